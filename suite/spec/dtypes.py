@@ -1,0 +1,93 @@
+"""The floating-point formats that cases are asked in, and correct rounding to them.
+
+bfloat16 has no NumPy type. Values of every format are therefore carried as float64 arrays that hold
+only numbers the format can represent; `carrier` names the narrowest NumPy type that holds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """A binary floating-point format.
+
+    `precision` counts significand bits with the hidden one; `min_exponent` is the exponent of the
+    smallest normal number; `max_exponent` that of the largest finite one.
+    """
+
+    name: str
+    long_name: str
+    precision: int
+    min_exponent: int
+    max_exponent: int
+    carrier: str
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Half the distance from 1 to the next number: the relative error of round-to-nearest."""
+        return 2.0**-self.precision
+
+    @property
+    def smallest_normal(self) -> float:
+        return 2.0**self.min_exponent
+
+    @property
+    def smallest_subnormal(self) -> float:
+        return 2.0 ** (self.min_exponent - self.precision + 1)
+
+    @property
+    def max(self) -> float:
+        return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.max_exponent
+
+    @property
+    def is_half(self) -> bool:
+        """True for the 16-bit formats."""
+        return self.precision <= 11
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("f64", "float64", 53, -1022, 1023, "float64"),
+        DType("f32", "float32", 24, -126, 127, "float32"),
+        DType("bf16", "bfloat16", 8, -126, 127, "float32"),
+        DType("f16", "float16", 11, -14, 15, "float16"),
+    )
+}
+
+
+def dtype(name: str) -> DType:
+    """The format called `name`, short ("bf16") or long ("bfloat16").
+
+    Raises ValueError with the valid names.
+    """
+    for d in DTYPES.values():
+        if name in (d.name, d.long_name):
+            return d
+    valid = ", ".join(f"{d.name} ({d.long_name})" for d in DTYPES.values())
+    raise ValueError(f"unknown dtype {name!r}; valid: {valid}")
+
+
+def round_to(x: np.ndarray | float, fmt: DType) -> np.ndarray:
+    """`x` rounded to the nearest number of `fmt`, ties to even, as float64. Any shape.
+
+    Subnormals are kept, values beyond the largest finite number become infinite (IEEE 754).
+    Source: IEEE 754-2019, section 4.3.1.
+    """
+    x = np.asarray(x)
+    if fmt.name == "f64":
+        return x.astype(np.float64)
+    x = x.astype(np.float64)
+    _, exponent = np.frexp(x)
+    quantum = np.maximum(exponent - 1, fmt.min_exponent) - (fmt.precision - 1)
+    with np.errstate(invalid="ignore"):
+        rounded = np.ldexp(np.rint(np.ldexp(x, -quantum)), quantum)
+    rounded = np.where(np.isfinite(x), rounded, x)
+    return np.where(np.abs(rounded) > fmt.max, np.copysign(np.inf, rounded), rounded)

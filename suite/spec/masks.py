@@ -1,0 +1,370 @@
+"""Masks as index predicates: which (query, key) pairs attend.
+
+A mask is a frozen value with a predicate over broadcastable index arrays. True means *attend*.
+Masks compose with `&` and `|`, have a short readable token (part of a case's id) and a lazy
+`dense` form, so that a mask over 32768 x 32768 pairs need never be stored whole.
+
+The idea of predicates over `(b, h, q, k)` follows attention-gym and torch's flex_attention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one problem, always in this order.
+
+    B batch, H query heads, Hkv key/value heads, Lq queries, Lk keys, D size of a query and a key,
+    Dv size of a value.
+    """
+
+    B: int
+    H: int
+    Hkv: int
+    Lq: int
+    Lk: int
+    D: int
+    Dv: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """Index arrays that broadcast to (B, H, rows, Lk), with the sizes and the seed they belong to."""
+
+    b: np.ndarray
+    h: np.ndarray
+    q: np.ndarray
+    k: np.ndarray
+    sizes: Sizes
+    seed: int
+
+    @classmethod
+    def of(cls, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> Index:
+        queries = np.arange(sizes.Lq)[rows]
+        return cls(
+            b=np.arange(sizes.B).reshape(-1, 1, 1, 1),
+            h=np.arange(sizes.H).reshape(1, -1, 1, 1),
+            q=queries.reshape(1, 1, -1, 1),
+            k=np.arange(sizes.Lk).reshape(1, 1, 1, -1),
+            sizes=sizes,
+            seed=seed,
+        )
+
+
+def uniform(seed: int, *indices: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) that depend on nothing but `seed` and the indices; shapes broadcast.
+
+    splitmix64 (Steele, Lea, Flood, OOPSLA 2014) used as a hash, so that an arbitrary mask is a
+    predicate like any other and every block of it can be evaluated alone.
+    """
+
+    def mix(z: np.ndarray) -> np.ndarray:
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    with np.errstate(over="ignore"):
+        state = mix(np.asarray([(seed * 2 + 1) % 2**64], dtype=np.uint64))
+        for index in indices:
+            step = (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(
+                0x9E3779B97F4A7C15
+            )
+            state = mix(state + step)
+    return state.astype(np.float64) / 2.0**64
+
+
+class Mask:
+    """Base of all masks. Subclasses are frozen dataclasses with `token` and `allowed`."""
+
+    @property
+    def token(self) -> str:
+        """The mask's part of a case id; `parse_mask` reads it back."""
+        raise NotImplementedError
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        """Boolean, broadcastable to (B, H, rows, Lk): True where the query attends the key."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """The conjuncts: the masks that must all allow a pair."""
+        return (self,)
+
+    @property
+    def rank(self) -> int:
+        """Rank of the dense form that frameworks are given: 2 for (Lq, Lk), else 4."""
+        return 4
+
+    def dense(self, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> np.ndarray:
+        """The predicate evaluated: rank 2 or 4, axes it does not depend on have size 1."""
+        block = np.asarray(self.allowed(Index.of(sizes, seed, rows)))
+        return block.reshape(block.shape[2:]) if self.rank == 2 else block
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self.parts + other.parts)
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or((self, other))
+
+
+@dataclass(frozen=True)
+class And(Mask):
+    """Every part must allow the pair."""
+
+    masks: tuple[Mask, ...]
+
+    @property
+    def token(self) -> str:
+        return "+".join(m.token for m in self.masks)
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return self.masks
+
+    @property
+    def rank(self) -> int:
+        return max(m.rank for m in self.masks)
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        out = self.masks[0].allowed(ix)
+        for mask in self.masks[1:]:
+            out = out & mask.allowed(ix)
+        return out
+
+
+@dataclass(frozen=True)
+class Or(Mask):
+    """One of the masks must allow the pair."""
+
+    masks: tuple[Mask, ...]
+
+    @property
+    def token(self) -> str:
+        return "or".join(m.token for m in self.masks)
+
+    @property
+    def rank(self) -> int:
+        return max(m.rank for m in self.masks)
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        out = self.masks[0].allowed(ix)
+        for mask in self.masks[1:]:
+            out = out | mask.allowed(ix)
+        return out
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Keys up to the query's own position.
+
+    Top-left counts both from the start; bottom-right aligns the last query with the last key, so
+    that with Lq > Lk the first Lq - Lk rows have no key.
+    """
+
+    bottom_right: bool = False
+
+    @property
+    def token(self) -> str:
+        return "causalbr" if self.bottom_right else "causal"
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        offset = ix.sizes.Lk - ix.sizes.Lq if self.bottom_right else 0
+        return ix.k <= ix.q + offset
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """Sliding window: keys from `left` before to `right` after the query; None is unbounded.
+
+    The window (w, 0) shows w + 1 keys: the query's own position counts besides `left`, as in
+    flash-attention and `jax.nn.dot_product_attention`.
+    """
+
+    left: int | None
+    right: int | None
+
+    @property
+    def token(self) -> str:
+        def side(n: int | None) -> str:
+            return "x" if n is None else str(n)
+
+        return f"win{side(self.left)}.{side(self.right)}"
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        out = np.ones(np.broadcast_shapes(ix.q.shape, ix.k.shape), bool)
+        if self.left is not None:
+            out &= ix.k >= ix.q - self.left
+        if self.right is not None:
+            out &= ix.k <= ix.q + self.right
+        return out
+
+
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """The first `length` keys are visible to every query (joined with causal: a prefix LM)."""
+
+    length: int
+
+    @property
+    def token(self) -> str:
+        return f"prefix{self.length}"
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        return (ix.k < self.length) & (ix.q >= 0)
+
+
+@dataclass(frozen=True)
+class Padding(Mask):
+    """Per-sample key lengths: sample b attends its first (or, `left`, its last) lengths[b] keys.
+
+    Lengths are between 1 and Lk and differ between samples; with `empty` the last sample has
+    length 0, so that all of its rows are fully masked.
+    """
+
+    left: bool = False
+    empty: bool = False
+
+    @property
+    def token(self) -> str:
+        return "pad" + ("left" if self.left else "") + ("empty" if self.empty else "")
+
+    def lengths(self, sizes: Sizes, seed: int = 0) -> np.ndarray:
+        """Number of valid keys per sample, int64 (B,)."""
+        if sizes.Lk == 0:
+            return np.zeros(sizes.B, np.int64)
+        samples = np.arange(sizes.B)
+        start = uniform(seed + 101, np.zeros(1, np.int64))[0]
+        # A golden-ratio sequence: lengths spread over 1..Lk and differ from sample to sample.
+        fraction = (start + samples * 0.618033988749895) % 1.0
+        lengths = 1 + np.floor(fraction * sizes.Lk).astype(np.int64)
+        if self.empty and sizes.B:
+            lengths[-1] = 0
+        return lengths
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        lengths = self.lengths(ix.sizes, ix.seed)[ix.b]
+        return ix.k >= ix.sizes.Lk - lengths if self.left else ix.k < lengths
+
+
+@dataclass(frozen=True)
+class Segments(Mask):
+    """`count` packed segments: a query attends the keys of its own segment.
+
+    Segment s ends at the fraction ((s + 1) / count) ** 1.3 of the queries and of the keys, so that
+    segments are unequal, and a long row of queries can meet a segment that has no key.
+    """
+
+    count: int
+
+    @property
+    def token(self) -> str:
+        return f"seg{self.count}"
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def ids(self, length: int) -> np.ndarray:
+        """Segment id of every position, int64 (length,)."""
+        ends = np.floor((np.arange(1, self.count + 1) / self.count) ** 1.3 * length)
+        return np.searchsorted(ends, np.arange(length), side="right")
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        return self.ids(ix.sizes.Lq)[ix.q] == self.ids(ix.sizes.Lk)[ix.k]
+
+
+@dataclass(frozen=True)
+class Boolean(Mask):
+    """An arbitrary boolean mask of one broadcast rank.
+
+    `axes` names the dense form: "qk" is (Lq, Lk), "b11k" (B, 1, 1, Lk), "b1qk", "1hqk", "bhqk" and
+    "bhq1" (last dimension 1: a row attends every key or none). About 40 % of the pairs are hidden;
+    every row keeps one key at least, unless `empty`, when about a quarter of the rows is fully
+    masked.
+    """
+
+    axes: str
+    empty: bool = False
+
+    AXES = ("qk", "b11k", "b1qk", "1hqk", "bhqk", "bhq1")
+
+    @property
+    def token(self) -> str:
+        return f"bool.{self.axes}" + (".empty" if self.empty else "")
+
+    @property
+    def rank(self) -> int:
+        return 2 if self.axes == "qk" else 4
+
+    def allowed(self, ix: Index) -> np.ndarray:
+        zero = np.zeros((1, 1, 1, 1), np.int64)
+        b, h, q, k = (
+            index if name in self.axes else zero
+            for name, index in zip("bhqk", (ix.b, ix.h, ix.q, ix.k), strict=True)
+        )
+        row_open = np.ones((1, 1, 1, 1), bool)
+        if self.empty:
+            row_open = uniform(ix.seed + 211, b, h, q) >= 0.25
+            if self.axes != "b11k":
+                row_open = row_open & ~((b == 0) & (h == 0) & (q == 1))
+        if self.axes == "bhq1":
+            return row_open & np.ones(np.broadcast_shapes(b.shape, h.shape, q.shape), bool)
+        kept = uniform(ix.seed + 307, b, h, q, k) < 0.6
+        anchor = np.floor(uniform(ix.seed + 401, b, h, q) * ix.sizes.Lk)
+        return row_open & (kept | (k == anchor))
+
+
+_ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
+    (r"causalbr", lambda m: Causal(bottom_right=True)),
+    (r"causal", lambda m: Causal()),
+    (
+        r"win(x|\d+)\.(x|\d+)",
+        lambda m: Window(*(None if s == "x" else int(s) for s in m.groups())),
+    ),
+    (r"prefix(\d+)orcausal", lambda m: Prefix(int(m[1])) | Causal()),
+    (r"prefix(\d+)", lambda m: Prefix(int(m[1]))),
+    (r"pad(left)?(empty)?", lambda m: Padding(left=bool(m[1]), empty=bool(m[2]))),
+    (r"seg(\d+)", lambda m: Segments(int(m[1]))),
+    (
+        r"bool\.(" + "|".join(Boolean.AXES) + r")(\.empty)?",
+        lambda m: Boolean(m[1], empty=bool(m[2])),
+    ),
+)
+
+
+def parse_mask(token: str) -> Mask | None:
+    """The mask whose token is `token`; "none" gives None. Raises ValueError for anything else."""
+    if token == "none":
+        return None
+    masks: list[Mask] = []
+    for atom in token.split("+"):
+        for pattern, build in _ATOMS:
+            match = re.fullmatch(pattern, atom)
+            if match:
+                masks.append(build(match))
+                break
+        else:
+            raise ValueError(
+                f"unknown mask {atom!r} in {token!r}; expected none, causal, causalbr, winL.R, "
+                "prefixN, prefixNorcausal, pad, padleft, padempty, segN or "
+                f"bool.AXES[.empty] with AXES one of {', '.join(Boolean.AXES)}, joined by +"
+            )
+    return masks[0] if len(masks) == 1 else And(tuple(masks))
