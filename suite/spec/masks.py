@@ -297,8 +297,8 @@ class Boolean(Mask):
 
     `axes` names the dense form: "qk" is (Lq, Lk), "b11k" (B, 1, 1, Lk), "b1qk", "1hqk", "bhqk" and
     "bhq1" (last dimension 1: a row attends every key or none). About 40 % of the pairs are hidden;
-    every row keeps one key at least, unless `empty`, when about a quarter of the rows is fully
-    masked.
+    every row keeps one key at least, unless `empty`, when the first row and about a quarter of the
+    others are fully masked.
     """
 
     axes: str
@@ -322,9 +322,8 @@ class Boolean(Mask):
         )
         row_open = np.ones((1, 1, 1, 1), bool)
         if self.empty:
-            row_open = uniform(ix.seed + 211, b, h, q) >= 0.25
-            if self.axes != "b11k":
-                row_open = row_open & ~((b == 0) & (h == 0) & (q == 1))
+            first = (b == 0) & (h == 0) & (q == 0)
+            row_open = (uniform(ix.seed + 211, b, h, q) >= 0.25) & ~first
         if self.axes == "bhq1":
             return row_open & np.ones(np.broadcast_shapes(b.shape, h.shape, q.shape), bool)
         kept = uniform(ix.seed + 307, b, h, q, k) < 0.6

@@ -36,6 +36,19 @@ LAYOUTS = ("bhld", "blhd")
 FORMS = ("native", "dense")
 """How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
 
+RECIPES = ("normal", "large", "ties", "onehot", "integers", "tiny", "offset", "overflow")
+"""Names of the input recipes; `suite.spec.recipes` holds what they draw."""
+
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+_OPTIONS = {
+    "bias": r"bias\.(" + "|".join(BIASES[1:]) + ")",
+    "scale": "scale" + _NUMBER,
+    "softcap": "cap" + _NUMBER,
+    "recipe": "(" + "|".join(RECIPES[1:]) + ")",
+    "layout": "(blhd)",
+    "form": "(dense)",
+}
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -80,10 +93,8 @@ class Case:
     kind = "value"
 
     def __post_init__(self) -> None:
-        from suite.spec.recipes import RECIPES
-
         for what, got, valid in (
-            ("recipe", self.recipe, tuple(RECIPES)),
+            ("recipe", self.recipe, RECIPES),
             ("layout", self.layout, LAYOUTS),
             ("form", self.form, FORMS),
         ):
@@ -194,20 +205,6 @@ class Case:
         return self.id
 
 
-def _options() -> dict[str, str]:
-    from suite.spec.recipes import RECIPES
-
-    number = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
-    return {
-        "bias": r"bias\.(" + "|".join(BIASES[1:]) + ")",
-        "scale": "scale" + number,
-        "softcap": "cap" + number,
-        "recipe": "(" + "|".join(name for name in RECIPES if name != "normal") + ")",
-        "layout": "(blhd)",
-        "form": "(dense)",
-    }
-
-
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """The values of a case, or of a variation of it, as float64 arrays exact in `dtype`.
@@ -286,6 +283,3 @@ class Inputs:
 def is_arbitrary(mask: Mask | None) -> bool:
     """True for masks that no framework can express by a flag."""
     return mask is not None and all(isinstance(m, Boolean) for m in mask.parts)
-
-
-_OPTIONS = _options()

@@ -64,8 +64,8 @@ def _tiny(rng, s, fmt):  # type: ignore[no-untyped-def]
 def _offset(rng, s, fmt):  # type: ignore[no-untyped-def]
     """Every score of a row moved by the same large amount: a softmax must subtract its maximum.
 
-    The first component of queries is 8 and of keys is 32 sqrt(D) (or 24 and 8 sqrt(D) signs apart in
-    half precision range), so that default-scaled scores sit around 256, beyond exp's float32 range.
+    The first component of a query is 8, of a key about 32 sqrt(D) (a power of two), so that
+    default-scaled scores sit around 256, beyond the range of exp in float32.
     """
     q, k, v = _normal(rng, s, fmt)
     if s.D:
@@ -84,7 +84,7 @@ def _overflow(rng, s, fmt):  # type: ignore[no-untyped-def]
     return 160 * q, 160 * k, v
 
 
-RECIPES: dict[str, Draw] = {
+DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large": _large,
     "ties": _ties,
@@ -103,7 +103,7 @@ def generator(name: str, seed: int) -> np.random.Generator:
 
 
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
-    """The additive bias called `kind` (see `problem.BIASES`), unrounded; None for "none"."""
+    """The additive bias called `kind` (see `suite.spec.problem.BIASES`), unrounded; None for "none"."""
     s = sizes
     if kind == "none":
         return None
@@ -127,7 +127,7 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     """The inputs of a case: the same bytes for the same id and seed, on every machine."""
     rng = generator(case.id, seed)
     p = case.problem
-    q, k, v = RECIPES[case.recipe](rng, p.sizes, case.dtype)
+    q, k, v = DRAWS[case.recipe](rng, p.sizes, case.dtype)
     bias = draw_bias(p.bias, rng, p.sizes, seed)
     return Inputs(
         query=round_to(q, case.dtype),

@@ -1,0 +1,1 @@
+"""The float64 definition of attention and independent second opinions, in NumPy alone."""

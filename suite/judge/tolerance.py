@@ -1,0 +1,146 @@
+"""How far rounding may move an answer. The one module that owns tolerance.
+
+Model. Inputs are exact in their dtype. A *numerics class* says where an implementation rounds, as
+four unit roundoffs: u_acc (sums, exp, scaling), u_s (scores as stored), u_p (weights as stored
+before the product with the values) and u_o (output, always the case's dtype):
+
+    exact   u_acc = u_s = u_p = float32 (float64 for float64)
+    fused   u_p = case dtype
+    eager   u_s = u_p = case dtype
+
+Bound, element by element, for weights p, output o, n attended keys, maximum m, gamma_n(u) =
+n u / (1 - n u):
+
+    |ds_j|  <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
+    eps_j    = u_acc |s_j - m| + 4 u_acc
+    |do|    <= A sum_j p_j (|ds_j| + eps_j)(|v_j| + |o|)
+               + (u_p + gamma_{n+4}(u_acc)) sum_j p_j |v_j| + (gamma_{n+4}(u_acc) + u_o) |o|
+               + w sum_j |v_j| + smallest subnormal of the dtype
+
+Two terms go beyond first order. With d_j the error of a score, the perturbed softmax gives exactly
+
+    o' - o = sum_j p_j (e^{d_j} - 1)(v_j - o) / sum_j p_j e^{d_j},
+
+so that with |d_j| <= d the first-order sum must be multiplied by A = e^d expm1(d) / d. A is 1 + 1.5 d:
+nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. And weights stored in
+the case's dtype underflow by up to w, half its smallest subnormal (float16: 2^-25, which is not small
+beside 2049 weights of 2^-11).
+
+softcap multiplies |ds| by its derivative, and adds the error of tanh, 4 u_acc and u_s times the cap's
+value. Where an implementation flushes subnormals, its smallest normal number stands for the smallest
+subnormal one.
+
+Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), section 3.1 (gamma_n) and 3.3
+(running error analysis); Blanchard, Higham, Higham, IMA J. Numer. Anal. 41(4), 2021 (softmax);
+Higham, Mary, arXiv 1906.10465 (the variance model behind `rms`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from references.definition import Reference
+from suite.spec.dtypes import DTYPES, DType
+
+NUMERICS = ("exact", "fused", "eager")
+"""The numerics classes from the narrowest bound to the widest."""
+
+
+@dataclass(frozen=True)
+class Roundoffs:
+    """Unit roundoffs of one numerics class in one dtype, and the underflow of stored weights."""
+
+    accumulate: float
+    score: float
+    weight: float
+    output: float
+    weight_underflow: float
+    floor: float
+
+
+def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
+    """The roundoffs of a class in a dtype. Raises ValueError for an unknown class."""
+    if numerics not in NUMERICS:
+        raise ValueError(f"unknown numerics class {numerics!r}; valid: {', '.join(NUMERICS)}")
+    internal = DTYPES["f64"] if fmt.name == "f64" else DTYPES["f32"]
+    scores = fmt if numerics == "eager" else internal
+    weights = internal if numerics == "exact" else fmt
+    return Roundoffs(
+        accumulate=internal.unit_roundoff,
+        score=scores.unit_roundoff,
+        weight=weights.unit_roundoff,
+        output=fmt.unit_roundoff,
+        weight_underflow=weights.smallest_normal if flushes else weights.smallest_subnormal / 2,
+        floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
+    )
+
+
+def gamma(n: np.ndarray | float, u: float) -> np.ndarray:
+    """gamma_n(u) = n u / (1 - n u); infinite where n u reaches 1."""
+    nu = np.asarray(n, np.float64) * u
+    return np.where(nu < 1, nu / np.where(nu < 1, 1 - nu, 1), np.inf)
+
+
+def bound(reference: Reference, numerics: str, fmt: DType, flushes: bool = False) -> np.ndarray:
+    """Largest |error| that rounding explains, float64 (B, H, Lq, Dv); 0 where the answer is exact.
+
+    Raises ValueError where the reference carries no terms.
+    """
+    t = reference.terms
+    if t is None:
+        raise ValueError("the reference was computed without terms; pass terms=True")
+    u = roundoffs(numerics, fmt, flushes)
+    peak = u.accumulate * t.peak_accumulate + u.score * t.peak_score
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = np.where(
+            peak > 0, np.exp(peak) * np.expm1(peak) / np.where(peak > 0, peak, 1), 1.0
+        )
+        scores = growth[..., None] * (
+            u.accumulate / (1 - min(0.5, 2**20 * u.accumulate)) * t.accumulate + u.score * t.score
+        )
+    products = gamma(t.keys + 4, u.accumulate)[..., None]
+    size = np.abs(reference.output).astype(np.float64)
+    out = (
+        scores
+        + (u.weight + products) * t.value
+        + (products + u.output) * size
+        + u.weight_underflow * t.underflow
+        + u.floor
+    )
+    exact = (t.keys == 0)[..., None] & (size == 0)
+    return np.where(exact, 0.0, out)
+
+
+def standard_deviation(reference: Reference, numerics: str, fmt: DType) -> np.ndarray:
+    """Standard deviation of the error where every rounding is uniform in half an ulp, (B, H, Lq, Dv).
+
+    Each rounding of relative size u has variance u^2 / 3. Meant for the 16-bit dtypes, where the
+    roundoff of sums is negligible.
+    """
+    t = reference.terms
+    if t is None:
+        raise ValueError("the reference was computed without terms; pass terms=True")
+    u = roundoffs(numerics, fmt)
+    size = np.square(reference.output.astype(np.float64))
+    variance = u.score**2 * t.score_var + u.weight**2 * t.value_var + u.output**2 * size
+    return np.sqrt(variance / 3.0)
+
+
+def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """|error| / limit with 0 / 0 = 0; anything above a limit of 0 is infinite."""
+    magnitude = np.abs(error).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(magnitude == 0, 0.0, magnitude / limit)
+
+
+def grade(reference: Reference, error: np.ndarray, fmt: DType, flushes: bool = False) -> str:
+    """The narrowest class whose bound holds for every element; "none" where even the widest fails.
+
+    For float32 and float64 the classes coincide, so that the grade is `exact` or `none`.
+    """
+    for numerics in NUMERICS:
+        if not (ratios(error, bound(reference, numerics, fmt, flushes)) > 1).any():
+            return numerics
+    return "none"

@@ -1,0 +1,107 @@
+"""Elections: questions on which the field has no single right answer.
+
+An implementation declares which answer it follows and is held to it. The first option of every
+question is the canonical one, which the reference follows. Answers are observed by running
+(`suite/test_elections.py`), never copied from documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.spec.dtypes import DTYPES, DType
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question, with the answers that have been seen in the field and the dtypes it is put in."""
+
+    name: str
+    text: str
+    options: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("f32", "bf16", "f16", "f64")
+
+    @property
+    def canonical(self) -> str:
+        return self.options[0]
+
+
+QUESTIONS: dict[str, Question] = {
+    q.name: q
+    for q in (
+        Question(
+            "fully-masked-row",
+            "A row whose boolean mask hides every key gives",
+            ("zeros", "nan", "uniform", "unmasked", "raises"),
+        ),
+        Question(
+            "minus-inf-row",
+            "A row whose additive bias is -inf for every key gives",
+            ("zeros", "nan", "uniform", "raises"),
+        ),
+        Question("no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")),
+        Question(
+            "causal-alignment",
+            "The native causal flag with Lq != Lk is aligned",
+            ("top-left", "bottom-right", "raises"),
+            ("f32",),
+        ),
+        Question(
+            "causal-with-mask",
+            "The native causal flag together with a boolean mask means",
+            ("intersect", "raises", "causal-ignored", "mask-ignored"),
+            ("f32",),
+        ),
+        Question(
+            "nan-in-masked-key",
+            "A NaN in a key that the mask hides from every query",
+            ("blocked", "leaks"),
+        ),
+        Question(
+            "nan-in-masked-value",
+            "A NaN in a value that the mask hides from every query",
+            ("blocked", "leaks"),
+        ),
+        Question("nan-in-query", "A NaN in a query turns its row into", ("nan", "zeros", "other")),
+        Question("value-size", "Values of another size than keys (Dv != D) are", ("accepted", "raises")),
+        Question(
+            "integer-mask",
+            "A mask of integers 0 and 1 is",
+            ("raises", "cast-to-bool", "added", "other"),
+            ("f32",),
+        ),
+        Question(
+            "score-overflow",
+            "query key^T beyond 65504 before the scale, moderate after it, in float16 gives",
+            ("finite", "nan", "other"),
+            ("f16",),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class ElectionCase:
+    """The probe that puts one question in one dtype to an implementation."""
+
+    question: Question
+    dtype: DType
+
+    kind = "election"
+    group = "elections"
+
+    @property
+    def id(self) -> str:
+        return f"elect/{self.question.name}/{self.dtype.name}"
+
+    def describe(self) -> str:
+        """The question in a few lines for people."""
+        return f"{self.id}\n  {self.question.text}: {' | '.join(self.question.options)}"
+
+    def __str__(self) -> str:
+        return self.id
+
+
+ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
+    ElectionCase(q, DTYPES[name]) for q in QUESTIONS.values() for name in q.dtypes
+)
