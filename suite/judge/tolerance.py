@@ -15,20 +15,22 @@ n u / (1 - n u):
     eps_j    = u_acc |s_j - m| + 4 u_acc
     |do|    <= A sum_j p_j (|ds_j| + eps_j)(|v_j| + |o|)
                + (u_p + gamma_{n+4}(u_acc)) sum_j p_j |v_j| + (gamma_{n+4}(u_acc) + u_o) |o|
-               + w sum_j |v_j| + smallest subnormal of the dtype
+               + w sum_j |v_j| + (n + 1) e_acc + e_o
 
-Two terms go beyond first order. With d_j the error of a score, the perturbed softmax gives exactly
+Three terms go beyond first order. With d_j the error of a score, the perturbed softmax gives exactly
 
     o' - o = sum_j p_j (e^{d_j} - 1)(v_j - o) / sum_j p_j e^{d_j},
 
 so that with |d_j| <= d the first-order sum must be multiplied by A = e^d expm1(d) / d. A is 1 + 1.5 d:
 nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. And weights stored in
 the case's dtype underflow by up to w, half its smallest subnormal (float16: 2^-25, which is not small
-beside 2049 weights of 2^-11).
+beside 2049 weights of 2^-11). And every product p_j v_j, every rescaling of a running sum and the
+last division may underflow by half the smallest subnormal of the accumulator: together at most
+(n + 1) e_acc, besides e_o, the smallest subnormal of the output's dtype.
 
 softcap multiplies |ds| by its derivative, and adds the error of tanh, 4 u_acc and u_s times the cap's
-value. Where an implementation flushes subnormals, its smallest normal number stands for the smallest
-subnormal one.
+value. Where an implementation declares that it flushes subnormals, the smallest normal number stands
+for the smallest subnormal one.
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), section 3.1 (gamma_n) and 3.3
 (running error analysis); Blanchard, Higham, Higham, IMA J. Numer. Anal. 41(4), 2021 (softmax);
@@ -57,6 +59,7 @@ class Roundoffs:
     weight: float
     output: float
     weight_underflow: float
+    product_underflow: float
     floor: float
 
 
@@ -73,6 +76,7 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
         weight=weights.unit_roundoff,
         output=fmt.unit_roundoff,
         weight_underflow=weights.smallest_normal if flushes else weights.smallest_subnormal / 2,
+        product_underflow=internal.smallest_normal if flushes else internal.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
     )
 
@@ -107,6 +111,7 @@ def bound(reference: Reference, numerics: str, fmt: DType, flushes: bool = False
         + (u.weight + products) * t.value
         + (products + u.output) * size
         + u.weight_underflow * t.underflow
+        + u.product_underflow * (t.keys + 1)[..., None]
         + u.floor
     )
     exact = (t.keys == 0)[..., None] & (size == 0)

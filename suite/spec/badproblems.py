@@ -17,14 +17,13 @@ from suite.spec.recipes import generator
 class BadCase:
     """A bad problem with a name and the change that spoils a good one.
 
-    `needs` names the feature without which the problem cannot even be asked: "mask", "bias",
-    "window" (a native sliding window), "heads" (grouped queries).
+    `needs` names the features without which the problem cannot even be asked.
     """
 
     name: str
     text: str
     spoil: Callable[[Inputs], Inputs]
-    needs: str = ""
+    needs: tuple[str, ...] = ()
     dtype: DType = DTYPES["f32"]
 
     kind = "bad"
@@ -66,13 +65,13 @@ BAD_CASES: tuple[BadCase, ...] = (
         lambda x: replace(
             x, key=np.repeat(x.key, 2, 1)[:, :3], value=np.repeat(x.value, 2, 1)[:, :3]
         ),
-        needs="heads",
+        needs=("grouped-heads",),
     ),
     BadCase(
         "more-key-heads-than-query-heads",
         "2 query heads with 4 key/value heads",
         lambda x: replace(_mha(x), query=x.query[:, :2]),
-        needs="heads",
+        needs=("grouped-heads",),
     ),
     BadCase(
         "key-value-heads-differ",
@@ -98,22 +97,22 @@ BAD_CASES: tuple[BadCase, ...] = (
             value=np.concatenate([_mha(x).value, _mha(x).value[:1]]),
         ),
     ),
-    BadCase("mask-too-few-keys", "a mask (5, 6) for 7 keys", _mask(5, 6), needs="mask"),
-    BadCase("mask-too-many-queries", "a mask (6, 7) for 5 queries", _mask(6, 7), needs="mask"),
-    BadCase("mask-wrong-batch", "a mask (3, 1, 5, 7) for a batch of 2", _mask(3, 1, 5, 7), needs="mask"),
-    BadCase("mask-wrong-heads", "a mask (2, 3, 5, 7) for 4 heads", _mask(2, 3, 5, 7), needs="mask"),
-    BadCase("mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), needs="mask"),
+    BadCase("mask-too-few-keys", "a mask (5, 6) for 7 keys", _mask(5, 6), needs=("mask",)),
+    BadCase("mask-too-many-queries", "a mask (6, 7) for 5 queries", _mask(6, 7), needs=("mask",)),
+    BadCase("mask-wrong-batch", "a mask (3, 1, 5, 7) for a batch of 2", _mask(3, 1, 5, 7), needs=("mask",)),
+    BadCase("mask-wrong-heads", "a mask (2, 3, 5, 7) for 4 heads", _mask(2, 3, 5, 7), needs=("mask",)),
+    BadCase("mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), needs=("mask",)),
     BadCase(
         "bias-too-few-keys",
         "a bias (2, 4, 5, 6) for 7 keys",
         lambda x: replace(_mha(x), bias=np.zeros((2, 4, 5, 6)), bias_kind="bhqk"),
-        needs="bias",
+        needs=("bias",),
     ),
     BadCase(
         "negative-window",
         "a native sliding window of -2 to the left",
         lambda x: replace(_mha(x), mask=Window(-2, 0)),
-        needs="window",
+        needs=("native-window",),
     ),
     BadCase(
         "key-rank-3",

@@ -20,6 +20,7 @@ class Question:
     text: str
     options: tuple[str, ...]
     dtypes: tuple[str, ...] = ("f32", "bf16", "f16", "f64")
+    needs: tuple[str, ...] = ()
 
     @property
     def canonical(self) -> str:
@@ -33,11 +34,13 @@ QUESTIONS: dict[str, Question] = {
             "fully-masked-row",
             "A row whose boolean mask hides every key gives",
             ("zeros", "nan", "uniform", "unmasked", "raises"),
+            needs=("mask",),
         ),
         Question(
             "minus-inf-row",
             "A row whose additive bias is -inf for every key gives",
             ("zeros", "nan", "uniform", "raises"),
+            needs=("bias",),
         ),
         Question("no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")),
         Question(
@@ -45,22 +48,26 @@ QUESTIONS: dict[str, Question] = {
             "The native causal flag with Lq != Lk is aligned",
             ("top-left", "bottom-right", "raises"),
             ("f32",),
+            ("causal",),
         ),
         Question(
             "causal-with-mask",
             "The native causal flag together with a boolean mask means",
             ("intersect", "raises", "causal-ignored", "mask-ignored"),
             ("f32",),
+            ("causal", "mask"),
         ),
         Question(
             "nan-in-masked-key",
             "A NaN in a key that the mask hides from every query",
             ("blocked", "leaks"),
+            needs=("mask",),
         ),
         Question(
             "nan-in-masked-value",
             "A NaN in a value that the mask hides from every query",
             ("blocked", "leaks"),
+            needs=("mask",),
         ),
         Question("nan-in-query", "A NaN in a query turns its row into", ("nan", "zeros", "other")),
         Question("value-size", "Values of another size than keys (Dv != D) are", ("accepted", "raises")),
@@ -69,12 +76,14 @@ QUESTIONS: dict[str, Question] = {
             "A mask of integers 0 and 1 is",
             ("raises", "cast-to-bool", "added", "other"),
             ("f32",),
+            ("mask",),
         ),
         Question(
             "score-overflow",
             "query key^T beyond 65504 before the scale, moderate after it, in float16 gives",
             ("finite", "nan", "other"),
             ("f16",),
+            ("scale",),
         ),
     )
 }
@@ -93,6 +102,10 @@ class ElectionCase:
     @property
     def id(self) -> str:
         return f"elect/{self.question.name}/{self.dtype.name}"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.question.needs
 
     def describe(self) -> str:
         """The question in a few lines for people."""

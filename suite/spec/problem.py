@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from suite.spec.dtypes import DType, dtype
-from suite.spec.masks import Boolean, Index, Mask, Sizes, parse_mask
+from suite.spec.masks import Causal, Index, Mask, Padding, Sizes, Window, parse_mask
 
 BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi")
 """Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
@@ -38,6 +38,24 @@ FORMS = ("native", "dense")
 
 RECIPES = ("normal", "large", "ties", "onehot", "integers", "tiny", "offset", "overflow")
 """Names of the input recipes; `suite.spec.recipes` holds what they draw."""
+
+FEATURES = {
+    "mask": "boolean masks",
+    "causal": "a causal mask",
+    "window": "a sliding window",
+    "padding": "key lengths per sample",
+    "bias": "an additive bias",
+    "bias-with-mask": "a bias and a mask together",
+    "scale": "an explicit scale",
+    "softcap": "softcap",
+    "grouped-heads": "fewer key/value heads than query heads",
+    "value-size": "values of another size than keys",
+    "empty-batch": "a batch of size 0",
+    "empty-queries": "no queries (Lq = 0)",
+    "empty-keys": "no keys (Lk = 0)",
+}
+"""What a case may need beyond plain attention. Masks an implementation has no flag for are passed
+densely by its adapter, so that only what cannot be passed at all is lacking."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 _OPTIONS = {
@@ -141,6 +159,31 @@ class Case:
         if self.problem.bias != "none":
             return "bias"
         return re.match(r"[a-z]+", self.mask_token)[0]  # type: ignore[index]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The features an implementation must have to be asked this case (see `FEATURES`)."""
+        p, s = self.problem, self.problem.sizes
+        found = []
+        if p.mask is not None:
+            found += [_mask_feature(m) if self.form == "native" else "mask" for m in p.mask.parts]
+            if len(p.mask.parts) > 1:
+                found.append("mask")
+        if p.bias != "none":
+            found.append("bias")
+            if p.mask is not None:
+                found.append("bias-with-mask")
+        for feature, asked in (
+            ("scale", p.scale is not None),
+            ("softcap", p.softcap is not None),
+            ("grouped-heads", s.H != s.Hkv),
+            ("value-size", s.D != s.Dv),
+            ("empty-batch", s.B == 0),
+            ("empty-queries", s.Lq == 0),
+        ):
+            if asked:
+                found.append(feature)
+        return tuple(dict.fromkeys(found))
 
     @classmethod
     def parse(cls, text: str) -> Case:
@@ -280,6 +323,11 @@ class Inputs:
         return replace(self, mask=None, form="dense", **{"mask_array": self.dense_mask, **changes})
 
 
-def is_arbitrary(mask: Mask | None) -> bool:
-    """True for masks that no framework can express by a flag."""
-    return mask is not None and all(isinstance(m, Boolean) for m in mask.parts)
+def _mask_feature(mask: Mask) -> str:
+    if isinstance(mask, Causal) and not mask.bottom_right:
+        return "causal"
+    if isinstance(mask, Window):
+        return "window"
+    if isinstance(mask, Padding) and not mask.left:
+        return "padding"
+    return "mask"

@@ -1,0 +1,264 @@
+"""What an adapter provides: a backend, its implementations, and calls prepared for the suite.
+
+A third-party adapter subclasses `Backend` and `Implementation` and hands the backend object to
+`pytest suite --backend=package.module:object`. The suite asks of an adapter:
+
+- Values arrive as NumPy arrays that hold only numbers of the case's dtype; bfloat16 arrives as
+  float32. `Backend.array` must give the framework's own array with exactly these values.
+- `Implementation.prepare` does every conversion; the callable it returns does nothing but call the
+  framework, so that what it raises is the framework's and what it takes is the framework's time.
+- Forcing an implementation means that one or an error, never another one silently.
+- What cannot be computed is declared, in `lacks` or by `unsupported`; nothing is approximated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DType
+from suite.spec.elections import QUESTIONS
+from suite.spec.masks import Causal, Mask, Padding, Window
+from suite.spec.problem import Case, Inputs
+
+
+class BackendUnavailable(Exception):
+    """The framework is not installed, or failed to import; the message says why."""
+
+
+@dataclass
+class Prepared:
+    """A call made ready: `function(**arguments)` gives the framework's own output.
+
+    `layout` is that of the output, "bhld" (B, H, Lq, Dv) or "blhd" (B, Lq, H, Dv).
+    """
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    layout: str = "bhld"
+
+    def __call__(self) -> Any:
+        return self.function(**self.arguments)
+
+
+class Backend(ABC):
+    """A framework on one device, seen through its adapter.
+
+    `name` is what --backend takes. The constructor imports the framework and raises
+    BackendUnavailable with the reason where it cannot.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ("cpu",)
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    @property
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Versions by distribution name, the framework's own first."""
+
+    @abstractmethod
+    def implementations(self) -> list[Implementation]:
+        """All implementations that exist on this device."""
+
+    @abstractmethod
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        """The framework's array with exactly these values, C-contiguous, on the device.
+
+        `dtype` None keeps the NumPy dtype (boolean and integer masks, lengths).
+        """
+
+    @abstractmethod
+    def to_numpy(self, array: Any) -> np.ndarray:
+        """The array's values as float64 (bool and integers unchanged)."""
+
+    @abstractmethod
+    def is_array(self, value: Any) -> bool:
+        """Whether `value` is an array of this framework."""
+
+    @abstractmethod
+    def dtype_name(self, array: Any) -> str:
+        """Long dtype name: float64, float32, bfloat16, float16."""
+
+    @abstractmethod
+    def device_name(self, array: Any) -> str:
+        """The device the array is on, as --device names it."""
+
+    def transpose(self, array: Any) -> Any:
+        """A view (where the framework has views) with axes 1 and 2 exchanged."""
+        return array.transpose(0, 2, 1, 3)
+
+    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
+        """An implementation around a user's function with the framework's native signature.
+
+        Raises TypeError, saying what was expected, where the signature does not fit.
+        """
+        raise TypeError(f"backend {self.name} has no native signature to judge a function by")
+
+    def operands(self, inputs: Inputs, layout: str) -> tuple[Any, Any, Any]:
+        """query, key and value as the framework's arrays in the axis order `layout`.
+
+        Memory follows the case's own layout, so that where the two differ the arrays are transposed
+        views in frameworks that have views.
+        """
+        return tuple(  # type: ignore[return-value]
+            self.operand(x, inputs, layout) for x in (inputs.query, inputs.key, inputs.value)
+        )
+
+    def operand(self, values: np.ndarray, inputs: Inputs, layout: str) -> Any:
+        """One (B, H, L, D) operand in the axis order `layout`, in memory as the case says."""
+        if values.ndim != 4:
+            return self.array(values, inputs.dtype)
+        stored = values if inputs.layout == "bhld" else np.ascontiguousarray(values.swapaxes(1, 2))
+        made = self.array(stored, inputs.dtype)
+        return made if inputs.layout == layout else self.transpose(made)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Implementation(ABC):
+    """One way in which a framework computes attention.
+
+    Declared as data: `numerics` (the class, or one per short dtype name), `elections` (question to
+    answer, or to one answer per short dtype name; a question left out is observed, not held),
+    `lacks` (feature to the reason it is missing), `dtypes`, `flushes` (dtypes whose subnormals are
+    flushed to zero), `deterministic`.
+    """
+
+    name: str
+    mode = "eager"
+    dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
+    numerics: str | Mapping[str, str] = "eager"
+    elections: Mapping[str, str | Mapping[str, str]] = {}
+    lacks: Mapping[str, str] = {}
+    flushes: tuple[str, ...] = ()
+    deterministic = True
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @abstractmethod
+    def prepare(self, inputs: Inputs) -> Prepared:
+        """Convert the inputs and return the call. Only the call may raise the framework's errors."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        """Why this case is not supported, or None. Reads declarations only; runs nothing."""
+        if case.dtype.name not in self.dtypes:
+            return f"dtype {case.dtype.long_name} is not supported"
+        for feature in case.needs:
+            if feature in self.lacks:
+                return self.lacks[feature]
+        if isinstance(case, Case) and case.recipe == "overflow":
+            if self.elected("score-overflow", case.dtype) not in (None, "finite"):
+                return "elects that unscaled scores overflow in float16"
+        return None
+
+    def numerics_for(self, dtype: DType) -> str:
+        """The numerics class declared for a dtype."""
+        return self.numerics if isinstance(self.numerics, str) else self.numerics[dtype.name]
+
+    def elected(self, question: str, dtype: DType) -> str | None:
+        """The declared answer to a question in a dtype; None where it is left to be observed."""
+        if question not in QUESTIONS:
+            raise KeyError(question)
+        answer = self.elections.get(question)
+        return answer if answer is None or isinstance(answer, str) else answer.get(dtype.name)
+
+    def __str__(self) -> str:
+        return f"{self.backend.name}:{self.name}"
+
+
+def merged_bias(inputs: Inputs) -> np.ndarray | None:
+    """Bias with -inf where the mask hides: for interfaces with one additive argument.
+
+    Rank 4, or 2 where both parts are; float64. None where there is neither bias nor mask.
+    """
+    mask = inputs.dense_mask
+    if mask is None:
+        return inputs.bias
+    added = np.where(mask, 0.0, -np.inf)
+    return added if inputs.bias is None else np.where(mask, inputs.bias, -np.inf)
+
+
+def split_native(
+    inputs: Inputs, causal: bool = False, window: bool = False, lengths: bool = False
+) -> tuple[dict[str, Any], list[Mask]]:
+    """Divide a symbolic mask into what flags express and what must be passed densely.
+
+    `causal`, `window`, `lengths` say which flags exist (and mean intersection with each other).
+    Returns ({"causal": True, "window": Window, "lengths": Padding}, remaining masks). With the
+    dense form, or a mask given as an array, nothing is native.
+    """
+    native: dict[str, Any] = {}
+    rest: list[Mask] = []
+    if inputs.mask is None:
+        return native, rest
+    for part in inputs.mask.parts:
+        if inputs.form == "dense":
+            rest.append(part)
+        elif causal and isinstance(part, Causal) and not part.bottom_right:
+            native["causal"] = True
+        elif window and isinstance(part, Window) and "window" not in native:
+            native["window"] = part
+        elif lengths and isinstance(part, Padding) and not part.left:
+            native["lengths"] = part
+        else:
+            rest.append(part)
+    return native, rest
+
+
+def dense_of(inputs: Inputs, rest: list[Mask]) -> np.ndarray | None:
+    """The dense form of the masks that no flag expresses, or of the mask given as an array."""
+    if inputs.mask_array is not None:
+        return inputs.mask_array
+    out: np.ndarray | None = None
+    for mask in rest:
+        block = mask.dense(inputs.sizes, inputs.seed)
+        out = block if out is None else out & block
+    return out
+
+
+def accepted_parameters(
+    function: Callable[..., Any], known: tuple[str, ...], positional: int, native: str
+) -> frozenset[str]:
+    """Which of the native signature's parameters a user's function accepts.
+
+    Raises TypeError where it cannot take `positional` positional arrays or asks for more.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"cannot read the signature of {function!r}: {error}; expected that of {native}"
+        ) from error
+    parameters = signature.parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return frozenset(known)
+    required = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    keyword_only = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind is p.KEYWORD_ONLY and p.name not in known
+    ]
+    takes = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    enough = len(takes) >= positional or any(p.kind is p.VAR_POSITIONAL for p in takes)
+    if not enough or len(required) > positional or keyword_only:
+        raise TypeError(
+            f"{getattr(function, '__name__', function)}{signature} does not fit; expected the "
+            f"signature of {native}: {positional} arrays (query, key, value), then any of "
+            f"{', '.join(known)} as keywords"
+        )
+    return frozenset(known) & frozenset(parameters)

@@ -1,0 +1,249 @@
+"""Run one cell: one check on one case in one implementation.
+
+A check is a function of a `Cell`. It returns where the promise holds and raises `Deviation` where it
+does not. The same functions serve pytest (`suite.plugin`) and the programs that judge without it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation, HarnessError, Measured, Verdict
+from suite.spec.catalogue import AnyCase
+from suite.spec.problem import Case, Inputs
+from suite.spec.recipes import draw
+
+if TYPE_CHECKING:
+    from backends.base import Implementation, Prepared
+
+
+@dataclass(frozen=True)
+class Check:
+    """A promise: its name, the function that judges it, and the cases of a level it is asked on."""
+
+    name: str
+    function: Callable[[Cell], None]
+    cases: Callable[[str], Iterable[AnyCase]]
+
+
+def check(cases: Callable[[str], Iterable[AnyCase]]) -> Callable[[Callable], Callable]:
+    """Mark a test function as a check on the cases that `cases(level)` gives.
+
+    The check is called what the function is, without `test_`.
+    """
+
+    def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
+        name = function.__name__.removeprefix("test_")
+        function.check = Check(name, function, cases)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An implementation's output: the framework's own array, and its values (B, H, Lq, Dv)."""
+
+    native: Any
+    values: np.ndarray
+
+
+class Cell:
+    """One check x case x implementation, with what a check needs to judge it."""
+
+    def __init__(
+        self, check: Check, case: AnyCase, implementation: Implementation, seed: int = 0
+    ) -> None:
+        self.check = check
+        self.case = case
+        self.implementation = implementation
+        self.seed = seed
+        self.measured = Measured()
+
+    @property
+    def dtype(self):  # type: ignore[no-untyped-def]
+        return self.case.dtype
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """The values drawn for the case. A variation is made with `dataclasses.replace`."""
+        if not isinstance(self.case, Case):
+            raise HarnessError(f"{self.case.id} is no value case and has no inputs of its own")
+        return draw(self.case, self.seed)
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        """The implementation's call for these inputs."""
+        return self.implementation.prepare(inputs)
+
+    def call(self, prepared: Prepared) -> Any:
+        """The framework's output. Raises Deviation "raised" with what the framework raised."""
+        try:
+            return prepared()
+        except Exception as error:
+            # JAX adds notes and tracebacks to exceptions; one line is what people compare.
+            text = next(iter(str(error).strip().splitlines()), "")
+            raise Deviation("raised", f"{type(error).__name__}: {text[:300]}") from error
+
+    def read(self, native: Any, inputs: Inputs, layout: str) -> Answer:
+        """Judge type, device, dtype and shape, and return the values (B, H, Lq, Dv) in float64."""
+        backend, s = self.implementation.backend, inputs.sizes
+        if not backend.is_array(native):
+            kind = type(native)
+            raise Deviation(
+                "type",
+                f"expected an array of {backend.name}, got {kind.__module__}.{kind.__qualname__}",
+            )
+        expected = (s.B, s.H, s.Lq, s.Dv) if layout == "bhld" else (s.B, s.Lq, s.H, s.Dv)
+        for kind, want, got in (
+            ("device", backend.device, backend.device_name(native)),
+            ("dtype", inputs.dtype.long_name, backend.dtype_name(native)),
+            ("shape", expected, tuple(native.shape)),
+        ):
+            if want != got:
+                raise Deviation(kind, f"expected {kind} {want}, got {got}")
+        values = backend.to_numpy(native)
+        return Answer(native, values if layout == "bhld" else values.swapaxes(1, 2))
+
+    def run(self, inputs: Inputs | None = None) -> Answer:
+        """Prepare, call and read in one step; `inputs` defaults to the case's own."""
+        inputs = self.inputs if inputs is None else inputs
+        prepared = self.prepare(inputs)
+        return self.read(self.call(prepared), inputs, prepared.layout)
+
+    def empty_rows(self, inputs: Inputs) -> str:
+        """What the implementation elects for the rows of `inputs` that have no key."""
+        if not inputs.has_empty_rows:
+            return "zeros"
+        mask = inputs.dense_mask
+        by_mask = mask is not None and not mask.any(-1).all()
+        question = "fully-masked-row" if by_mask else "minus-inf-row"
+        answer = self.implementation.elected(question, self.dtype)
+        if answer is None:
+            answer = observe(question, self.implementation, self.dtype)
+        if answer == "raises":
+            raise NotElected(f"elects to raise on rows without keys ({question})")
+        return answer if answer in ("nan", "uniform") else "zeros"
+
+    def oracle(self, inputs: Inputs | None = None) -> Oracle:
+        """The oracle of `inputs` under the implementation's elections."""
+        inputs = self.inputs if inputs is None else inputs
+        elected = self.empty_rows(inputs)
+        return Oracle.of(inputs, "uniform" if elected == "uniform" else "zeros")
+
+    @property
+    def numerics(self) -> str:
+        return self.implementation.numerics_for(self.dtype)
+
+    @property
+    def flushes(self) -> bool:
+        return self.dtype.name in self.implementation.flushes
+
+    def bound(self, inputs: Inputs) -> np.ndarray:
+        """The bound of the implementation's class on its answer to `inputs`."""
+        return self.oracle(inputs).bound(self.numerics, self.flushes)
+
+    def judge(self, answer: Answer, inputs: Inputs | None = None) -> None:
+        """Hold an answer against the oracle; raises Deviation "value" or "non-finite"."""
+        inputs = self.inputs if inputs is None else inputs
+        elected = self.empty_rows(inputs)
+        try:
+            found = self.oracle(inputs).judge(
+                answer.values, self.numerics, flushes=self.flushes, nan_rows=elected
+            )
+        except Deviation as deviation:
+            self.measured.worst_of(getattr(deviation, "measured", Measured()))
+            raise
+        self.measured.worst_of(found)
+
+    def expect_bitwise(self, got: np.ndarray, want: np.ndarray, kind: str, what: str) -> None:
+        """Raise Deviation `kind` unless two arrays are bitwise equal (NaN equals NaN)."""
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        if not same.all():
+            at = tuple(int(i) for i in np.argwhere(~same)[0])
+            raise Deviation(
+                kind,
+                f"{what}: element {at} changed from {float(want[at])!r} to {float(got[at])!r}; "
+                f"{int((~same).sum())} of {same.size} elements differ",
+            )
+
+    def expect_close(
+        self, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str
+    ) -> None:
+        """Raise Deviation "unequal" where two answers to one problem differ by more than `limit`.
+
+        `limit` is the sum of the bounds of the two answers.
+        """
+        both_nan = np.isnan(got) & np.isnan(want)
+        difference = np.where(both_nan | (got == want), 0.0, np.abs(got - want))
+        beyond = ~(difference <= limit)
+        if beyond.any():
+            excess = np.where(np.isnan(difference), np.inf, difference - limit)
+            at = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
+            raise Deviation(
+                "unequal",
+                f"{what}: element {at} is {float(got[at])!r} in one form, {float(want[at])!r} in "
+                f"the other; bounds allow a difference of {float(limit[at]):.3g}; "
+                f"{int(beyond.sum())} of {beyond.size} elements differ by more",
+            )
+
+
+class NotElected(Exception):
+    """The cell asks for what the implementation elects not to do: it is unsupported."""
+
+
+_OBSERVED: dict[tuple[int, str, str], str] = {}
+
+
+def observe(question: str, implementation: Implementation, dtype: Any) -> str:
+    """The answer to an election question as observed by running its probe once."""
+    from suite.judge.elections import probe
+
+    key = (id(implementation), question, dtype.name)
+    if key not in _OBSERVED:
+        _OBSERVED[key] = probe(question, implementation, dtype)
+    return _OBSERVED[key]
+
+
+def run(cell: Cell, audit: bool = False) -> Verdict:
+    """Judge one cell.
+
+    Returns `unsupported` without running where the implementation declares so; with `audit` such a
+    cell runs as well, and a right answer is the failure "stale-claim".
+    """
+    start = time.perf_counter()
+
+    def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
+        seconds = time.perf_counter() - start
+        return Verdict(status, kind, message, replace(cell.measured), seconds)
+
+    reason = cell.implementation.unsupported(cell.case)
+    if reason is not None and not (audit and isinstance(cell.case, Case)):
+        return verdict("unsupported", "", reason)
+    try:
+        with np.errstate(all="ignore"):
+            cell.check.function(cell)
+    except NotElected as elected:
+        return verdict("unsupported", "", str(elected))
+    except Deviation as deviation:
+        if reason is not None:
+            return verdict("unsupported", "", reason)
+        return verdict("fail", deviation.kind, deviation.message)
+    except Exception as error:
+        if reason is not None:
+            return verdict("unsupported", "", reason)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+        return verdict("error", "harness", f"{type(error).__name__}: {error} ({where})")
+    if reason is not None:
+        return verdict(
+            "fail", "stale-claim", f"declared unsupported ({reason}), yet the answer is right"
+        )
+    return verdict("pass")

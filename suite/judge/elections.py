@@ -1,0 +1,215 @@
+"""Observe elections: put a question to an implementation and name the answer it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation, HarnessError
+from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.masks import Boolean, Causal, Sizes
+from suite.spec.problem import Inputs
+from suite.spec.recipes import generator
+
+if TYPE_CHECKING:
+    from backends.base import Implementation
+
+SIZES = Sizes(B=2, H=3, Hkv=3, Lq=5, Lk=7, D=8, Dv=8)
+HIDDEN_KEY = 3
+EMPTY_ROW = 2
+
+
+def base_inputs(dtype: DType, seed: int = 0, Dv: int = SIZES.Dv) -> Inputs:
+    """Unit normals of the probes' sizes, the same for every implementation."""
+    s = SIZES
+    rng = generator(f"elections/{dtype.name}", seed)
+    shapes = ((s.B, s.H, s.Lq, s.D), (s.B, s.Hkv, s.Lk, s.D), (s.B, s.Hkv, s.Lk, Dv))
+    q, k, v = (round_to(rng.standard_normal(shape), dtype) for shape in shapes)
+    return Inputs(q, k, v, dtype)
+
+
+def probe(question: str, implementation: Implementation, dtype: DType) -> str:
+    """One of the question's options, "unsupported" where the implementation cannot be asked.
+
+    Raises HarnessError where the answer is none of the options.
+    """
+    return _PROBES[question](_Probe(implementation, dtype))
+
+
+class _Probe:
+    def __init__(self, implementation: Implementation, dtype: DType) -> None:
+        self.implementation = implementation
+        self.dtype = dtype
+        self.inputs = base_inputs(dtype)
+
+    def values(self, inputs: Inputs) -> np.ndarray | None:
+        """The answer (B, H, Lq, Dv) in float64, or None where the framework raises."""
+        prepared = self.implementation.prepare(inputs)
+        try:
+            out = prepared()
+        except Exception:
+            return None
+        values = self.implementation.backend.to_numpy(out)
+        return values if prepared.layout == "bhld" else values.swapaxes(1, 2)
+
+    def matches(self, got: np.ndarray, inputs: Inputs, empty_rows: str = "zeros") -> bool:
+        """Whether `got` is the answer to `inputs` within the widest bound of the class declared."""
+        numerics = self.implementation.numerics_for(self.dtype)
+        flushes = self.dtype.name in self.implementation.flushes
+        if self.dtype.name == "f64":
+            # A probe tells apart meanings, not roundings: a float64 call that computes in float32
+            # inside must still be recognised; that it does so is judged by the values check.
+            got, inputs = round_to(got, _F32), replace(inputs, dtype=_F32)
+        try:
+            Oracle.of(inputs, empty_rows).judge(got, numerics, flushes=flushes)
+        except Deviation:
+            return False
+        return True
+
+    def row_kind(self, got: np.ndarray | None, inputs: Inputs, visible: Inputs) -> str:
+        """Name what stands in the rows without keys: zeros, nan, uniform or unmasked."""
+        if got is None:
+            return "raises"
+        rows = got[:, :, EMPTY_ROW]
+        if np.isnan(rows).all():
+            return "nan"
+        if (rows == 0).all():
+            return "zeros"
+        if self.matches(got, inputs, "uniform"):
+            return "uniform"
+        if self.matches(got[:, :, [EMPTY_ROW]], _rows(visible, [EMPTY_ROW])):
+            return "unmasked"
+        raise HarnessError(f"a row without keys gives none of the known answers: {rows[0, 0, :3]}")
+
+
+def _rows(inputs: Inputs, rows: list[int]) -> Inputs:
+    return replace(inputs, query=inputs.query[:, :, rows])
+
+
+def _fully_masked(p: _Probe) -> str:
+    mask = np.ones((SIZES.Lq, SIZES.Lk), bool)
+    mask[EMPTY_ROW] = False
+    inputs = replace(p.inputs, mask_array=mask, form="dense")
+    return p.row_kind(p.values(inputs), inputs, p.inputs)
+
+
+def _minus_inf(p: _Probe) -> str:
+    bias = np.zeros((SIZES.B, SIZES.H, SIZES.Lq, SIZES.Lk))
+    bias[:, :, EMPTY_ROW] = -np.inf
+    inputs = replace(p.inputs, bias=bias, bias_kind="inf")
+    return p.row_kind(p.values(inputs), inputs, p.inputs)
+
+
+def _no_keys(p: _Probe) -> str:
+    inputs = replace(p.inputs, key=p.inputs.key[:, :, :0], value=p.inputs.value[:, :, :0])
+    got = p.values(inputs)
+    if got is None:
+        return "raises"
+    if np.isnan(got).all():
+        return "nan"
+    if (got == 0).all():
+        return "zeros"
+    raise HarnessError(f"an answer without keys is neither zeros nor NaN: {got.ravel()[:3]}")
+
+
+def _alignment(p: _Probe) -> str:
+    got = p.values(replace(p.inputs, mask=Causal()))
+    if got is None:
+        return "raises"
+    for name, bottom_right in (("top-left", False), ("bottom-right", True)):
+        if p.matches(got, replace(p.inputs, mask=Causal(bottom_right))):
+            return name
+    raise HarnessError("the causal flag gives neither top-left nor bottom-right")
+
+
+def _causal_with_mask(p: _Probe) -> str:
+    other = Boolean("bhqk")
+    # Keys 0 are made visible so that no row is without keys under any reading.
+    array = other.dense(SIZES) | (np.arange(SIZES.Lk) == 0)
+    got = p.values(replace(p.inputs, mask=Causal(), mask_array=array, form="flag-and-mask"))
+    if got is None:
+        return "raises"
+    causal = Causal().dense(SIZES)
+    for name, meaning in (
+        ("intersect", array & causal),
+        ("causal-ignored", array),
+        ("mask-ignored", causal),
+    ):
+        if p.matches(got, replace(p.inputs, mask_array=meaning)):
+            return name
+    raise HarnessError("the causal flag with a mask is none of the known meanings")
+
+
+def _nan_in(operand: str) -> Callable[[_Probe], str]:
+    def put(p: _Probe) -> str:
+        mask = np.ones((SIZES.Lq, SIZES.Lk), bool)
+        mask[:, HIDDEN_KEY] = False
+        poisoned = getattr(p.inputs, operand).copy()
+        poisoned[:, :, HIDDEN_KEY] = np.nan
+        inputs = replace(p.inputs, mask_array=mask, form="dense", **{operand: poisoned})
+        got = p.values(inputs)
+        if got is None:
+            raise HarnessError(f"a NaN in a masked {operand} raised")
+        return "leaks" if np.isnan(got).any() else "blocked"
+
+    return put
+
+
+def _nan_query(p: _Probe) -> str:
+    query = p.inputs.query.copy()
+    query[:, :, EMPTY_ROW] = np.nan
+    got = p.values(replace(p.inputs, query=query))
+    if got is None:
+        raise HarnessError("a NaN in a query raised")
+    rows = got[:, :, EMPTY_ROW]
+    return "nan" if np.isnan(rows).all() else "zeros" if (rows == 0).all() else "other"
+
+
+def _value_size(p: _Probe) -> str:
+    got = p.values(base_inputs(p.dtype, Dv=5))
+    return "raises" if got is None else "accepted"
+
+
+def _integer_mask(p: _Probe) -> str:
+    mask = Boolean("bhqk").dense(SIZES)
+    inputs = replace(p.inputs, mask_array=mask.astype(np.int32), form="dense")
+    got = p.values(inputs)
+    if got is None:
+        return "raises"
+    if p.matches(got, replace(p.inputs, mask_array=mask)):
+        return "cast-to-bool"
+    if p.matches(got, replace(p.inputs, bias=mask.astype(np.float64))):
+        return "added"
+    return "other"
+
+
+def _overflow(p: _Probe) -> str:
+    inputs = replace(
+        p.inputs, query=p.inputs.query * 256, key=p.inputs.key * 256, scale=2.0**-14
+    )
+    got = p.values(inputs)
+    if got is None:
+        raise HarnessError("large float16 scores raised")
+    if np.isfinite(got).all():
+        return "finite"
+    return "nan" if np.isnan(got).any() else "other"
+
+
+_F32 = DTYPES["f32"]
+_PROBES = {
+    "fully-masked-row": _fully_masked,
+    "minus-inf-row": _minus_inf,
+    "no-keys": _no_keys,
+    "causal-alignment": _alignment,
+    "causal-with-mask": _causal_with_mask,
+    "nan-in-masked-key": _nan_in("key"),
+    "nan-in-masked-value": _nan_in("value"),
+    "nan-in-query": _nan_query,
+    "value-size": _value_size,
+    "integer-mask": _integer_mask,
+    "score-overflow": _overflow,
+}
