@@ -94,8 +94,10 @@ def attention(
     row of a batch and head attends may hold anything, NaN included.
 
     `precision` is np.float64 or np.longdouble; the terms are float64 in either case.
-    Raises ValueError for an unknown `empty_rows`.
+    Raises ValueError for an unknown `empty_rows` and for operands, masks or biases whose shapes do
+    not fit together.
     """
+    _check_shapes(query, key, value, mask, bias)
     if empty_rows not in ROW_ELECTIONS:
         raise ValueError(f"empty_rows must be one of {', '.join(ROW_ELECTIONS)}, got {empty_rows!r}")
     B, H, Lq, D = query.shape
@@ -157,7 +159,8 @@ def attention(
         if all_weights is not None:
             all_weights[:, :, rows] = p
         if collector is not None:
-            collector.add(rows, scaled, s, shifted, p, o, hide, empty)
+            averaged = empty & (empty_rows == "uniform")
+            collector.add(rows, scaled, s, shifted, p, o, hide, empty, averaged)
     return Reference(out, lse, all_weights, collector.terms if collector else None)
 
 
@@ -190,9 +193,10 @@ class _TermCollector:
     def add(
         self, rows: slice, scaled: np.ndarray, s: np.ndarray, shifted: np.ndarray,
         p: np.ndarray, o: np.ndarray, hide: np.ndarray | None, empty: np.ndarray,
+        averaged: np.ndarray,
     ) -> None:  # fmt: skip
         """One block of rows: scores after scaling, after cap, bias and mask, minus their maximum;
-        weights; output; hidden pairs; rows without keys."""
+        weights; output; hidden pairs; rows without keys; those of them that average all values."""
         t, unit = self.terms, self.unit
         weight = p.astype(np.float32)
         o = np.where(empty, 0.0, o / o.dtype.type(unit)).astype(np.float32)
@@ -202,10 +206,11 @@ class _TermCollector:
         distance = shifted.astype(np.float32)
         attended = None
         if hide is not None:
-            attended = np.broadcast_to(~hide, p.shape)
+            hidden = np.broadcast_to(hide, p.shape)
             # 0 * inf: what is hidden must be zero before it is multiplied by its zero weight.
             for array in (magnitude, final, distance):
-                np.copyto(array, 0.0, where=~attended)
+                np.copyto(array, 0.0, where=hidden)
+            attended = ~hidden | averaged
         a = self.abs_q[:, :, rows] @ self.abs_k
         c = magnitude * 2.0
         square = 2.0 * np.square(magnitude) if self.variance else None
@@ -221,7 +226,7 @@ class _TermCollector:
         a -= distance
         a += 4.0
         # A row without keys has no scores: its only error comes from averaging the values.
-        live = attended if not empty.any() else (~empty & np.ones(p.shape, bool))
+        live = attended if not empty.any() else np.broadcast_to(~empty, p.shape)
         if live is not None:
             a *= live
             c *= live
@@ -250,6 +255,36 @@ class _TermCollector:
             spread += square.sum(-1, keepdims=True) * np.square(o)
             t.score_var[:, :, rows] = unit * unit * np.maximum(spread, 0.0)
             t.value_var[:, :, rows] = unit * unit * (weight @ self.square_v)
+
+
+def _check_shapes(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    mask: np.ndarray | MaskRows | None,
+    bias: np.ndarray | None,
+) -> None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise ValueError(f"{name} must have rank 4, got shape {array.shape}")
+    (B, H, Lq, D), (Bk, Hk, Lk, Dk), (Bv, Hv, Lv, _) = query.shape, key.shape, value.shape
+    if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and Hk > 0 and H % Hk == 0):
+        raise ValueError(
+            "expected query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) with H a "
+            f"multiple of Hkv, got {query.shape}, {key.shape}, {value.shape}"
+        )
+    for name, array in (("mask", mask), ("bias", bias)):
+        if isinstance(array, np.ndarray):
+            try:
+                fits = np.broadcast_shapes(array.shape, (B, H, Lq, Lk)) == (B, H, Lq, Lk)
+            except ValueError:
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"{name} {array.shape} does not broadcast to (B, H, Lq, Lk) = {(B, H, Lq, Lk)}"
+                )
+    if isinstance(mask, np.ndarray) and mask.dtype != bool:
+        raise ValueError(f"mask must be boolean, got {mask.dtype}")
 
 
 def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:

@@ -48,14 +48,14 @@ QUESTIONS: dict[str, Question] = {
             "The native causal flag with Lq != Lk is aligned",
             ("top-left", "bottom-right", "raises"),
             ("f32",),
-            ("causal",),
+            ("native-causal",),
         ),
         Question(
             "causal-with-mask",
             "The native causal flag together with a boolean mask means",
             ("intersect", "raises", "causal-ignored", "mask-ignored"),
             ("f32",),
-            ("causal", "mask"),
+            ("native-causal", "mask"),
         ),
         Question(
             "nan-in-masked-key",

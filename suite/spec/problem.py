@@ -52,7 +52,8 @@ FEATURES = {
     "value-size": "values of another size than keys",
     "empty-batch": "a batch of size 0",
     "empty-queries": "no queries (Lq = 0)",
-    "empty-keys": "no keys (Lk = 0)",
+    "native-causal": "a causal flag of its own",
+    "native-window": "a sliding window of its own",
 }
 """What a case may need beyond plain attention. Masks an implementation has no flag for are passed
 densely by its adapter, so that only what cannot be passed at all is lacking."""

@@ -1,0 +1,253 @@
+"""JAX: textbook attention in jax.numpy and `jax.nn.dot_product_attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends.base import (
+    Backend,
+    BackendUnavailable,
+    Implementation,
+    Prepared,
+    accepted_parameters,
+    dense_of,
+    split_native,
+)
+from suite.spec.dtypes import DType
+from suite.spec.problem import Inputs
+
+JAX_NN = "jax.nn.dot_product_attention"
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
+
+
+class JaxBackend(Backend):
+    """JAX on "cpu" or "cuda"."""
+
+    name = "jax"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import jax
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        # float64 is silently float32 otherwise.
+        jax.config.update("jax_enable_x64", True)
+        # The default lets a GPU or TPU multiply float32 in TF32 or bfloat16.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        self.jax = jax
+        self.numpy = jax.numpy
+        try:
+            self.on = jax.devices(_PLATFORMS[device])[0]
+        except RuntimeError as error:
+            raise BackendUnavailable(f"jax has no {device} device: {error}") from error
+
+    @property
+    def versions(self) -> dict[str, str]:
+        import jaxlib
+
+        return {"jax": self.jax.__version__, "jaxlib": jaxlib.__version__}
+
+    def implementations(self) -> list[Implementation]:
+        found: list[Implementation] = [Eager(self), JaxNn(self)]
+        return [*found, JaxNnCudnn(self)] if self.device == "cuda" else found
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        # Converted in NumPy: every conversion on the device would be compiled for every new shape.
+        if dtype is not None:
+            values = values.astype(self.numpy.dtype(dtype.long_name))
+        return self.jax.device_put(np.ascontiguousarray(values), self.on)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        values = np.asarray(array)
+        return values if values.dtype.kind in "bi" else values.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.jax.Array)
+
+    def dtype_name(self, array: Any) -> str:
+        return str(array.dtype)
+
+    def device_name(self, array: Any) -> str:
+        platform = next(iter(array.devices())).platform
+        return next((name for name, p in _PLATFORMS.items() if p == platform), platform)
+
+    def operand(self, values: np.ndarray, inputs: Inputs, layout: str) -> Any:
+        # JAX arrays have no strides that a caller could choose: a layout is a shape.
+        if values.ndim == 4 and layout == "blhd":
+            values = values.swapaxes(1, 2)
+        return self.array(values, inputs.dtype)
+
+    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
+        known = (
+            "bias",
+            "mask",
+            "scale",
+            "is_causal",
+            "query_seq_lengths",
+            "key_value_seq_lengths",
+            "local_window_size",
+        )
+        accepted = accepted_parameters(function, known, 3, JAX_NN)
+        return JaxNnFunction(self, function, name, numerics, accepted)
+
+
+class Eager(Implementation):
+    """einsum, softmax, einsum in jax.numpy; hidden scores are the dtype's lowest number."""
+
+    name = "eager"
+    numerics = "eager"
+    lacks = {
+        "native-causal": "textbook code has no causal flag",
+        "native-window": "textbook code has no window",
+    }
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        jnp, backend = self.backend.numpy, self.backend
+        query, key, value = backend.operands(inputs, "bhld")
+        mask = dense_of(inputs, split_native(inputs)[1])
+        scale, softcap = inputs.effective_scale, inputs.softcap
+
+        def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
+            if key.shape[1] != query.shape[1]:
+                groups = query.shape[1] // key.shape[1]
+                key = jnp.repeat(key, groups, axis=1)  # (B, H, Lk, D)
+                value = jnp.repeat(value, groups, axis=1)
+            scores = jnp.einsum("bhid,bhjd->bhij", query, key) * scale
+            if softcap is not None:
+                scores = softcap * jnp.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+            weights = self.backend.jax.nn.softmax(scores, axis=-1)
+            return jnp.einsum("bhij,bhjd->bhid", weights, value)
+
+        return Prepared(
+            attention,
+            {
+                "query": query,
+                "key": key,
+                "value": value,
+                "mask": None if mask is None else backend.array(mask, None),
+                "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
+            },
+        )
+
+
+class JaxNn(Implementation):
+    """`jax.nn.dot_product_attention(implementation="xla")`."""
+
+    name = "jax-nn"
+    numerics = "fused"
+    lacks = {
+        "softcap": "jax.nn.dot_product_attention has no softcap",
+        "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",
+    }
+    elections = {}
+    kernel = "xla"
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        return self.made(inputs, causal=True, window=True, lengths=True)
+
+    def made(self, inputs: Inputs, causal: bool, window: bool, lengths: bool) -> Prepared:
+        """The call, with the flags that may be used and everything else in the dense mask."""
+        backend = self.backend
+        query, key, value = backend.operands(inputs, "blhd")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        native, rest = split_native(inputs, causal, window, lengths)
+        if "causal" in native:
+            arguments["is_causal"] = True
+        if "window" in native:
+            asked, far = native["window"], max(inputs.sizes.Lq, inputs.sizes.Lk)
+            arguments["local_window_size"] = (
+                far if asked.left is None else asked.left,
+                far if asked.right is None else asked.right,
+            )
+        if "lengths" in native:
+            found = native["lengths"].lengths(inputs.sizes, inputs.seed)
+            arguments["key_value_seq_lengths"] = backend.array(found.astype(np.int32), None)
+        mask = dense_of(inputs, rest)
+        if mask is not None:
+            arguments["mask"] = backend.array(_rank4(mask), None)
+        if inputs.bias is not None:
+            arguments["bias"] = backend.array(_rank4(inputs.bias), inputs.dtype)
+        if inputs.scale is not None:
+            arguments["scale"] = inputs.scale
+        return Prepared(self.caller(), arguments, layout="blhd")
+
+    def caller(self) -> Callable[..., Any]:
+        function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
+
+        def call(**arguments: Any) -> Any:
+            return function(**arguments, implementation=kernel)
+
+        return call
+
+
+def _rank4(array: np.ndarray) -> np.ndarray:
+    """The array with leading axes of size 1: jax.nn takes masks and biases of rank 4."""
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+class JaxNnCudnn(JaxNn):
+    """`jax.nn.dot_product_attention(implementation="cudnn")`, on CUDA."""
+
+    name = "jax-nn-cudnn"
+    kernel = "cudnn"
+    dtypes = ("bf16", "f16")
+
+
+class JaxNnFunction(JaxNn):
+    """A user's function with the signature of `jax.nn.dot_product_attention`."""
+
+    elections = {}
+
+    def __init__(
+        self,
+        backend: Backend,
+        function: Callable[..., Any],
+        name: str,
+        numerics: str,
+        accepted: frozenset[str],
+    ) -> None:
+        super().__init__(backend)
+        self.judged, self.name, self.numerics, self.accepted = function, name, numerics, accepted
+        lacks = {"softcap": "the native signature has no softcap"}
+        for parameter, features in {
+            "mask": ("mask",),
+            "bias": ("bias", "bias-with-mask"),
+            "scale": ("scale",),
+            "is_causal": ("native-causal",),
+            "local_window_size": ("native-window",),
+        }.items():
+            if parameter not in accepted:
+                for feature in features:
+                    lacks[feature] = f"the function has no parameter {parameter}"
+        if "mask" not in accepted:
+            for parameter, feature in (
+                ("is_causal", "causal"),
+                ("local_window_size", "window"),
+                ("key_value_seq_lengths", "padding"),
+            ):
+                if parameter not in accepted:
+                    lacks[feature] = f"the function has neither {parameter} nor mask"
+        self.lacks = lacks
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        return self.made(
+            inputs,
+            causal="is_causal" in self.accepted,
+            window="local_window_size" in self.accepted,
+            lengths="key_value_seq_lengths" in self.accepted,
+        )
+
+    def caller(self) -> Callable[..., Any]:
+        def call(query, key, value, **rest):  # type: ignore[no-untyped-def]
+            return self.judged(query, key, value, **rest)
+
+        return call

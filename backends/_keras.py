@@ -1,0 +1,115 @@
+"""Keras on its other engines: the same `keras.ops.dot_product_attention` on PyTorch and on JAX.
+
+Arrays are made and read by Keras itself, which is the only framework imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends._keras_ops import KerasFunction, KerasOps, import_keras
+from backends.base import Backend, BackendUnavailable, Implementation
+from suite.spec.dtypes import DType
+from suite.spec.problem import Inputs
+
+
+class KerasBackend(Backend):
+    """Keras on one engine; CPU, or "cuda" where the engine's default device is one."""
+
+    engine: str
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.keras = import_keras(self.engine)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        from importlib.metadata import version
+
+        return {"keras": self.keras.__version__, self.engine: version(self.engine)}
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        values = np.ascontiguousarray(values if dtype is None else values.astype(dtype.carrier))
+        return self.keras.ops.convert_to_tensor(
+            values, dtype=dtype.long_name if dtype else str(values.dtype)
+        )
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        values = self.keras.ops.convert_to_numpy(array)
+        return values if values.dtype.kind in "bi" else values.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return bool(self.keras.ops.is_tensor(value))
+
+    def dtype_name(self, array: Any) -> str:
+        return self.keras.backend.standardize_dtype(array.dtype)
+
+    def transpose(self, array: Any) -> Any:
+        return self.keras.ops.transpose(array, (0, 2, 1, 3))
+
+    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
+        return KerasFunction(self, function, name, numerics)
+
+
+class KerasTorchBackend(KerasBackend):
+    """Keras on PyTorch."""
+
+    name = "keras-torch"
+    engine = "torch"
+
+    def implementations(self) -> list[Implementation]:
+        return [KerasTorchOps(self)]
+
+    def device_name(self, array: Any) -> str:
+        return array.device.type
+
+
+class KerasJaxBackend(KerasBackend):
+    """Keras on JAX."""
+
+    name = "keras-jax"
+    engine = "jax"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        import jax
+
+        # float64 is silently float32 otherwise; see the JAX adapter.
+        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_default_matmul_precision", "highest")
+        self.jax = jax
+
+    def implementations(self) -> list[Implementation]:
+        return [KerasJaxOps(self)]
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        if dtype is not None:
+            values = values.astype(self.jax.numpy.dtype(dtype.long_name))
+        return self.jax.numpy.asarray(np.ascontiguousarray(values))
+
+    def operand(self, values: np.ndarray, inputs: Inputs, layout: str) -> Any:
+        # JAX arrays have no strides that a caller could choose: a layout is a shape.
+        if values.ndim == 4 and layout == "blhd":
+            values = values.swapaxes(1, 2)
+        return self.array(values, inputs.dtype)
+
+    def device_name(self, array: Any) -> str:
+        return {"gpu": "cuda"}.get(platform := next(iter(array.devices())).platform, platform)
+
+
+class KerasTorchOps(KerasOps):
+    """`keras.ops.dot_product_attention` on PyTorch: it calls scaled_dot_product_attention."""
+
+    lacks = KerasOps.lacks | {
+        "bias-with-mask": "on torch keras.ops takes a bias or a mask, not both",
+    }
+
+
+class KerasJaxOps(KerasOps):
+    """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy where that raises."""
+
+
+__all__ = ["BackendUnavailable", "KerasJaxBackend", "KerasTorchBackend"]

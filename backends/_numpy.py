@@ -1,0 +1,136 @@
+"""NumPy: the reference itself behind the adapter protocol, as a control.
+
+Every cell must pass here, or the suite is broken. NumPy has no bfloat16, so an array is carried as
+float64 values with the format they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends.base import Backend, Implementation, Prepared, dense_of, split_native
+from references.definition import attention
+from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.problem import Inputs
+
+
+@dataclass
+class Rounded:
+    """Float64 values that are numbers of `fmt`; `fmt` None for boolean and integer arrays."""
+
+    values: np.ndarray
+    fmt: DType | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+
+class NumpyBackend(Backend):
+    """The control."""
+
+    name = "numpy"
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"numpy": np.__version__}
+
+    def implementations(self) -> list[Implementation]:
+        return [Definition(self)]
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
+        return Rounded(np.array(values), dtype)
+
+    def to_numpy(self, array: Rounded) -> np.ndarray:
+        return array.values
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Rounded)
+
+    def dtype_name(self, array: Rounded) -> str:
+        return array.fmt.long_name if array.fmt else str(array.values.dtype)
+
+    def device_name(self, array: Rounded) -> str:
+        return "cpu"
+
+    def transpose(self, array: Rounded) -> Rounded:
+        return Rounded(array.values.transpose(0, 2, 1, 3), array.fmt)
+
+
+class Definition(Implementation):
+    """`references.definition.attention`, rounded once to the case's dtype."""
+
+    name = "definition"
+    numerics = "exact"
+    lacks = {
+        "native-causal": "masks are predicates here; there is no separate causal flag",
+        "native-window": "masks are predicates here; there is no separate window",
+    }
+    elections = {
+        "fully-masked-row": "zeros",
+        "minus-inf-row": "zeros",
+        "no-keys": "zeros",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "blocked",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "raises",
+        "score-overflow": "finite",
+    }
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        return rounded_call(self.backend, inputs, definition)
+
+
+def rounded_call(
+    backend: Backend, inputs: Inputs, function: Callable[..., np.ndarray]
+) -> Prepared:
+    """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`.
+
+    It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv).
+    """
+    query, key, value = backend.operands(inputs, "bhld")
+    mask = dense_of(inputs, split_native(inputs)[1])
+    arguments = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "mask": None if mask is None else backend.array(mask, None),
+        "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
+    }
+
+    def call(**arrays: Rounded | None) -> Rounded:
+        plain = {name: None if a is None else a.values for name, a in arrays.items()}
+        with np.errstate(all="ignore"):
+            out = function(**plain, scale=inputs.scale, softcap=inputs.softcap, fmt=inputs.dtype)
+        return Rounded(out, inputs.dtype)
+
+    return Prepared(call, arguments)
+
+
+def definition(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    mask: np.ndarray | None,
+    bias: np.ndarray | None,
+    scale: float | None,
+    softcap: float | None,
+    fmt: DType,
+) -> np.ndarray:
+    """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
+    found = attention(
+        query,
+        key,
+        value,
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        precision=np.longdouble if fmt is DTYPES["f64"] else np.float64,
+    )
+    return round_to(found.output, fmt)

@@ -1,0 +1,129 @@
+"""TensorFlow: textbook attention, and `keras.ops.dot_product_attention` on the TensorFlow engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends._keras_ops import KerasFunction, KerasOps, import_keras
+from backends.base import (
+    Backend,
+    BackendUnavailable,
+    Implementation,
+    Prepared,
+    dense_of,
+    split_native,
+)
+from suite.spec.dtypes import DType
+from suite.spec.problem import Inputs
+
+
+class TensorflowBackend(Backend):
+    """TensorFlow on "cpu" or "cuda"."""
+
+    name = "tf"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        try:
+            import tensorflow
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.tf = tensorflow
+        if device == "cuda" and not tensorflow.config.list_physical_devices("GPU"):
+            raise BackendUnavailable("tensorflow sees no CUDA device")
+        self.place = "/CPU:0" if device == "cpu" else "/GPU:0"
+        self.keras = import_keras("tensorflow")
+        # TF32 products would turn float32 cases into another numerics class on recent GPUs.
+        tensorflow.config.experimental.enable_tensor_float_32_execution(False)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"tensorflow": self.tf.__version__, "keras": self.keras.__version__}
+
+    def implementations(self) -> list[Implementation]:
+        return [Eager(self), TensorflowKerasOps(self)]
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        # Converted in NumPy, since TensorFlow's own cast flushes subnormals.
+        if dtype is not None:
+            values = values.astype(getattr(self.tf, dtype.long_name).as_numpy_dtype)
+        with self.tf.device(self.place):
+            return self.tf.constant(np.ascontiguousarray(values))
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        values = array.numpy()
+        return values if values.dtype.kind in "bi" else values.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.tf.Tensor)
+
+    def dtype_name(self, array: Any) -> str:
+        return array.dtype.name
+
+    def device_name(self, array: Any) -> str:
+        return {"GPU": "cuda", "CPU": "cpu"}[array.device.rsplit(":", 2)[-2]]
+
+    def operand(self, values: np.ndarray, inputs: Inputs, layout: str) -> Any:
+        # Tensors have no strides that a caller could choose: a layout is a shape.
+        if values.ndim == 4 and layout == "blhd":
+            values = values.swapaxes(1, 2)
+        return self.array(values, inputs.dtype)
+
+    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
+        return KerasFunction(self, function, name, numerics)
+
+
+class Eager(Implementation):
+    """matmul, softmax, matmul; hidden scores are the dtype's lowest number."""
+
+    name = "eager"
+    numerics = "eager"
+    lacks = {
+        "native-causal": "textbook code has no causal flag",
+        "native-window": "textbook code has no window",
+    }
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        tf, backend = self.backend.tf, self.backend
+        query, key, value = backend.operands(inputs, "bhld")
+        mask = dense_of(inputs, split_native(inputs)[1])
+        softcap = inputs.softcap
+        # A Python float that meets a tensor goes through float32 in TensorFlow; made in NumPy it
+        # is rounded to the tensor's dtype once.
+        scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
+
+        def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
+            if key.shape[1] != query.shape[1]:
+                groups = query.shape[1] // key.shape[1]
+                key = tf.repeat(key, groups, axis=1)  # (B, H, Lk, D)
+                value = tf.repeat(value, groups, axis=1)
+            scores = tf.matmul(query, key, transpose_b=True) * scale
+            if softcap is not None:
+                cap = tf.constant(softcap, scores.dtype)
+                scores = cap * tf.tanh(scores / cap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = tf.where(mask, scores, scores.dtype.min)
+            return tf.matmul(tf.nn.softmax(scores, axis=-1), value)  # (B, H, Lq, Dv)
+
+        return Prepared(
+            attention,
+            {
+                "query": query,
+                "key": key,
+                "value": value,
+                "mask": None if mask is None else backend.array(mask, None),
+                "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
+            },
+        )
+
+
+class TensorflowKerasOps(KerasOps):
+    """`keras.ops.dot_product_attention` on TensorFlow."""

@@ -1,0 +1,334 @@
+"""PyTorch: textbook attention, `scaled_dot_product_attention` in all its kernels, flex_attention."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends.base import (
+    Backend,
+    BackendUnavailable,
+    Implementation,
+    Prepared,
+    accepted_parameters,
+    dense_of,
+    merged_bias,
+    split_native,
+)
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DType
+from suite.spec.problem import Case, Inputs
+
+SDPA = "torch.nn.functional.scaled_dot_product_attention"
+NO_SOFTCAP = "scaled_dot_product_attention has no softcap"
+
+
+class TorchBackend(Backend):
+    """PyTorch on "cpu" or "cuda"."""
+
+    name = "torch"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import torch
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.torch = torch
+        if device == "cuda" and not torch.cuda.is_available():
+            raise BackendUnavailable("torch sees no CUDA device")
+        # TF32 products would turn float32 cases into another numerics class on recent GPUs.
+        torch.set_float32_matmul_precision("highest")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"torch": self.torch.__version__}
+
+    def implementations(self) -> list[Implementation]:
+        found: list[Implementation] = [Eager(self), Sdpa(self), SdpaMath(self), SdpaFlash(self)]
+        if self.device == "cuda":
+            found += [SdpaEfficient(self), SdpaCudnn(self)]
+        return [*found, Flex(self)]
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        if dtype is None:
+            return self.torch.tensor(values, device=self.device)
+        made = self.torch.tensor(values.astype(dtype.carrier))
+        return made.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        array = array.detach().cpu()
+        return (array.double() if array.is_floating_point() else array).numpy()
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.torch.Tensor)
+
+    def dtype_name(self, array: Any) -> str:
+        return str(array.dtype).removeprefix("torch.")
+
+    def device_name(self, array: Any) -> str:
+        return array.device.type
+
+    def transpose(self, array: Any) -> Any:
+        return array.transpose(1, 2)
+
+    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
+        known = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        accepted = accepted_parameters(function, known, 3, SDPA)
+        return SdpaFunction(self, function, name, numerics, accepted)
+
+
+class Eager(Implementation):
+    """matmul, softmax, matmul as textbooks write it; hidden scores are -inf."""
+
+    name = "eager"
+    numerics = "eager"
+    # oneDNN's bfloat16 matrix product on CPU returns zero for results below 2^-126.
+    flushes = ("bf16",)
+    lacks = {
+        "native-causal": "textbook code has no causal flag",
+        "native-window": "textbook code has no window",
+    }
+    elections = {
+        "fully-masked-row": "nan",
+        "minus-inf-row": "nan",
+        "no-keys": "zeros",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "raises",
+        "score-overflow": "nan",
+    }
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        torch, backend = self.backend.torch, self.backend
+        query, key, value = backend.operands(inputs, "bhld")
+        mask = dense_of(inputs, split_native(inputs)[1])
+        scale, softcap = inputs.effective_scale, inputs.softcap
+
+        def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
+            if key.shape[1] != query.shape[1]:
+                groups = query.shape[1] // key.shape[1]
+                key = key.repeat_interleave(groups, dim=1)  # (B, H, Lk, D)
+                value = value.repeat_interleave(groups, dim=1)
+            scores = query @ key.transpose(-2, -1) * scale  # (B, H, Lq, Lk)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            return torch.softmax(scores, dim=-1) @ value  # (B, H, Lq, Dv)
+
+        return Prepared(
+            attention,
+            {
+                "query": query,
+                "key": key,
+                "value": value,
+                "mask": None if mask is None else backend.array(mask, None),
+                "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
+            },
+        )
+
+
+class Sdpa(Implementation):
+    """`scaled_dot_product_attention` as torch dispatches it."""
+
+    name = "sdpa"
+    numerics = "fused"
+    lacks = {
+        "softcap": NO_SOFTCAP,
+        "native-window": "scaled_dot_product_attention has no window",
+    }
+    elections = {
+        "fully-masked-row": "zeros",
+        "minus-inf-row": "zeros",
+        "no-keys": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "nan-in-masked-key": "leaks",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "raises",
+        "score-overflow": "finite",
+    }
+    kernel: str | None = None
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        torch, backend = self.backend.torch, self.backend
+        query, key, value = backend.operands(inputs, "bhld")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        # The flag and a mask exclude each other by torch's contract, so that the flag is used alone.
+        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        native, rest = split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
+        if "causal" in native:
+            arguments["is_causal"] = True
+        if inputs.bias is not None:
+            merged = merged_bias(inputs)
+            arguments["attn_mask"] = backend.array(merged, inputs.dtype)  # type: ignore[arg-type]
+        else:
+            mask = dense_of(inputs, rest)
+            if mask is not None:
+                arguments["attn_mask"] = backend.array(mask, None)
+        if inputs.scale is not None:
+            arguments["scale"] = inputs.scale
+        if query.shape[1] != key.shape[1]:
+            arguments["enable_gqa"] = True
+        return Prepared(self.caller(torch.nn.functional.scaled_dot_product_attention), arguments)
+
+    def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function under the forced kernel, or alone where none is forced."""
+        if self.kernel is None:
+            return function
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        kernel = getattr(SDPBackend, self.kernel)
+
+        def forced(**arguments: Any) -> Any:
+            with sdpa_kernel(kernel), warnings.catch_warnings():
+                # torch explains on the warning channel why a kernel refuses; the error follows.
+                warnings.simplefilter("ignore")
+                return function(**arguments)
+
+        return forced
+
+
+class SdpaMath(Sdpa):
+    """The kernel of separate operations in float32 inside."""
+
+    name = "sdpa-math"
+    numerics = "exact"
+    kernel = "MATH"
+
+
+class SdpaFlash(Sdpa):
+    """The fused kernel: flash attention on CPU and CUDA."""
+
+    name = "sdpa-flash"
+    kernel = "FLASH_ATTENTION"
+
+
+class SdpaEfficient(Sdpa):
+    """CUDA's memory-efficient kernel."""
+
+    name = "sdpa-efficient"
+    kernel = "EFFICIENT_ATTENTION"
+
+
+class SdpaCudnn(Sdpa):
+    """cuDNN's kernel."""
+
+    name = "sdpa-cudnn"
+    kernel = "CUDNN_ATTENTION"
+
+
+class Flex(Implementation):
+    """`flex_attention` without compilation: score_mod for bias and softcap, a block mask for masks."""
+
+    name = "flex"
+    numerics = "eager"
+    lacks = {
+        "native-causal": "flex_attention has no causal flag",
+        "native-window": "flex_attention has no window",
+    }
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch, backend, s = self.backend.torch, self.backend, inputs.sizes
+        query, key, value = backend.operands(inputs, "bhld")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        dense = dense_of(inputs, split_native(inputs)[1])
+        if dense is not None:
+            full = np.broadcast_to(dense, (s.B, s.H, s.Lq, s.Lk))
+            allowed = backend.array(full, None)
+
+            def mask_mod(b, h, i, j):  # type: ignore[no-untyped-def]
+                return allowed[b, h, i, j]
+
+            arguments["block_mask"] = create_block_mask(
+                mask_mod, s.B, s.H, s.Lq, s.Lk, device=backend.device
+            )
+        softcap = inputs.softcap
+        if inputs.bias is not None or softcap is not None:
+            bias = None
+            if inputs.bias is not None:
+                shape = (s.B, s.H, s.Lq, s.Lk)
+                bias = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
+
+            def score_mod(score, b, h, i, j):  # type: ignore[no-untyped-def]
+                if softcap is not None:
+                    score = softcap * torch.tanh(score / softcap)
+                return score if bias is None else score + bias[b, h, i, j]
+
+            arguments["score_mod"] = score_mod
+        if inputs.scale is not None:
+            arguments["scale"] = inputs.scale
+        if s.H != s.Hkv:
+            arguments["enable_gqa"] = True
+
+        def call(**arguments: Any) -> Any:
+            with warnings.catch_warnings():
+                # It warns on every call that it runs uncompiled, which is what is judged here.
+                warnings.simplefilter("ignore")
+                return flex_attention(**arguments)
+
+        return Prepared(call, arguments)
+
+
+class SdpaFunction(Sdpa):
+    """A user's function with the signature of `scaled_dot_product_attention`."""
+
+    elections = {}
+
+    def __init__(
+        self,
+        backend: Backend,
+        function: Callable[..., Any],
+        name: str,
+        numerics: str,
+        accepted: frozenset[str],
+    ) -> None:
+        super().__init__(backend)
+        self.judged, self.name, self.numerics, self.accepted = function, name, numerics, accepted
+        missing = {
+            "attn_mask": ("mask", "bias", "window", "padding", "bias-with-mask"),
+            "scale": ("scale",),
+            "enable_gqa": ("grouped-heads",),
+            "is_causal": ("native-causal",),
+        }
+        lacks = dict(Sdpa.lacks)
+        for parameter, features in missing.items():
+            if parameter not in accepted:
+                for feature in features:
+                    lacks[feature] = f"the function has no parameter {parameter}"
+        if not accepted & {"is_causal", "attn_mask"}:
+            lacks["causal"] = "the function has neither is_causal nor attn_mask"
+        self.lacks = lacks
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        reason = super().unsupported(case)
+        if reason is None and isinstance(case, Case) and "causal" in case.needs:
+            if "is_causal" not in self.accepted and "attn_mask" not in self.accepted:
+                return "the function has neither is_causal nor attn_mask"
+        return reason
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+        arguments = dict(made.arguments)
+        if "is_causal" in arguments and "is_causal" not in self.accepted:
+            del arguments["is_causal"]
+            mask = inputs.dense_mask
+            arguments["attn_mask"] = self.backend.array(mask, None)  # type: ignore[arg-type]
+
+        def call(query, key, value, **rest):  # type: ignore[no-untyped-def]
+            return self.judged(query, key, value, **rest)
+
+        return Prepared(call, arguments)

@@ -1,0 +1,156 @@
+"""The registry: backend names, aliases, and how a name becomes a backend object."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from backends.base import Backend, BackendUnavailable
+
+REGISTRY: dict[str, tuple[str, str]] = {
+    "numpy": ("backends._numpy", "NumpyBackend"),
+    "torch": ("backends._torch", "TorchBackend"),
+    "tf": ("backends._tensorflow", "TensorflowBackend"),
+    "jax": ("backends._jax", "JaxBackend"),
+    "keras-torch": ("backends._keras", "KerasTorchBackend"),
+    "keras-jax": ("backends._keras", "KerasJaxBackend"),
+}
+
+ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
+
+KERAS_ENGINES = {"tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax"}
+"""Backends that import Keras, with the engine each needs; a process can have one engine."""
+
+DISTRIBUTIONS = {
+    "torch": ("torch",),
+    "tf": ("tensorflow",),
+    "jax": ("jax",),
+    "keras-torch": ("keras", "torch"),
+    "keras-jax": ("keras", "jax"),
+}
+"""Modules whose absence means that a backend is not installed."""
+
+
+class UsageError(Exception):
+    """Something that was asked for by name does not exist or does not fit; lists what does."""
+
+
+def canonical(name: str) -> str:
+    """The registered name of `name`, aliases resolved; a third-party "module:object" unchanged.
+
+    Raises UsageError with the valid names.
+    """
+    name = ALIASES.get(name, name)
+    if name not in REGISTRY and ":" not in name:
+        valid = ", ".join([*REGISTRY, *ALIASES, "all"])
+        raise UsageError(f"unknown backend {name!r}; valid: {valid}, or module:object")
+    return name
+
+
+def installed() -> list[str]:
+    """Registered backends whose frameworks can be found, without importing them."""
+    return [
+        name
+        for name in REGISTRY
+        if all(importlib.util.find_spec(module) for module in DISTRIBUTIONS.get(name, ()))
+    ]
+
+
+def together(names: list[str]) -> list[str]:
+    """Of `names`, those that fit in one process: the first backend that uses Keras fixes its engine."""
+    engines = [KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES]
+    return [n for n in names if KERAS_ENGINES.get(n, engines[0] if engines else "") in engines[:1] or n not in KERAS_ENGINES]
+
+
+def check_one_engine(names: list[str]) -> None:
+    """Raise UsageError where the backends need Keras on more than one engine."""
+    users = {n: KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES}
+    if len(set(users.values())) > 1:
+        listed = ", ".join(f"{n} (Keras on {engine})" for n, engine in users.items())
+        raise UsageError(
+            f"{listed} cannot share a process: KERAS_BACKEND is process-global; run them one by one"
+        )
+
+
+def load(name: str, device: str = "cpu") -> Backend:
+    """The backend called `name` on `device`.
+
+    Raises UsageError for an unknown name, and BackendUnavailable where the framework cannot be
+    imported or has no such device.
+    """
+    name = canonical(name)
+    if name in REGISTRY:
+        if name in KERAS_ENGINES:
+            os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
+        module, attribute = REGISTRY[name]
+        return getattr(importlib.import_module(module), attribute)(device)
+    found = load_object(name, "a backend object")
+    if isinstance(found, type) or (callable(found) and not isinstance(found, Backend)):
+        found = found(device)
+    if not isinstance(found, Backend):
+        raise UsageError(
+            f"{name} is {type(found).__name__}, expected a backends.base.Backend, or a function "
+            "of the device that returns one"
+        )
+    return found
+
+
+def load_object(text: str, what: str) -> Any:
+    """The object named by "PATH.py:NAME" or "module:NAME".
+
+    Raises UsageError saying what is missing: the file, the module, the name, or an import error.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"expected PATH.py:NAME or module:NAME for {what}, got {text!r}")
+    try:
+        if place.endswith(".py"):
+            path = Path(place)
+            if not path.is_file():
+                raise UsageError(f"{what} {text!r}: there is no file {place}")
+            spec = importlib.util.spec_from_file_location(f"_judged_{path.stem}", path)
+            module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            sys.modules[module.__name__] = module
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+        else:
+            module = importlib.import_module(place)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{what} {text!r}: importing {place} failed with {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, name):
+        public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UsageError(
+            f"{what} {text!r}: {place} has no {name!r}; it has {', '.join(public) or 'no functions'}"
+        )
+    return getattr(module, name)
+
+
+def function_implementation(
+    backend: Backend, text: str, numerics: str, load: Callable[[str, str], Any] = load_object
+) -> Any:
+    """An implementation around the user's function named by `text` (see `load_object`).
+
+    Raises UsageError where it cannot be imported, is not callable, or has another signature.
+    """
+    function = load(text, "function")
+    if not callable(function):
+        raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
+    name = text.rpartition(":")[2]
+    try:
+        return backend.function(function, name, numerics)
+    except TypeError as error:
+        raise UsageError(f"function {text!r}: {error}") from error
+
+
+__all__ = [
+    "ALIASES", "Backend", "BackendUnavailable", "REGISTRY", "UsageError", "canonical",
+    "check_one_engine", "function_implementation", "installed", "load", "together",
+]  # fmt: skip
