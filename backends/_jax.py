@@ -104,7 +104,17 @@ class Eager(Implementation):
         "native-causal": "textbook code has no causal flag",
         "native-window": "textbook code has no window",
     }
-    elections = {}
+    elections = {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "no-keys": "zeros",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "cast-to-bool",
+        "score-overflow": "nan",
+    }
 
     def prepare(self, inputs: Inputs) -> Prepared:
         jnp, backend = self.backend.numpy, self.backend
@@ -148,7 +158,19 @@ class JaxNn(Implementation):
         "softcap": "jax.nn.dot_product_attention has no softcap",
         "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",
     }
-    elections = {}
+    elections = {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "no-keys": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "raises",
+        "integer-mask": "raises",
+        "score-overflow": "finite",
+    }
     kernel = "xla"
 
     def prepare(self, inputs: Inputs) -> Prepared:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
-from backends.base import Backend, BackendUnavailable, Implementation
+from backends.base import Backend, Implementation
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -103,13 +103,45 @@ class KerasJaxBackend(KerasBackend):
 class KerasTorchOps(KerasOps):
     """`keras.ops.dot_product_attention` on PyTorch: it calls scaled_dot_product_attention."""
 
+    numerics = "fused"
     lacks = KerasOps.lacks | {
         "bias-with-mask": "on torch keras.ops takes a bias or a mask, not both",
+    }
+    elections = {
+        # The mask becomes a bias of -0.7 max; in float16 that is -45853, which does not absorb the
+        # scores in float32 arithmetic: a fully masked row attends as if nothing were masked.
+        "fully-masked-row": {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"},
+        "minus-inf-row": "zeros",
+        "no-keys": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "nan-in-masked-key": "leaks",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "zeros",
+        "value-size": "accepted",
+        "integer-mask": "cast-to-bool",
+        "score-overflow": "finite",
     }
 
 
 class KerasJaxOps(KerasOps):
     """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy where that raises."""
 
+    numerics = "fused"
+    lacks = KerasOps.lacks | {
+        "value-size": "on jax keras.ops requires values of the keys' size",
+    }
+    elections = {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "no-keys": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "raises",
+        "integer-mask": "cast-to-bool",
+        "score-overflow": "finite",
+    }
 
-__all__ = ["BackendUnavailable", "KerasJaxBackend", "KerasTorchBackend"]

@@ -87,7 +87,17 @@ class Eager(Implementation):
         "native-causal": "textbook code has no causal flag",
         "native-window": "textbook code has no window",
     }
-    elections = {}
+    elections = {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "no-keys": "zeros",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "raises",
+        "score-overflow": "nan",
+    }
 
     def prepare(self, inputs: Inputs) -> Prepared:
         tf, backend = self.backend.tf, self.backend
@@ -127,3 +137,17 @@ class Eager(Implementation):
 
 class TensorflowKerasOps(KerasOps):
     """`keras.ops.dot_product_attention` on TensorFlow."""
+
+    elections = {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "no-keys": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "raises",
+        "score-overflow": "nan",
+    }

@@ -153,7 +153,8 @@ class Sdpa(Implementation):
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "leaks",
         "nan-in-masked-value": "leaks",
-        "nan-in-query": "nan",
+        # The CPU's flash kernel hides a NaN query behind zeros (pytorch#141128).
+        "nan-in-query": "zeros",
         "value-size": "accepted",
         "integer-mask": "raises",
         "score-overflow": "finite",
@@ -205,6 +206,7 @@ class SdpaMath(Sdpa):
     name = "sdpa-math"
     numerics = "exact"
     kernel = "MATH"
+    elections = Sdpa.elections | {"causal-with-mask": "raises", "nan-in-query": "nan"}
 
 
 class SdpaFlash(Sdpa):
@@ -212,6 +214,8 @@ class SdpaFlash(Sdpa):
 
     name = "sdpa-flash"
     kernel = "FLASH_ATTENTION"
+    lacks = Sdpa.lacks | {"value-size": "the flash kernel requires values of the keys' size"}
+    elections = Sdpa.elections | {"value-size": "raises"}
 
 
 class SdpaEfficient(Sdpa):
@@ -236,8 +240,18 @@ class Flex(Implementation):
     lacks = {
         "native-causal": "flex_attention has no causal flag",
         "native-window": "flex_attention has no window",
+        "mask-array": "flex_attention takes masks and biases as functions of indices",
     }
-    elections = {}
+    elections = {
+        "fully-masked-row": "zeros",
+        "minus-inf-row": "zeros",
+        "no-keys": "raises",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "score-overflow": "finite",
+    }
 
     def prepare(self, inputs: Inputs) -> Prepared:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention

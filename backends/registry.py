@@ -62,9 +62,9 @@ def installed() -> list[str]:
 
 
 def together(names: list[str]) -> list[str]:
-    """Of `names`, those that fit in one process: the first backend that uses Keras fixes its engine."""
-    engines = [KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES]
-    return [n for n in names if KERAS_ENGINES.get(n, engines[0] if engines else "") in engines[:1] or n not in KERAS_ENGINES]
+    """Of `names`, those that fit in one process: the first one that uses Keras fixes the engine."""
+    engine = next((KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES), "")
+    return [n for n in names if KERAS_ENGINES.get(n, engine) == engine]
 
 
 def check_one_engine(names: list[str]) -> None:

@@ -130,7 +130,7 @@ class Cell:
             answer = observe(question, self.implementation, self.dtype)
         if answer == "raises":
             raise NotElected(f"elects to raise on rows without keys ({question})")
-        return answer if answer in ("nan", "uniform") else "zeros"
+        return answer
 
     def oracle(self, inputs: Inputs | None = None) -> Oracle:
         """The oracle of `inputs` under the implementation's elections."""

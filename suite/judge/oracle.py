@@ -69,12 +69,16 @@ class Oracle:
     ) -> Measured:
         """Compare an answer (B, H, Lq, Dv), float64, with the oracle.
 
+        `nan_rows` is what rows without keys are elected to be: "nan" wants NaN there, "unmasked"
+        leaves them out (they are another problem's answer), anything else wants the reference's.
         Returns the figures. Raises Deviation "non-finite" or "value" with the worst element, and
         HarnessError where the oracle itself holds NaN outside rows that are elected to be NaN.
         """
         want = self.reference.output
         empty = (self.reference.terms.keys == 0)[..., None]  # type: ignore[union-attr]
         elected_nan = np.broadcast_to(empty, want.shape) if nan_rows == "nan" else None
+        if nan_rows == "unmasked":
+            got = np.where(empty, want, got)
         blank = np.isnan(want) if elected_nan is None else np.isnan(want) & ~elected_nan
         if blank.any():
             raise HarnessError(f"the oracle is NaN at {_first(blank)}: the case is ill-posed")

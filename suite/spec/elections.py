@@ -76,7 +76,7 @@ QUESTIONS: dict[str, Question] = {
             "A mask of integers 0 and 1 is",
             ("raises", "cast-to-bool", "added", "other"),
             ("f32",),
-            ("mask",),
+            ("mask", "mask-array"),
         ),
         Question(
             "score-overflow",

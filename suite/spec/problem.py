@@ -52,6 +52,7 @@ FEATURES = {
     "value-size": "values of another size than keys",
     "empty-batch": "a batch of size 0",
     "empty-queries": "no queries (Lq = 0)",
+    "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
     "native-window": "a sliding window of its own",
 }

@@ -1,0 +1,104 @@
+"""Promise: at the edges answers are exact: one key, one-hot weights, dyadic means, nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.cell import Cell, check
+from suite.judge.verdict import Deviation
+from suite.spec.dtypes import DTYPES
+from suite.spec.problem import Case
+from suite.spec.recipes import generator
+
+
+def in_every_dtype(*patterns: str):  # type: ignore[no-untyped-def]
+    """Cases from ids with {dt} in the dtype's place."""
+
+    def found(level: str) -> Iterable[Case]:
+        return [Case.parse(p.replace("{dt}", dt)) for p in patterns for dt in DTYPES]
+
+    return found
+
+
+def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Every element is the expected one (a zero of either sign)."""
+    wrong = ~(got == want)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise Deviation(
+            "value",
+            f"{what}: element {at} is {float(got[at])!r}, must be exactly {float(want[at])!r}; "
+            f"{int(wrong.sum())} of {wrong.size} elements differ",
+        )
+
+
+@check(
+    in_every_dtype("sdpa/none/mha/{dt}/b2h3q5k17d8", "sdpa/none/gqa2/{dt}/b2h4q7k16d16")
+)
+def test_one_hot_weights(cell: Cell) -> None:
+    """Scores so far apart that all other weights underflow: the answer is one value, exactly.
+
+    Scores are multiples of a gap under which exp is below half an ulp of any sum (2^-160; 2^-1075
+    for float64), and the largest stays within float16's range.
+    """
+    inputs, s = cell.inputs, cell.inputs.sizes
+    gap = 1024.0 if cell.dtype.name == "f64" else 128.0
+    order = generator(cell.case.id + "/order", cell.seed).permutation(s.Lk)
+    key = np.zeros_like(inputs.key)
+    key[..., 0] = order
+    query = np.zeros_like(inputs.query)
+    query[..., 0] = gap
+    got = cell.run(replace(inputs, query=query, key=key, scale=1.0)).values
+    value = np.repeat(inputs.value, s.H // s.Hkv, axis=1)[:, :, [int(np.argmax(order))]]
+    expect_exactly(cell, got, np.broadcast_to(value, got.shape), "one-hot weights")
+
+
+@check(
+    in_every_dtype("sdpa/none/mha/{dt}/b2h3q5k1d8", "sdpa/none/mqa/{dt}/b3h4q9k1d64")
+)
+def test_single_key(cell: Cell) -> None:
+    """With one key the weight is 1 and the answer its value, exactly."""
+    s = cell.inputs.sizes
+    got = cell.run().values
+    value = np.repeat(cell.inputs.value, s.H // s.Hkv, axis=1)
+    expect_exactly(cell, got, np.broadcast_to(value, got.shape), "single key")
+
+
+@check(
+    in_every_dtype("sdpa/causal/mha/{dt}/b2h3q9k9d8", "sdpa/causal/gqa2/{dt}/b2h4q33k47d16")
+)
+def test_first_row(cell: Cell) -> None:
+    """Under a causal mask the first row sees the first key alone: its value, exactly."""
+    s = cell.inputs.sizes
+    got = cell.run().values[:, :, 0]
+    want = np.repeat(cell.inputs.value, s.H // s.Hkv, axis=1)[:, :, 0]
+    expect_exactly(cell, got, want, "first causal row")
+
+
+@check(
+    in_every_dtype("sdpa/none/mha/{dt}/b2h3q5k16d8/integers", "sdpa/none/mqa/{dt}/b2h4q3k64d8/integers")
+)
+def test_dyadic_mean(cell: Cell) -> None:
+    """Zero queries over 2^n keys average integers: every step is exact, so is the answer."""
+    inputs, s = cell.inputs, cell.inputs.sizes
+    got = cell.run(replace(inputs, query=np.zeros_like(inputs.query))).values
+    mean = np.repeat(inputs.value, s.H // s.Hkv, axis=1).mean(2, keepdims=True)
+    expect_exactly(cell, got, np.broadcast_to(mean, got.shape), "dyadic mean")
+
+
+@check(
+    in_every_dtype(
+        "sdpa/none/mha/{dt}/b0h3q5k7d8",
+        "sdpa/causal/mha/{dt}/b0h3q5k7d8",
+        "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
+        "sdpa/pad/mha/{dt}/b2h4q0k7d8",
+    )
+)
+def test_empty(cell: Cell) -> None:
+    """No samples or no queries give an empty answer of the right shape."""
+    got = cell.run().values
+    if got.size:
+        raise Deviation("shape", f"expected an empty answer, got shape {got.shape}")
