@@ -23,6 +23,10 @@ JAX_NN = "jax.nn.dot_product_attention"
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
 
 
+FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
+"""XLA compiles for the CPU with flush-to-zero; float16 is computed in float32."""
+
+
 class JaxBackend(Backend):
     """JAX on "cpu" or "cuda"."""
 
@@ -113,6 +117,7 @@ class Eager(Implementation):
         "nan-in-query": "nan",
         "value-size": "accepted",
         "integer-mask": "cast-to-bool",
+        "subnormal-output": FLUSHED,
         "score-overflow": "nan",
     }
 
@@ -169,6 +174,7 @@ class JaxNn(Implementation):
         "nan-in-query": "nan",
         "value-size": "raises",
         "integer-mask": "raises",
+        "subnormal-output": FLUSHED,
         "score-overflow": "finite",
     }
     kernel = "xla"

@@ -120,6 +120,7 @@ class KerasTorchOps(KerasOps):
         "nan-in-query": "zeros",
         "value-size": "accepted",
         "integer-mask": "cast-to-bool",
+        "subnormal-output": "kept",
         "score-overflow": "finite",
     }
 
@@ -142,6 +143,7 @@ class KerasJaxOps(KerasOps):
         "nan-in-query": "nan",
         "value-size": "raises",
         "integer-mask": "cast-to-bool",
+        "subnormal-output": {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"},
         "score-overflow": "finite",
     }
 

@@ -79,6 +79,7 @@ class Definition(Implementation):
         "nan-in-query": "nan",
         "value-size": "accepted",
         "integer-mask": "raises",
+        "subnormal-output": "kept",
         "score-overflow": "finite",
     }
 

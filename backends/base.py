@@ -130,8 +130,7 @@ class Implementation(ABC):
 
     Declared as data: `numerics` (the class, or one per short dtype name), `elections` (question to
     answer, or to one answer per short dtype name; a question left out is observed, not held),
-    `lacks` (feature to the reason it is missing), `dtypes`, `flushes` (dtypes whose subnormals are
-    flushed to zero), `deterministic`.
+    `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`.
     """
 
     name: str
@@ -140,7 +139,6 @@ class Implementation(ABC):
     numerics: str | Mapping[str, str] = "eager"
     elections: Mapping[str, str | Mapping[str, str]] = {}
     lacks: Mapping[str, str] = {}
-    flushes: tuple[str, ...] = ()
     deterministic = True
 
     def __init__(self, backend: Backend) -> None:

@@ -45,6 +45,7 @@ class Terms:
       keys              number n of attended keys
       peak_accumulate   max a_j over keys of relevant weight
       peak_score        max c_j likewise
+    `summands` is D + 2, the number of roundings in a scaled product.
     """
 
     accumulate: np.ndarray
@@ -56,6 +57,7 @@ class Terms:
     keys: np.ndarray
     peak_accumulate: np.ndarray
     peak_score: np.ndarray
+    summands: int
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class _TermCollector:
         shape = (B, H, Lq, v.shape[-1])
         per_value = [np.zeros(shape) for _ in range(6)]
         per_row = [np.zeros(shape[:3]) for _ in range(3)]
-        self.terms = Terms(*per_value, *per_row)
+        self.terms = Terms(*per_value, *per_row, summands=D + 2)
 
     def add(
         self, rows: slice, scaled: np.ndarray, s: np.ndarray, shifted: np.ndarray,

@@ -144,7 +144,11 @@ class Cell:
 
     @property
     def flushes(self) -> bool:
-        return self.dtype.name in self.implementation.flushes
+        """Whether subnormals are elected (or, undeclared, observed) to be flushed to zero."""
+        elected = self.implementation.elected("subnormal-output", self.dtype)
+        if elected is None:
+            elected = observe("subnormal-output", self.implementation, self.dtype)
+        return elected == "flushed"
 
     def bound(self, inputs: Inputs) -> np.ndarray:
         """The bound of the implementation's class on its answer to `inputs`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suite.judge.oracle import Oracle
+from suite.judge.tolerance import NUMERICS
 from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.masks import Boolean, Causal, Sizes
@@ -57,12 +58,14 @@ class _Probe:
         return values if prepared.layout == "bhld" else values.swapaxes(1, 2)
 
     def matches(self, got: np.ndarray, inputs: Inputs, empty_rows: str = "zeros") -> bool:
-        """Whether `got` is the answer to `inputs` within the widest bound of the class declared."""
-        numerics = self.implementation.numerics_for(self.dtype)
-        flushes = self.dtype.name in self.implementation.flushes
+        """Whether `got` is the answer to `inputs`."""
+        # A probe tells meanings apart, not roundings: the class is `eager` at the least.
+        declared = self.implementation.numerics_for(self.dtype)
+        numerics = max(declared, "eager", key=NUMERICS.index)
+        flushes = self.implementation.elected("subnormal-output", self.dtype) == "flushed"
         if self.dtype.name == "f64":
-            # A probe tells apart meanings, not roundings: a float64 call that computes in float32
-            # inside must still be recognised; that it does so is judged by the values check.
+            # A float64 call that computes in float32 inside must still be recognised here; that it
+            # does so is judged by the values check.
             got, inputs = round_to(got, _F32), replace(inputs, dtype=_F32)
         try:
             Oracle.of(inputs, empty_rows).judge(got, numerics, flushes=flushes)
@@ -187,6 +190,20 @@ def _integer_mask(p: _Probe) -> str:
     return "other"
 
 
+def _subnormal(p: _Probe) -> str:
+    quarter = p.dtype.smallest_normal / 4
+    # 35 keys: some matrix products flush from a certain size on only.
+    key = np.tile(p.inputs.key, (1, 1, 5, 1))
+    got = p.values(replace(p.inputs, key=key, value=np.full_like(key, quarter)))
+    if got is None:
+        raise HarnessError("subnormal values raised")
+    # A quarter of the smallest normal number has few bits left: weights that do not sum to one
+    # exactly move it.
+    if (np.abs(got - quarter) <= quarter / 4).all():
+        return "kept"
+    return "flushed" if (got == 0).all() else "other"
+
+
 def _overflow(p: _Probe) -> str:
     inputs = replace(
         p.inputs, query=p.inputs.query * 256, key=p.inputs.key * 256, scale=2.0**-14
@@ -211,5 +228,6 @@ _PROBES = {
     "nan-in-query": _nan_query,
     "value-size": _value_size,
     "integer-mask": _integer_mask,
+    "subnormal-output": _subnormal,
     "score-overflow": _overflow,
 }

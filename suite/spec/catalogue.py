@@ -22,24 +22,20 @@ AnyCase = Case | ElectionCase | BadCase
 
 LEVELS = ("smoke", "standard", "full")
 
-# (B, Lq, Lk, D, Dv); pairwise distinct and odd in most, then tails, decoding, and Dv != D.
+# (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX
+# compiles every operation anew for every shape and dtype; the designed cases have many more.
 SHAPES = (
     (2, 17, 23, 8, 8),
-    (2, 33, 47, 24, 24),
     (3, 23, 17, 10, 10),
     (2, 1, 65, 16, 16),
-    (2, 65, 63, 16, 16),
     (2, 31, 33, 7, 7),
-    (2, 19, 19, 12, 12),
     (4, 4, 21, 6, 6),
-    (7, 13, 1, 5, 5),
     (2, 11, 29, 20, 12),
     (3, 21, 37, 6, 18),
-    (1, 64, 257, 32, 32),
     (1, 129, 127, 64, 64),
 )
 
-HEADS = ((3, 3), (1, 1), (5, 1), (6, 3), (8, 2))
+HEADS = ((3, 3), (5, 1), (6, 3), (8, 2))
 
 MASKS = (
     "none",
@@ -152,6 +148,7 @@ SMOKE_DESIGNED = (
     "sdpa/none/mha/f32/b2h2q0k5d8",
     "sdpa/causal/mha/f32/b1h2q129k129d8",
     "sdpa/none/mha/f64/b2h3q17k23d8",
+    "sdpa/pad/mha/f64/b1h1q64k257d32",
     "sdpa/causal/gqa4/bf16/b2h8q33k47d64",
 )
 
@@ -190,7 +187,7 @@ def _products() -> list[Case]:
     def form(mask: str) -> str:
         return "dense" if mask.startswith("bool") else "native"
 
-    for mask, shape, heads, dt in product(MASKS, SHAPES[:8], HEADS[:4], DTYPES):
+    for mask, shape, heads, dt in product(MASKS, SHAPES, HEADS, DTYPES):
         row = base | {"mask": mask, "shape": shape, "heads": heads, "dtype": dt}
         rows.append(row | {"layout": "bhld", "form": form(mask)})
     for mask, recipe, dt, layout in product(MASKS, AXES["recipe"], DTYPES, AXES["layout"]):

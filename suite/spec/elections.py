@@ -79,6 +79,11 @@ QUESTIONS: dict[str, Question] = {
             ("mask", "mask-array"),
         ),
         Question(
+            "subnormal-output",
+            "Values below the smallest normal number of the dtype are",
+            ("kept", "flushed", "other"),
+        ),
+        Question(
             "score-overflow",
             "query key^T beyond 65504 before the scale, moderate after it, in float16 gives",
             ("finite", "nan", "other"),

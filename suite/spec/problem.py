@@ -15,6 +15,7 @@ from none, default, none, normal, bhld and native.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -285,7 +286,7 @@ class Inputs:
         """The scale as a number: 1 / sqrt(D) where none is given; 1 where D is 0."""
         if self.scale is not None:
             return self.scale
-        return 1.0 / np.sqrt(self.sizes.D) if self.sizes.D else 1.0
+        return 1.0 / math.sqrt(self.sizes.D) if self.sizes.D else 1.0
 
     @cached_property
     def dense_mask(self) -> np.ndarray | None:
