@@ -138,8 +138,13 @@ class Cell:
         elected = self.empty_rows(inputs)
         return Oracle.of(inputs, "uniform" if elected == "uniform" else "zeros")
 
+    def release(self) -> None:
+        """Forget the drawn inputs: a run keeps thousands of cells."""
+        self.__dict__.pop("inputs", None)
+
     @property
     def numerics(self) -> str:
+        """The numerics class declared for the cell's dtype."""
         return self.implementation.numerics_for(self.dtype)
 
     @property
@@ -154,13 +159,18 @@ class Cell:
         """The bound of the implementation's class on its answer to `inputs`."""
         return self.oracle(inputs).bound(self.numerics, self.flushes)
 
-    def judge(self, answer: Answer, inputs: Inputs | None = None) -> None:
-        """Hold an answer against the oracle; raises Deviation "value" or "non-finite"."""
+    def judge(
+        self, answer: Answer, inputs: Inputs | None = None, numerics: str | None = None
+    ) -> None:
+        """Hold an answer against the oracle; raises Deviation "value" or "non-finite".
+
+        `numerics` is the class to hold it to, by default the one declared.
+        """
         inputs = self.inputs if inputs is None else inputs
         elected = self.empty_rows(inputs)
         try:
             found = self.oracle(inputs).judge(
-                answer.values, self.numerics, flushes=self.flushes, nan_rows=elected
+                answer.values, numerics or self.numerics, flushes=self.flushes, nan_rows=elected
             )
         except Deviation as deviation:
             self.measured.worst_of(getattr(deviation, "measured", Measured()))

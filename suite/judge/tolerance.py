@@ -9,8 +9,13 @@ before the product with the values) and u_o (output, always the case's dtype):
     eager   u_s = u_p = case dtype
     working u_acc = u_s = u_p = case dtype: sums, too, in the working precision
 
-`working` was seen in TensorFlow's float16 einsum on CPU. Its bound grows with the length of the sums,
-so much that in 16 bits it lets faults through; it must be declared and is never assumed.
+    single  u_acc = u_s = u_p = float32 whatever the dtype: float64 with less precision inside
+
+The last two are declared by implementations that compute with less precision than their dtype
+promises, so that what else they do can still be judged; that they do is a failure of its own
+(`suite/test_precision.py`). `working` was seen in TensorFlow's float16 einsum on CPU, `single` in the
+float64 softmax of jax.nn. The bound of `working` grows with the length of the sums, so much that in 16
+bits it lets faults through: neither class is ever assumed.
 
 Bound, element by element, for weights p, output o, n attended keys, maximum m, gamma_n(u) =
 n u / (1 - n u):
@@ -50,7 +55,7 @@ import numpy as np
 from references.definition import Reference
 from suite.spec.dtypes import DTYPES, DType
 
-NUMERICS = ("exact", "fused", "eager", "working")
+NUMERICS = ("exact", "fused", "eager", "working", "single")
 """The numerics classes from the narrowest bound to the widest."""
 
 
@@ -71,10 +76,11 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
     """The roundoffs of a class in a dtype. Raises ValueError for an unknown class."""
     if numerics not in NUMERICS:
         raise ValueError(f"unknown numerics class {numerics!r}; valid: {', '.join(NUMERICS)}")
-    internal = DTYPES["f64"] if fmt.name == "f64" else DTYPES["f32"]
+    doubled = fmt.name == "f64" and numerics != "single"
+    internal = DTYPES["f64"] if doubled else DTYPES["f32"]
     sums = fmt if numerics == "working" else internal
     scores = fmt if numerics in ("eager", "working") else internal
-    weights = internal if numerics == "exact" else fmt
+    weights = internal if numerics in ("exact", "single") else fmt
     return Roundoffs(
         accumulate=sums.unit_roundoff,
         score=scores.unit_roundoff,
