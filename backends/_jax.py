@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,13 @@ class JaxNn(Implementation):
     """`jax.nn.dot_product_attention(implementation="xla")`."""
 
     name = "jax-nn"
-    numerics = "fused"
+    # Softmax runs in float32 whatever the dtype.
+    numerics: str | Mapping[str, str] = {
+        "f64": "single",
+        "f32": "fused",
+        "bf16": "fused",
+        "f16": "fused",
+    }
     lacks = {
         "softcap": "jax.nn.dot_product_attention has no softcap",
         "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",

@@ -128,7 +128,8 @@ class KerasTorchOps(KerasOps):
 class KerasJaxOps(KerasOps):
     """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy where that raises."""
 
-    numerics = "fused"
+    # Softmax runs in float32 whatever the dtype.
+    numerics = {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}
     lacks = KerasOps.lacks | {
         "value-size": "on jax keras.ops requires values of the keys' size",
     }

@@ -147,7 +147,8 @@ class Eager(Implementation):
 class TensorflowKerasOps(KerasOps):
     """`keras.ops.dot_product_attention` on TensorFlow."""
 
-    numerics = NUMERICS
+    # The default scale, and any Python number given as scale, pass through float32.
+    numerics = NUMERICS | {"f64": "single"}
 
     elections = {
         "fully-masked-row": "uniform",
