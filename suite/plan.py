@@ -1,0 +1,283 @@
+"""The plan of a run: which cells the options ask for, in which order.
+
+Turns names given on a command line into backends, implementations and cells; everything that is
+wrong with them is a UsageError that lists what would be right. Knows nothing of pytest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends import registry
+from backends.base import Backend, BackendUnavailable, Implementation
+from backends.registry import UsageError
+from suite.checks import all_checks
+from suite.judge import cell as cells
+from suite.judge import records
+from suite.judge.cell import Cell, Check
+from suite.judge.expectations import MANIFESTS, ExpectationError, Manifest, load
+from suite.judge.tolerance import NUMERICS
+from suite.judge.verdict import Verdict
+from suite.spec.catalogue import LEVELS, find
+from suite.spec.dtypes import dtype
+
+DEFAULT_NUMERICS = "eager"
+"""The class a user's function is held to unless it declares one: the widest in which sums are right."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run was asked for, as plain data; stored in the header of its records."""
+
+    backend: tuple[str, ...]
+    implementation: tuple[str, ...] = ()
+    device: str = "cpu"
+    dtype: tuple[str, ...] = ()
+    level: str = "standard"
+    seed: int = 0
+    function: tuple[str, ...] = ()
+    numerics: str = ""
+    shard: str = ""
+    audit: bool = False
+
+    @property
+    def backends(self) -> list[str]:
+        """Canonical backend names, "all" written out. Raises UsageError."""
+        names: list[str] = []
+        for given in self.backend:
+            every = registry.together(registry.installed())
+            names += every if given == "all" else [registry.canonical(given)]
+        names = list(dict.fromkeys(names))
+        registry.check_one_engine(names)
+        return names
+
+    def check(self) -> None:
+        """Raise UsageError for whatever can be known to be wrong without importing a framework."""
+        if not self.backend:
+            found = ", ".join(registry.installed())
+            raise UsageError(f"choose what to judge with --backend=NAME; installed here: {found}, all")
+        names = self.backends
+        if self.level not in LEVELS:
+            raise UsageError(f"unknown level {self.level!r}; valid: {', '.join(LEVELS)}")
+        for name in self.dtype:
+            try:
+                dtype(name)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+        if self.function and len(names) != 1:
+            raise UsageError(
+                f"--function needs exactly one --backend (whose signature it has), got {names}"
+            )
+        if self.numerics and self.numerics not in NUMERICS:
+            raise UsageError(
+                f"unknown numerics class {self.numerics!r}; valid: {', '.join(NUMERICS)}"
+            )
+        if self.numerics and not self.function:
+            raise UsageError("--numerics declares the class of a --function, and none is given")
+        self.part()
+
+    def part(self) -> tuple[int, int]:
+        """Shard i of n, (1, 1) where the run is whole. Raises UsageError."""
+        if not self.shard:
+            return 1, 1
+        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {self.shard!r}")
+        return int(match[1]), int(match[2])
+
+
+@dataclass
+class Plan:
+    """Loaded backends and the implementations to judge, with their manifests.
+
+    `unavailable` holds backends that "all" asked for and that failed to load, with the reason.
+    """
+
+    options: Options
+    implementations: list[Implementation] = field(default_factory=list)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, options: Options) -> Plan:
+        """Import the frameworks and find the implementations. Raises UsageError."""
+        options.check()
+        plan = cls(options)
+        by_name = {registry.canonical(n) for n in options.backend if n != "all"}
+        for name in options.backends:
+            try:
+                backend = registry.load(name, options.device)
+            except BackendUnavailable as error:
+                if name in by_name:
+                    raise UsageError(f"backend {name} cannot be used: {error}") from error
+                plan.unavailable[name] = str(error)
+                continue
+            plan.add(backend)
+        if options.implementation:
+            plan.select(options.implementation)
+        if not plan.implementations:
+            raise UsageError(f"no implementation to judge; unavailable: {plan.unavailable}")
+        return plan
+
+    def add(self, backend: Backend) -> None:
+        """Take in a backend's implementations, or the user's functions instead of them."""
+        options = self.options
+        self.versions |= backend.versions
+        found = backend.implementations()
+        if options.function:
+            numerics = options.numerics or DEFAULT_NUMERICS
+            functions = [
+                registry.function_implementation(backend, text, numerics)
+                for text in options.function
+            ]
+            found = functions + (found if options.implementation else [])
+        names = [i.name for i in found]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None:
+            raise UsageError(f"two implementations of {backend.name} are called {twice!r}")
+        self.implementations += found
+        manifest = getattr(backend, "expectations", MANIFESTS / f"{backend.name}.toml")
+        try:
+            entries = load(Path(manifest))
+        except ExpectationError as error:
+            raise UsageError(str(error)) from error
+        self.manifests[backend.name] = Manifest(entries, backend.versions, backend.device)
+
+    def select(self, names: Sequence[str]) -> None:
+        """Keep the named implementations ("sdpa" or "torch:sdpa"), and every user's function."""
+        functions = {text.rpartition(":")[2] for text in self.options.function}
+        wanted = set(names)
+        known = {i.name for i in self.implementations} | {str(i) for i in self.implementations}
+        unknown = sorted(wanted - known)
+        if unknown:
+            raise UsageError(
+                f"unknown implementation {', '.join(unknown)}; valid: "
+                f"{', '.join(str(i) for i in self.implementations)}"
+            )
+        self.implementations = [
+            i for i in self.implementations if {i.name, str(i)} & wanted or i.name in functions
+        ]
+
+    def cells(self, check: Check, whole: bool = False) -> list[Cell]:
+        """The cells of a check, case by case (so that implementations share an oracle).
+
+        `whole` leaves the shard out of account.
+        """
+        index, count = (1, 1) if whole else self.options.part()
+        names = {dtype(name).name for name in self.options.dtype}
+        return [
+            Cell(check, case, implementation, self.options.seed)
+            for case in check.cases(self.options.level)
+            if (not names or case.dtype.name in names) and _part_of(case.id, count) == index
+            for implementation in self.implementations
+        ]
+
+    def judge(self, cell: Cell) -> Verdict:
+        """Run a cell and read the verdict in the light of the backend's manifest."""
+        verdict = cells.run(cell, self.options.audit)
+        cell.release()
+        manifest = self.manifests[cell.implementation.backend.name]
+        name = cell.implementation.name
+        return manifest.apply(verdict, name, cell.check.name, cell.case.id)
+
+    def stale_expectations(self) -> list[str]:
+        """Entries that match no supported cell of the full catalogue, as messages for people."""
+        messages = []
+        checks = all_checks()
+        for backend, manifest in self.manifests.items():
+            present = [i for i in self.implementations if i.backend.name == backend]
+            names = {i.name for i in present}
+            candidates = (
+                (i.name, check.name, case.id)
+                for i in present
+                for check in checks
+                for case in check.cases("full")
+                if i.unsupported(case) is None
+            )
+            relevant = [e for e in manifest.entries if names & set(e.implementation)]
+            left = Manifest(relevant, {}, "")
+            left.entries = relevant
+            messages += [
+                f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell of "
+                "the catalogue; correct or remove it"
+                for e in left.unmatched(candidates)
+            ]
+        return messages
+
+    def digest(self) -> tuple[str, int]:
+        """Digest and number of all cells of the whole run, every shard included."""
+        keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]
+        return records.digest(keys), len(keys)
+
+
+def _part_of(case_id: str, count: int) -> int:
+    """The shard, 1 to `count`, that a case belongs to: by its id, so that oracles are shared."""
+    if count == 1:
+        return 1
+    return int.from_bytes(hashlib.sha256(case_id.encode()).digest()[:4], "big") % count + 1
+
+
+def cell_name(cell: Cell) -> str:
+    """What identifies a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
+    return f"{cell.implementation}/{cell.case.id}"
+
+
+def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
+    """The record of a judged cell."""
+    measured = asdict(verdict.measured)
+    return records.CellRecord(
+        **_identity(cell),
+        status=verdict.status,
+        kind=verdict.kind,
+        message=verdict.message,
+        **measured,
+        seconds=round(verdict.seconds, 6),
+        group=cell.case.group,
+        numerics=cell.numerics,
+        seed=cell.seed,
+    )
+
+
+def record_key(cell: Cell) -> tuple:
+    """The key of the record that a cell will give."""
+    return records.CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    implementation = cell.implementation
+    return {
+        "case": cell.case.id,
+        "check": cell.check.name,
+        "backend": implementation.backend.name,
+        "implementation": implementation.name,
+        "mode": implementation.mode,
+        "device": implementation.backend.device,
+        "dtype": cell.case.dtype.name,
+    }
+
+
+def crashed(check: str, name: str, kind: str, message: str, options: Options) -> records.CellRecord:
+    """The record of a cell whose process died or ran out of time, made from its name alone."""
+    implementation, _, case_id = name.partition("/")
+    backend, _, short = implementation.partition(":")
+    case = find(case_id)
+    return records.CellRecord(
+        case=case_id,
+        check=check,
+        backend=backend,
+        implementation=short,
+        mode="eager",
+        device=options.device,
+        dtype=case.dtype.name,
+        status="crash",
+        kind=kind,
+        message=message,
+        group=case.group,
+        seed=options.seed,
+    )
