@@ -37,6 +37,7 @@ class Terms:
                   (with softcap: + 4 |s_j|): multiplied by the roundoff of sums, exp and scaling
       score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: multiplied
                   by the roundoff of stored scores
+      shift       sum_j p_j |s_j - m| (|v_j| + |o|): roundoff of the shifted score, where it is stored
       value       sum_j p_j |v_j|: roundoff of stored weights and of the product with the values
       underflow   sum_j |v_j| over the attended keys: absolute error of weights that underflow
       score_var   sum_j p_j^2 d_j^2 (v_j - o)^2, d_j^2 the squares of the summands of c_j
@@ -45,11 +46,13 @@ class Terms:
       keys              number n of attended keys
       peak_accumulate   max a_j over keys of relevant weight
       peak_score        max c_j likewise
+      peak_shift        max |s_j - m| likewise
     `summands` is D + 2, the number of roundings in a scaled product.
     """
 
     accumulate: np.ndarray
     score: np.ndarray
+    shift: np.ndarray
     value: np.ndarray
     underflow: np.ndarray
     score_var: np.ndarray
@@ -57,6 +60,7 @@ class Terms:
     keys: np.ndarray
     peak_accumulate: np.ndarray
     peak_score: np.ndarray
+    peak_shift: np.ndarray
     summands: int
 
 
@@ -188,8 +192,8 @@ class _TermCollector:
         self.abs_v = np.abs(self.v)
         self.square_v = np.square(self.v)
         shape = (B, H, Lq, v.shape[-1])
-        per_value = [np.zeros(shape) for _ in range(6)]
-        per_row = [np.zeros(shape[:3]) for _ in range(3)]
+        per_value = [np.zeros(shape) for _ in range(7)]
+        per_row = [np.zeros(shape[:3]) for _ in range(4)]
         self.terms = Terms(*per_value, *per_row, summands=D + 2)
 
     def add(
@@ -225,21 +229,28 @@ class _TermCollector:
             if square is not None:
                 square = square * np.square(slope) + np.square(capped)
         c += final
-        a -= distance
+        np.negative(distance, out=distance)  # |s - m|: s never exceeds m
+        a += distance
         a += 4.0
         # A row without keys has no scores: its only error comes from averaging the values.
         live = attended if not empty.any() else np.broadcast_to(~empty, p.shape)
         if live is not None:
             a *= live
             c *= live
+            distance *= live
         if p.shape[-1]:
             relevant = weight > NEGLIGIBLE_WEIGHT
             t.peak_accumulate[:, :, rows] = (a * relevant).max(-1)
             t.peak_score[:, :, rows] = (c * relevant).max(-1)
+            t.peak_shift[:, :, rows] = (distance * relevant).max(-1)
         a *= weight
         c *= weight
+        distance *= weight
         t.accumulate[:, :, rows] = unit * (a @ self.abs_v + a.sum(-1, keepdims=True) * abs_o)
         t.score[:, :, rows] = unit * (c @ self.abs_v + c.sum(-1, keepdims=True) * abs_o)
+        t.shift[:, :, rows] = unit * (
+            distance @ self.abs_v + distance.sum(-1, keepdims=True) * abs_o
+        )
         t.value[:, :, rows] = unit * (weight @ self.abs_v)
         if attended is None:
             t.keys[:, :, rows] = p.shape[-1]

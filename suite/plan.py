@@ -26,7 +26,7 @@ from suite.judge.verdict import Verdict
 from suite.spec.catalogue import LEVELS, find
 from suite.spec.dtypes import dtype
 
-DEFAULT_NUMERICS = "eager"
+DEFAULT_NUMERICS = "stepwise"
 """The class a user's function is held to unless it declares one: the widest in which sums are right."""
 
 

@@ -64,8 +64,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--numerics", default="", metavar="CLASS",
-        help="numerics class that --function declares: exact, fused, eager (default), working, "
-        "single",
+        help="numerics class that --function declares: exact, fused, eager, stepwise "
+        "(default), working, single",
     )  # fmt: skip
     group.addoption(
         "--results", default="", metavar="FILE.jsonl", help="write records to this new file"

@@ -37,7 +37,7 @@ def compare(cell: Cell, one: Inputs, other: Inputs, what: str, undo=None) -> Non
 @check(
     in_every_dtype(
         "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
-        "sdpa/bool.b11k/gqa2/{dt}/b3h6q9k11d8/dense",
+        "sdpa/bool.b11k/gqa2/{dt}/b2h6q17k23d8/dense",
         "sdpa/bool.qk/mha/{dt}/b3h3q11k17d8/dense",
     )
 )
@@ -51,8 +51,8 @@ def test_boolean_equals_additive(cell: Cell) -> None:
 
 @check(
     in_every_dtype(
-        "sdpa/bool.b11k/mha/{dt}/b3h3q9k11d8/dense",
-        "sdpa/bool.1hqk/gqa2/{dt}/b6h6q9k11d8/dense",
+        "sdpa/bool.b11k/mha/{dt}/b3h3q11k17d8/dense",
+        "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
         "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/dense",
     )
 )
@@ -66,10 +66,10 @@ def test_mask_ranks(cell: Cell) -> None:
 @check(
     in_every_dtype(
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
-        "sdpa/causal/mha/{dt}/b2h3q23k17d8",
-        "sdpa/causal+pad/mha/{dt}/b3h2q13k13d8",
+        "sdpa/causal/mha/{dt}/b2h3q17k23d8",
+        "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
         "sdpa/win4.0/mha/{dt}/b2h3q17k23d8",
-        "sdpa/pad/mha/{dt}/b3h3q7k11d8",
+        "sdpa/pad/mha/{dt}/b3h3q11k17d8",
     )
 )
 def test_flag_equals_dense(cell: Cell) -> None:
@@ -80,8 +80,8 @@ def test_flag_equals_dense(cell: Cell) -> None:
 @check(
     in_every_dtype(
         "sdpa/none/gqa4/{dt}/b2h8q17k23d8",
-        "sdpa/causal/gqa3/{dt}/b2h6q17k17d8",
-        "sdpa/bool.bhqk/mqa/{dt}/b2h5q9k11d8/dense",
+        "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
+        "sdpa/bool.bhqk/mqa/{dt}/b2h5q17k23d8/dense",
     )
 )
 def test_groups_equal_repeated_heads(cell: Cell) -> None:
@@ -111,9 +111,9 @@ def test_key_permutation(cell: Cell) -> None:
 
 @check(
     in_every_dtype(
-        "sdpa/none/mha/{dt}/b3h4q9k11d8",
-        "sdpa/pad/gqa2/{dt}/b4h4q7k13d8",
-        "sdpa/bool.bhqk/mha/{dt}/b3h3q9k11d8/dense",
+        "sdpa/none/mha/{dt}/b2h3q17k23d8",
+        "sdpa/pad/gqa2/{dt}/b2h6q17k23d8",
+        "sdpa/bool.bhqk/mha/{dt}/b3h3q11k17d8/dense",
     )
 )
 def test_batch_independence(cell: Cell) -> None:
@@ -130,8 +130,8 @@ def test_batch_independence(cell: Cell) -> None:
 
 @check(
     in_every_dtype(
-        "sdpa/none/mha/{dt}/b2h5q9k11d8",
-        "sdpa/bool.1hqk/mha/{dt}/b5h5q9k11d8/dense",
+        "sdpa/none/mha/{dt}/b2h3q17k23d8",
+        "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
     )
 )
 def test_head_independence(cell: Cell) -> None:
@@ -147,7 +147,7 @@ def test_head_independence(cell: Cell) -> None:
 
 
 @check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k17d8")
+    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8")
 )
 def test_padding_invariance(cell: Cell) -> None:
     """Nine more keys that the mask hides change nothing but rounding."""
@@ -162,7 +162,7 @@ def test_padding_invariance(cell: Cell) -> None:
 
 
 @check(
-    in_every_dtype("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win40.0/gqa2/{dt}/b2h6q17k17d8")
+    in_every_dtype("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win40.0/gqa2/{dt}/b2h6q17k23d8")
 )
 def test_wide_window(cell: Cell) -> None:
     """A window at least as wide as the sequence equals no window (or causal, where it ends at 0)."""
@@ -175,8 +175,8 @@ def test_wide_window(cell: Cell) -> None:
 @check(
     in_every_dtype(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
-        "sdpa/causal/mha/{dt}/b2h3q17k23d24",
-        "sdpa/none/gqa2/{dt}/b2h4q5k9d64",
+        "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
+        "sdpa/none/mha/{dt}/b3h3q23k17d10",
     )
 )
 def test_default_scale(cell: Cell) -> None:
@@ -187,9 +187,9 @@ def test_default_scale(cell: Cell) -> None:
 
 @check(
     in_every_dtype(
-        "sdpa/none/mha/{dt}/b2h3q17k65d8",
-        "sdpa/causal/gqa2/{dt}/b2h6q33k33d8",
-        "sdpa/bool.bhqk/mha/{dt}/b2h3q9k129d8/dense",
+        "sdpa/none/mha/{dt}/b2h3q17k23d8",
+        "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
+        "sdpa/bool.bhqk/mha/{dt}/b1h3q129k127d64/dense",
     )
 )
 def test_constant_value(cell: Cell) -> None:
@@ -200,7 +200,7 @@ def test_constant_value(cell: Cell) -> None:
 
 
 @check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h4q13k13d8")
+    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8")
 )
 def test_equal_rows(cell: Cell) -> None:
     """Queries that are equal and see the same keys give answers that are equal."""

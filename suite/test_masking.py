@@ -108,7 +108,7 @@ FUTURE = [
     Case.parse(f"sdpa/{mask}/{heads}/{dt}/{sizes}")
     for dt in ("f32", "bf16", "f16", "f64")
     for mask in ("causal", "causal+pad", "win4.0")
-    for heads, sizes in (("gqa2", "b2h6q17k23d8"), ("mha", "b2h3q33k33d16"))
+    for heads, sizes in (("gqa2", "b2h6q17k23d8"), ("mha", "b3h3q23k17d10"))
 ]
 
 

@@ -2,7 +2,8 @@
 
 First a header, then one line per cell as it is judged, at last a footer with totals. A run that is
 killed leaves a readable file without a footer; comparison needs nothing but these files, and works
-on a machine that has none of the frameworks. Imports the standard library only.
+on a machine that has none of the frameworks. Nothing is imported but the standard library and the
+statuses.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from suite.judge.verdict import STATUSES
+
 SCHEMA = 1
+
+GRADES = ("exact", "fused", "eager", "stepwise", "working", "single", "none")
+"""What `CellRecord.grade` can be, from the narrowest numerics class to no class at all."""
 
 
 class RecordError(Exception):
@@ -32,7 +38,7 @@ class TruncatedRun(RecordError):
 
 
 class BrokenLine(RecordError):
-    """A line is not valid JSON or lacks a field."""
+    """A line is not valid JSON, lacks a field, or contradicts the lines before it."""
 
 
 class DuplicateCell(RecordError):
@@ -135,7 +141,8 @@ class Writer:
     def __init__(self, path: str | Path, header: Header) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self.path.open("x", encoding="utf-8")
+        # A framework's message may hold what UTF-8 cannot; that must not end the run.
+        self._file: TextIO = self.path.open("x", encoding="utf-8", errors="replace", newline="\n")
         self.totals: Counter[str] = Counter()
         self._line({"record": "header", **asdict(header)})
 
@@ -164,9 +171,11 @@ def load(path: str | Path, partial: bool = False) -> Run:
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
         raise NotARecordFile(f"{path}: cannot be read: {error}") from error
+    # Not splitlines: JSON leaves U+2028 and its like as they are within a string.
+    lines = text.rstrip("\n").split("\n")
     header: Header | None = None
     cells: list[CellRecord] = []
     seen: set[tuple] = set()
@@ -197,14 +206,29 @@ def load(path: str | Path, partial: bool = False) -> Run:
             header = _read(Header, entry, path, number)
         elif kind == "cell":
             cell = _read(CellRecord, entry, path, number)
+            if cell.status not in STATUSES:
+                raise BrokenLine(
+                    f"{path}: line {number}: unknown status {cell.status!r}; valid: "
+                    f"{', '.join(STATUSES)}"
+                )
             if cell.key in seen:
                 raise DuplicateCell(f"{path}: line {number}: cell {' '.join(map(str, cell.key))}")
             seen.add(cell.key)
             cells.append(cell)
-        elif kind == "footer":
+        elif kind == "footer" and number == len(lines):
             footer = True
-    if header is None:
-        raise NotARecordFile(f"{path}: the file is empty")
+            counted = Counter(cell.status for cell in cells)
+            if entry.get("totals") != counted:
+                raise BrokenLine(
+                    f"{path}: the footer counts {entry.get('totals')}, the file holds "
+                    f"{dict(counted)}: lines were lost or added"
+                )
+        else:
+            raise BrokenLine(
+                f"{path}: line {number}: expected a cell, or one footer at the end, got {kind!r}; "
+                "was a file appended to another?"
+            )
+    assert header is not None
     if not footer and not partial:
         raise TruncatedRun(
             f"{path}: no footer: the run did not finish ({len(cells)} of {header.cells} cells). "
@@ -238,15 +262,15 @@ def merge(runs: list[Run]) -> Run:
             f"the shards hold {len(cells)} cells that are not the whole run "
             f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"
         )
-    return Run(first, tuple(cells), "+".join(run.source for run in runs))
+    header = replace(first, cells=len(cells), shard="")
+    return Run(header, tuple(cells), "+".join(run.source for run in runs))
 
 
 def _read(kind: type, entry: dict[str, Any], path: Path, number: int) -> Any:
     known = {f.name for f in fields(kind)}
-    values = {k: _number(k, v) for k, v in entry.items() if k in known}
     try:
-        return kind(**values)
-    except TypeError as error:
+        return kind(**{k: _number(k, v) for k, v in entry.items() if k in known})
+    except (TypeError, ValueError) as error:
         raise BrokenLine(f"{path}: line {number}: {error}") from error
 
 
@@ -258,4 +282,4 @@ def _number(name: str, value: Any) -> Any:
     return float(value) if name in _FLOATS and isinstance(value, str) else value
 
 
-_FLOATS = {"error_ratio", "rms", "max_abs_error"}
+_FLOATS = {"error_ratio", "rms", "max_abs_error", "seconds"}

@@ -1,15 +1,19 @@
 """How far rounding may move an answer. The one module that owns tolerance.
 
 Model. Inputs are exact in their dtype. A *numerics class* says where an implementation rounds, as
-four unit roundoffs: u_acc (sums, exp, scaling), u_s (scores as stored), u_p (weights as stored
-before the product with the values) and u_o (output, always the case's dtype):
+five unit roundoffs: u_acc (sums, exp, scaling), u_s (scores as stored), u_e (the steps of the softmax
+as stored), u_p (weights as stored before the product with the values) and u_o (output, always the
+case's dtype):
 
-    exact   u_acc = u_s = u_p = float32 (float64 for float64)
-    fused   u_p = case dtype
-    eager   u_s = u_p = case dtype
-    working u_acc = u_s = u_p = case dtype: sums, too, in the working precision
+    exact     u_acc = u_s = u_p = float32 (float64 for float64); u_e = 0
+    fused     u_p = case dtype
+    eager     u_s = u_p = case dtype: matmul, softmax, matmul as separate operations
+    stepwise  u_s = u_e = u_p = case dtype: subtraction, exp, sum and quotient, too, separately
+    working   u_acc = u_s = u_e = u_p = case dtype: sums, too, in the working precision
+    single    u_acc = u_s = u_p = float32 whatever the dtype: float64 with less precision inside
 
-    single  u_acc = u_s = u_p = float32 whatever the dtype: float64 with less precision inside
+`stepwise` was seen in `jax.nn.softmax` called eagerly, which stores s - m, exp(s - m), their sum and
+the quotient: u_e |s_j - m| on the score, and 3 u_e on every weight.
 
 The last two are declared by implementations that compute with less precision than their dtype
 promises, so that what else they do can still be judged; that they do is a failure of its own
@@ -22,8 +26,8 @@ n u / (1 - n u):
 
     |ds_j|  <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
     eps_j    = u_acc |s_j - m| + 4 u_acc
-    |do|    <= A sum_j p_j (|ds_j| + eps_j)(|v_j| + |o|)
-               + (u_p + gamma_{n+4}(u_acc)) sum_j p_j |v_j| + (gamma_{n+4}(u_acc) + u_o) |o|
+    |do|    <= A sum_j p_j (|ds_j| + eps_j + u_e |s_j - m|)(|v_j| + |o|)
+               + (u_p + 3 u_e + gamma_{n+4}(u_acc)) sum_j p_j |v_j| + (gamma_{n+4}(u_acc) + u_o) |o|
                + w sum_j |v_j| + (n + 1) e_acc + e_o
 
 Three terms go beyond first order. With d_j the error of a score, the perturbed softmax gives exactly
@@ -55,8 +59,8 @@ import numpy as np
 from references.definition import Reference
 from suite.spec.dtypes import DTYPES, DType
 
-NUMERICS = ("exact", "fused", "eager", "working", "single")
-"""The numerics classes from the narrowest bound to the widest."""
+NUMERICS = ("exact", "fused", "eager", "stepwise", "working", "single")
+"""The numerics classes from the narrowest bound to the widest (`single` is float64's own)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Roundoffs:
 
     accumulate: float
     score: float
+    step: float
     weight: float
     output: float
     weight_underflow: float
@@ -79,11 +84,12 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
     doubled = fmt.name == "f64" and numerics != "single"
     internal = DTYPES["f64"] if doubled else DTYPES["f32"]
     sums = fmt if numerics == "working" else internal
-    scores = fmt if numerics in ("eager", "working") else internal
+    scores = fmt if numerics in ("eager", "stepwise", "working") else internal
     weights = internal if numerics in ("exact", "single") else fmt
     return Roundoffs(
         accumulate=sums.unit_roundoff,
         score=scores.unit_roundoff,
+        step=fmt.unit_roundoff if numerics in ("stepwise", "working") else 0.0,
         weight=weights.unit_roundoff,
         output=fmt.unit_roundoff,
         weight_underflow=weights.smallest_normal if flushes else weights.smallest_subnormal / 2,
@@ -107,18 +113,20 @@ def bound(reference: Reference, numerics: str, fmt: DType, flushes: bool = False
     if t is None:
         raise ValueError("the reference was computed without terms; pass terms=True")
     u = roundoffs(numerics, fmt, flushes)
-    peak = u.accumulate * t.peak_accumulate + u.score * t.peak_score
+    peak = u.accumulate * t.peak_accumulate + u.score * t.peak_score + u.step * t.peak_shift
     with np.errstate(over="ignore", invalid="ignore"):
         growth = np.where(
             peak > 0, np.exp(peak) * np.expm1(peak) / np.where(peak > 0, peak, 1), 1.0
         )
         per_summand = gamma(t.summands, u.accumulate) / t.summands
-        scores = growth[..., None] * (per_summand * t.accumulate + u.score * t.score)
+        scores = growth[..., None] * (
+            per_summand * t.accumulate + u.score * t.score + u.step * t.shift
+        )
     products = gamma(t.keys + 4, u.accumulate)[..., None]
     size = np.abs(reference.output).astype(np.float64)
     out = (
         scores
-        + (u.weight + products) * t.value
+        + (u.weight + 3 * u.step + products) * t.value
         + (products + u.output) * size
         + u.weight_underflow * t.underflow
         + u.product_underflow * (t.keys + 1)[..., None]

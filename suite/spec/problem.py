@@ -202,7 +202,10 @@ class Case:
         group = re.fullmatch(r"mha|mqa|gqa(\d+)", heads)
         if not group:
             raise ValueError(f"bad heads {heads!r} in {text!r}; expected mha, mqa or gqaN")
-        Hkv = H if heads == "mha" else 1 if heads == "mqa" else H // int(group[1])
+        size = int(group[1] or 0)
+        if size and H % size:
+            raise ValueError(f"{H} heads are not a multiple of {size} in {text!r}")
+        Hkv = H if heads == "mha" else 1 if heads == "mqa" else H // size
         values: dict[str, str] = {}
         for option in options:
             for name, pattern in _OPTIONS.items():

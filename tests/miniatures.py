@@ -1,0 +1,196 @@
+"""Miniatures: tiny deliberately broken backends that the harness must tell apart.
+
+Each is the control with one lie; `tests/test_statuses.py` says in which status it must end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from backends._numpy import Definition, NumpyBackend, Rounded
+from backends.base import Implementation, Prepared
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES
+from suite.spec.problem import Inputs
+
+
+class Miniature(Definition):
+    """The control, with `answer` between its output and the suite."""
+
+    def __init__(self, backend: NumpyBackend) -> None:
+        super().__init__(backend)
+        self.name = type(self).__name__.lower()
+
+    def answer(self, out: Rounded) -> object:
+        return out
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+        inner = made.function
+
+        def call(**arguments: object) -> object:
+            return self.answer(inner(**arguments))
+
+        return Prepared(call, made.arguments)
+
+
+class AlwaysWrong(Miniature):
+    """Answers 42 everywhere."""
+
+    def answer(self, out: Rounded) -> Rounded:
+        return Rounded(np.full_like(out.values, 42.0), out.fmt)
+
+
+class WrongDtype(Miniature):
+    """Computes rightly and calls the result float64."""
+
+    def answer(self, out: Rounded) -> Rounded:
+        return Rounded(out.values, DTYPES["f64"])
+
+
+class WrongShape(Miniature):
+    """Returns (B, Lq, H, Dv) under the name of (B, H, Lq, Dv)."""
+
+    def answer(self, out: Rounded) -> Rounded:
+        return Rounded(out.values.swapaxes(1, 2), out.fmt)
+
+
+class WrongArray(Miniature):
+    """Returns a plain NumPy array instead of the backend's own."""
+
+    def answer(self, out: Rounded) -> np.ndarray:
+        return out.values
+
+
+class WrongDevice(Miniature):
+    """Its arrays claim another device than the one asked for."""
+
+    def answer(self, out: Rounded) -> Rounded:
+        elsewhere = Rounded(out.values, out.fmt)
+        elsewhere.device = "elsewhere"  # type: ignore[attr-defined]
+        return elsewhere
+
+
+class ClaimsTooMuch(Miniature):
+    """Raises where there is a mask, and does not declare it."""
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+        if inputs.dense_mask is None:
+            return made
+
+        def refuse(**arguments: object) -> object:
+            raise NotImplementedError("no masks here\nsecond line")
+
+        return Prepared(refuse, made.arguments)
+
+
+class ClaimsTooLittle(Miniature):
+    """Declares masks unsupported, and computes them rightly all the same."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        needs = {"mask", "causal", "window", "padding"} & set(case.needs)
+        return "masks are said not to be supported" if needs else None
+
+
+class RefusesEverything(Miniature):
+    """Declares everything unsupported: nothing is wrong, and nothing is right."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        return "nothing is supported"
+
+
+class BrokenAdapter(Miniature):
+    """The adapter itself breaks, before the framework is called."""
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        raise KeyError("adapter bug")
+
+
+class Mutates(Miniature):
+    """Doubles its query after answering."""
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+        inner = made.function
+
+        def call(**arguments: Rounded) -> object:
+            out = inner(**arguments)
+            arguments["query"].values *= 2
+            return out
+
+        return Prepared(call, made.arguments)
+
+
+class Unsteady(Miniature):
+    """Adds one unit roundoff to every second answer."""
+
+    calls = 0
+
+    def answer(self, out: Rounded) -> Rounded:
+        self.calls += 1
+        factor = 1 + 2.0**-24 * (self.calls % 2)
+        return Rounded(out.values * factor, out.fmt)
+
+
+class Segfaults(Miniature):
+    """Kills its own process on cases of size 5 x 7, as a segmentation fault does."""
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+
+        def die(**arguments: object) -> object:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return None
+
+        return Prepared(die, made.arguments) if inputs.sizes.Lq == 17 else made
+
+
+class Hangs(Miniature):
+    """Never answers on cases of 17 queries."""
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+
+        def hang(**arguments: object) -> object:
+            time.sleep(600)
+            return None
+
+        return Prepared(hang, made.arguments) if inputs.sizes.Lq == 17 else made
+
+
+class Miniatures(NumpyBackend):
+    """A third-party backend made of miniatures."""
+
+    name = "mini"
+
+    def __init__(self, device: str = "cpu", *kinds: type[Miniature]) -> None:
+        super().__init__(device)
+        self.kinds = kinds
+
+    def implementations(self) -> list[Implementation]:
+        return [kind(self) for kind in self.kinds]
+
+    def device_name(self, array: Rounded) -> str:
+        return getattr(array, "device", "cpu")
+
+
+def backend_of(*kinds: type[Miniature]) -> Callable[[str], Miniatures]:
+    """A backend factory, as `--backend=module:object` takes it."""
+    return lambda device: Miniatures(device, *kinds)
+
+
+broken = backend_of(
+    AlwaysWrong, WrongDtype, WrongShape, WrongArray, WrongDevice, ClaimsTooMuch, ClaimsTooLittle,
+    RefusesEverything, BrokenAdapter, Mutates, Unsteady,
+)  # fmt: skip
+refuses = backend_of(RefusesEverything)
+claims_too_little = backend_of(ClaimsTooLittle)
+always_wrong = backend_of(AlwaysWrong)
+segfaults = backend_of(Segfaults)
+hangs = backend_of(Hangs)

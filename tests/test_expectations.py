@@ -1,0 +1,154 @@
+"""Expectations: strict in both directions, refused where they are vague."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.judge.expectations import MANIFESTS, ExpectationError, Manifest, draft, load
+from suite.judge.verdict import Verdict
+
+GOOD = """
+[[expect]]
+implementation = ["sdpa"]
+check = ["values"]
+case = ["sdpa/*/f64/*"]
+except = ["sdpa/*/b1h1*"]
+kind = "value"
+message = "ratio \\\\d+"
+cause = "softmax in float32"
+issue = "https://example.org/1"
+versions = ["torch>=2.0,<3"]
+device = ["cpu"]
+"""
+
+CASE = "sdpa/none/mha/f64/b2h1q1k1d1"
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    path = tmp_path / "torch.toml"
+    path.write_text(GOOD)
+    return Manifest(load(path), {"torch": "2.13.0+cpu"}, "cpu")
+
+
+def apply(manifest: Manifest, *verdict: str, case: str = CASE) -> Verdict:
+    return manifest.apply(Verdict(*verdict), "sdpa", "values", case)
+
+
+def test_the_expected_failure_is_known_and_says_why(manifest: Manifest) -> None:
+    got = apply(manifest, "fail", "value", "ratio 12")
+    assert got.status == "known"
+    assert "softmax in float32" in got.message
+    assert "https://example.org/1" in got.message
+
+
+def test_a_pass_another_kind_and_another_message_fail(manifest: Manifest) -> None:
+    for verdict, kind in (
+        (("pass",), "unexpected-pass"),
+        (("fail", "raised", "ratio 12"), "other-failure"),
+        (("fail", "value", "no number"), "other-failure"),
+    ):
+        got = apply(manifest, *verdict)
+        assert (got.status, got.kind) == ("fail", kind)
+        assert "torch.toml, entry 1" in got.message
+
+
+def test_harness_errors_and_unsupported_cells_are_not_excused(manifest: Manifest) -> None:
+    for status in ("error", "crash", "unsupported"):
+        assert apply(manifest, status, "harness", "ratio 12").status == status
+
+
+def test_other_cells_are_left_alone(manifest: Manifest) -> None:
+    for case in ("sdpa/none/mha/f32/b2h1q1k1d1", "sdpa/none/mha/f64/b1h1q1k1d1"):
+        assert apply(manifest, "fail", "value", "ratio 12", case=case).status == "fail"
+        assert apply(manifest, "pass", case=case).status == "pass"
+    assert manifest.apply(Verdict("pass"), "eager", "values", CASE).status == "pass"
+    assert manifest.apply(Verdict("pass"), "sdpa", "contract", CASE).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("versions", "device", "holds"),
+    [
+        ({"torch": "2.13.0+cpu"}, "cpu", True),
+        ({"torch": "2.14.0.dev20260101"}, "cpu", True),
+        ({"torch": "3.0"}, "cpu", False),
+        ({"torch": "1.13"}, "cpu", False),
+        ({"jax": "0.8"}, "cpu", False),
+        ({"torch": "2.13.0"}, "cuda", False),
+    ],
+)
+def test_versions_and_devices(tmp_path: Path, versions: dict, device: str, holds: bool) -> None:
+    path = tmp_path / "torch.toml"
+    path.write_text(GOOD)
+    assert bool(Manifest(load(path), versions, device).entries) == holds
+
+
+def test_an_entry_that_matches_nothing_is_reported(manifest: Manifest) -> None:
+    assert manifest.unmatched([("sdpa", "values", "sdpa/none/mha/f32/x")]) == manifest.entries
+    assert manifest.unmatched([("sdpa", "values", CASE)]) == []
+
+
+def test_two_entries_for_one_cell_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "torch.toml"
+    path.write_text(GOOD + GOOD)
+    twice = Manifest(load(path), {"torch": "2.13"}, "cpu")
+    with pytest.raises(ExpectationError, match="entry 1 and .*entry 2 both match"):
+        twice.find("sdpa", "values", CASE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ('kind = "value"', 'kind = "odd"', "unknown kind 'odd'"),
+        ('cause = "softmax in float32"', 'cause = ""', "missing or empty"),
+        ('cause = "softmax in float32"', 'cause = "TODO: verify"', "verify it"),
+        ('issue = "https://example.org/1"', 'issue = "somewhere"', "none found"),
+        ('check = ["values"]', 'check = "values"', "list of strings"),
+        ('check = ["values"]', 'chekc = ["values"]', "chekc"),
+        ('message = "ratio \\\\\\\\d+"', 'message = "("', "entry 1"),
+        ('versions = ["torch>=2.0,<3"]', 'versions = ["torch>>2"]', "entry 1"),
+        ("[[expect]]", "[[expects]]", "only"),
+        ("[[expect]]", "[[expect", "not valid TOML"),
+    ],
+)
+def test_vague_or_broken_entries_are_refused(tmp_path: Path, old: str, new: str, hint: str) -> None:
+    path = tmp_path / "torch.toml"
+    assert old.replace("\\\\\\\\", "\\\\") in GOOD
+    path.write_text(GOOD.replace(old.replace("\\\\\\\\", "\\\\"), new))
+    with pytest.raises(ExpectationError, match="torch.toml") as error:
+        load(path)
+    assert hint in str(error.value)
+
+
+def test_no_manifest_expects_nothing(tmp_path: Path) -> None:
+    assert load(tmp_path / "absent.toml") == []
+
+
+def test_the_manifests_of_this_checkout_load() -> None:
+    assert {path.stem for path in MANIFESTS.glob("*.toml")} >= {"torch", "tf", "jax"}
+    for path in MANIFESTS.glob("*.toml"):
+        assert load(path)
+
+
+def test_a_draft_is_refused_until_its_causes_are_filled_in(tmp_path: Path) -> None:
+    cell = {
+        "implementation": "sdpa",
+        "check": "values",
+        "kind": "value",
+        "message": 'element (b=0): "quoted" got 1',
+        "case": CASE,
+    }
+    text = draft([cell, {**cell, "case": CASE + "/tiny"}], {"torch": "2.13.0+cpu"})
+    path = tmp_path / "draft.toml"
+    path.write_text(text)
+    with pytest.raises(ExpectationError, match="entry 1"):
+        load(path)
+    path.write_text(text.replace("TODO: verify, then one line", "x").replace("TODO: a link, or: ", ""))
+    (entry,) = load(path)
+    assert entry.case == (CASE, CASE + "/tiny")
+    got = Manifest([entry], {"torch": "2.13.0"}, "cpu").apply(
+        Verdict("fail", "value", cell["message"]), "sdpa", "values", CASE
+    )
+    assert got.status == "known"

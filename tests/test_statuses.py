@@ -1,0 +1,127 @@
+"""Statuses: every miniature ends where it must, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.judge import cell as cells
+from suite.judge.cell import Cell, Check
+from suite.judge.verdict import KINDS, Deviation, HarnessError, Measured, Verdict
+from suite.spec.catalogue import find
+from suite.test_bad_problems import test_bad_problem as bad_problem
+from suite.test_contract import test_contract as contract
+from suite.test_values import test_values as values
+from tests import miniatures
+
+PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
+MASKED = "sdpa/causal/mha/f32/b2h3q5k7d8"
+SOFTCAP = "sdpa/none/mha/f32/b2h3q5k7d8/cap2.0"
+
+
+def judged(kind: type[miniatures.Miniature], check, case: str, audit: bool = False) -> Verdict:  # type: ignore[no-untyped-def]
+    implementation = miniatures.Miniatures("cpu", kind).implementations()[0]
+    return cells.run(Cell(check.check, find(case), implementation), audit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "case", "status", "reason"),
+    [
+        (miniatures.Miniature, values, PLAIN, "pass", ""),
+        (miniatures.AlwaysWrong, values, PLAIN, "fail", "value"),
+        (miniatures.WrongDtype, values, PLAIN, "fail", "dtype"),
+        (miniatures.WrongShape, values, PLAIN, "fail", "shape"),
+        (miniatures.WrongArray, values, PLAIN, "fail", "type"),
+        (miniatures.WrongDevice, values, PLAIN, "fail", "device"),
+        (miniatures.ClaimsTooMuch, values, PLAIN, "pass", ""),
+        (miniatures.ClaimsTooMuch, values, MASKED, "fail", "raised"),
+        (miniatures.ClaimsTooLittle, values, MASKED, "unsupported", ""),
+        (miniatures.BrokenAdapter, values, PLAIN, "error", "harness"),
+        (miniatures.Mutates, contract, PLAIN, "fail", "mutated-input"),
+        (miniatures.Unsteady, contract, PLAIN, "fail", "not-deterministic"),
+        (miniatures.Miniature, bad_problem, "bad/batch-differs/f32", "pass", ""),
+    ],
+)
+def test_miniatures_end_in_the_right_status(kind, check, case, status, reason) -> None:  # type: ignore[no-untyped-def]
+    verdict = judged(kind, check, case)
+    assert (verdict.status, verdict.kind) == (status, reason), verdict.message
+    assert (verdict.message == "") == (status == "pass")
+
+
+def test_an_audit_finds_stale_claims_and_leaves_true_ones() -> None:
+    stale = judged(miniatures.ClaimsTooLittle, values, MASKED, audit=True)
+    assert (stale.status, stale.kind) == ("fail", "stale-claim")
+
+    class RefusesMasksRightly(miniatures.ClaimsTooMuch, miniatures.ClaimsTooLittle):
+        pass
+
+    assert judged(RefusesMasksRightly, values, MASKED, audit=True).status == "unsupported"
+
+
+def test_a_framework_error_is_one_line() -> None:
+    assert judged(miniatures.ClaimsTooMuch, values, MASKED).message == (
+        "NotImplementedError: no masks here"
+    )
+
+
+def test_a_failure_names_element_and_figures() -> None:
+    verdict = judged(miniatures.AlwaysWrong, values, PLAIN)
+    for word in ("element (b=", "got 42", "want", "bound", "ratio", "240 of 240"):
+        assert word in verdict.message
+    assert verdict.measured.error_ratio is not None
+    assert verdict.measured.error_ratio > 1e4
+    assert verdict.measured.grade == "none"
+
+
+def test_a_check_that_breaks_is_an_error() -> None:
+    def breaks(cell: Cell) -> None:
+        raise ZeroDivisionError("check bug")
+
+    def ill_posed(cell: Cell) -> None:
+        raise HarnessError("the oracle is NaN")
+
+    implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
+    for function in (breaks, ill_posed):
+        verdict = cells.run(Cell(Check("x", function, lambda level: ()), find(PLAIN), implementation))
+        assert (verdict.status, verdict.kind) == ("error", "harness")
+        assert "test_statuses.py" in verdict.message
+
+
+def test_a_wrong_declared_election_fails() -> None:
+    from suite.test_elections import test_election as election
+
+    class DeclaresUniform(miniatures.Miniature):
+        elections = miniatures.Miniature.elections | {"fully-masked-row": "uniform"}
+
+    assert judged(miniatures.Miniature, election, "elect/fully-masked-row/f32").status == "pass"
+    verdict = judged(DeclaresUniform, election, "elect/fully-masked-row/f32")
+    assert (verdict.status, verdict.kind) == ("fail", "election")
+    assert "declared uniform, observed zeros" in verdict.message
+    assert verdict.measured.observed == "zeros"
+
+
+def test_an_undeclared_election_is_observed_and_used() -> None:
+    from suite.test_elections import test_election as election
+
+    class DeclaresNothing(miniatures.Miniature):
+        elections = {}
+
+    verdict = judged(DeclaresNothing, election, "elect/fully-masked-row/f32")
+    assert (verdict.status, verdict.measured.observed) == ("pass", "zeros")
+    case = "sdpa/bool.qk.empty/mha/f32/b2h3q5k7d8/dense"
+    assert judged(DeclaresNothing, values, case).status == "pass"
+
+
+def test_kinds_and_statuses_are_closed_lists() -> None:
+    with pytest.raises(ValueError, match="unknown kind"):
+        Deviation("odd", "")
+    with pytest.raises(ValueError, match="unknown status"):
+        Verdict("maybe")
+    assert all(text for text in KINDS.values())
+
+
+def test_the_worst_comparison_of_a_cell_is_kept() -> None:
+    kept = Measured(error_ratio=0.5, max_abs_error=1.0, grade="exact")
+    kept.worst_of(Measured(error_ratio=0.2, max_abs_error=9.0, grade="fused"))
+    assert (kept.error_ratio, kept.max_abs_error, kept.grade) == (0.5, 1.0, "exact")
+    kept.worst_of(Measured(error_ratio=float("inf"), grade="none"))
+    assert kept.grade == "none"
