@@ -1,0 +1,44 @@
+"""The report room: records in, tables and pages out.
+
+Works on result files alone, on a machine that has none of the frameworks.
+
+tables    runs -> pandas DataFrames: build, cells, runs, statuses, conformance, conformance_long,
+          accuracy, elections, failures, only_here, everywhere, slowest
+diff      what changed between two runs: compare, new_failures, summary, header_changes
+render    tables -> text, Markdown, CSV, Parquet or one HTML page: render
+commands  the command line: add_report_parser, add_diff_parser
+
+Importing the package, or `commands`, does not yet load pandas.
+"""
+
+from __future__ import annotations
+
+FORMATS = ("text", "markdown", "csv", "html", "parquet")
+"""How tables can be written."""
+
+TABLES = {
+    "runs": "What was run: versions, machine, options.",
+    "statuses": (
+        "Cells per status. The score is pass / all cells: what is unsupported counts in the "
+        "denominator."
+    ),
+    "conformance": (
+        "Cells passed / asked in every group of cases, with what else became of them in brackets; "
+        "what is then left is unsupported."
+    ),
+    "accuracy": (
+        "The check values: error ratio = max |error| / bound of the declared numerics class; the "
+        "grade is the narrowest class whose bounds hold for all cells (exact, fused and eager "
+        "coincide for f32 and f64); beyond counts the cells outside their bound."
+    ),
+    "elections": (
+        "Answers as observed where the field has no single right one, by dtype where dtypes "
+        "differ; - where the question cannot be put."
+    ),
+    "only_here": "Failures of exactly one implementation where at least one other passes.",
+    "everywhere": "Failures of every implementation that supports the case, at least two.",
+    "failures": "Every cell that crashed, broke or failed, expected or not.",
+    "slowest": "The cells that took longest to judge.",
+    "cells": "One row per cell, as recorded.",
+}
+"""The tables a report can hold, in their order, with what they say."""

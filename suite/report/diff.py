@@ -1,0 +1,145 @@
+"""Diff: what changed between two runs, cell by cell, from their records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from suite.judge.records import CellRecord, RecordError, Run
+
+CHANGES = {
+    "new failure": "passed, was known, unsupported or absent before; fails, breaks or crashes now",
+    "fixed": "failed, expected or not, broke or crashed before; passes now",
+    "gone": "a cell of the old run that the new run lacks",
+    "new cell": "a cell that the old run lacks and that does not fail",
+    "status": "any other change of status, or another kind of failure",
+    "ratio": "the largest |error| / bound moved by more than a factor of 2; information only",
+}
+"""Every kind of change, in the order they are listed in."""
+
+BROKEN = ("fail", "error", "crash")
+FACTOR = 2.0
+
+COLUMNS = [
+    "change", "old_status", "new_status", "backend", "implementation", "check", "case", "mode",
+    "device", "seed", "old_ratio", "new_ratio", "message",
+]  # fmt: skip
+
+
+class NothingInCommon(RecordError):
+    """The two runs share no cell, so that there is nothing to compare."""
+
+
+def compare(old: Run, new: Run) -> pd.DataFrame:
+    """One row per changed cell, in the order of `CHANGES`; columns `COLUMNS`.
+
+    A cell is the same in both runs where its `key` is. `message` is the new run's, or the old run's
+    for a cell that is gone. Where either run is partial, a single shard, or did not finish, only
+    the cells in both are compared.
+
+    Raises NothingInCommon where no cell is in both: an empty diff must not pass for an unchanged
+    run.
+    """
+    before = {cell.key: cell for cell in old.cells}
+    after = {cell.key: cell for cell in new.cells}
+    if not before.keys() & after.keys():
+        raise NothingInCommon(
+            f"{old.source or 'the old run'} and {new.source or 'the new run'} have no cell in "
+            f"common ({len(before)} and {len(after)} cells): compare runs of the same backend, "
+            "device and seed"
+        )
+    keys = dict.fromkeys([*after, *before])
+    if not (_whole(old) and _whole(new)):
+        keys = {key: None for key in keys if key in before and key in after}
+    rows = []
+    for key in keys:
+        was, now = before.get(key), after.get(key)
+        change = _change(was, now)
+        if change:
+            rows.append(_row(change, was, now))
+    frame = pd.DataFrame(rows, columns=COLUMNS)
+    frame = frame.astype({"old_ratio": "float64", "new_ratio": "float64"})
+    order = list(CHANGES)
+    return frame.sort_values(
+        "change", key=lambda s: s.map(order.index), kind="stable", ignore_index=True
+    )
+
+
+def new_failures(frame: pd.DataFrame) -> bool:
+    """Whether a comparison holds a new failure."""
+    return bool((frame["change"] == "new failure").any())
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """Index change, in the order of `CHANGES`; columns cells (how many) and meaning."""
+    counts = frame["change"].value_counts()
+    index = pd.Index(list(CHANGES), name="change")
+    cells = [int(counts.get(change, 0)) for change in CHANGES]
+    return pd.DataFrame({"cells": cells, "meaning": list(CHANGES.values())}, index=index)
+
+
+def header_changes(old: Run, new: Run) -> pd.DataFrame:
+    """Columns field, old, new: every header field that differs, but for when the run started.
+
+    Fields of versions, machine and options are named "versions.torch" and so on; "" stands for a
+    field that is absent.
+    """
+    before, after = dict(_flat(asdict(old.header))), dict(_flat(asdict(new.header)))
+    rows = [
+        {"field": name, "old": before.get(name, ""), "new": after.get(name, "")}
+        for name in dict.fromkeys([*before, *after])
+        if name != "started" and before.get(name, "") != after.get(name, "")
+    ]
+    return pd.DataFrame(rows, columns=["field", "old", "new"])
+
+
+def _whole(run: Run) -> bool:
+    return run.complete and not run.header.partial and not run.header.shard
+
+
+def _change(was: CellRecord | None, now: CellRecord | None) -> str:
+    """One of `CHANGES`, or "" for none."""
+    if now is None:
+        return "gone"
+    if now.status in BROKEN and (was is None or was.status not in BROKEN):
+        return "new failure"
+    if was is None:
+        return "new cell"
+    if was.status in (*BROKEN, "known") and now.status == "pass":
+        return "fixed"
+    if (was.status, was.kind) != (now.status, now.kind):
+        return "status"
+    return "ratio" if _moved(was.error_ratio, now.error_ratio) else ""
+
+
+def _moved(was: float | None, now: float | None) -> bool:
+    """Whether one ratio is more than `FACTOR` times the other; NaN counts as infinite."""
+    if was is None or now is None:
+        return False
+    small, large = sorted(math.inf if math.isnan(ratio) else ratio for ratio in (was, now))
+    return large != small and large > FACTOR * small
+
+
+def _row(change: str, was: CellRecord | None, now: CellRecord | None) -> dict[str, Any]:
+    cell = now or was
+    assert cell is not None
+    return {
+        "change": change,
+        **{name: getattr(cell, name) for name in COLUMNS if name in cell.__dataclass_fields__},
+        "old_status": was.status if was else "",
+        "new_status": now.status if now else "",
+        "old_ratio": was.error_ratio if was else None,
+        "new_ratio": now.error_ratio if now else None,
+    }
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)

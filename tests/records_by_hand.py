@@ -1,0 +1,68 @@
+"""Records made by hand, for the tests of records, reports and diffs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from suite.judge.records import CellRecord, Header, Run, Writer, digest
+
+
+def cell(
+    case: str = "sdpa/none/mha/f32/b2h3q5k7d8",
+    implementation: str = "torch:sdpa",
+    status: str = "pass",
+    **fields: Any,
+) -> CellRecord:
+    """A cell of the check `values`; its dtype is read from the case id."""
+    backend, _, name = implementation.partition(":")
+    dtype = next((p for p in case.split("/") if p in ("f64", "f32", "bf16", "f16")), "f32")
+    made = CellRecord(case, "values", backend, name, "eager", "cpu", dtype, status, group="none")
+    return replace(made, **fields)
+
+
+def elect(
+    question: str, answers: dict[str, str], implementation: str = "torch:sdpa"
+) -> list[CellRecord]:
+    """Election cells of one question, a dtype each; the answer "unsupported" is the status."""
+    return [
+        cell(
+            f"elect/{question}/{dtype}",
+            implementation,
+            "unsupported" if answer == "unsupported" else "pass",
+            check="election",
+            observed="" if answer == "unsupported" else answer,
+        )
+        for dtype, answer in answers.items()
+    ]
+
+
+def header(*cells: CellRecord, **fields: Any) -> Header:
+    """The header of the whole run that these cells are."""
+    made = Header(
+        digest=digest(c.key for c in cells),
+        cells=len(cells),
+        commit="abc1234",
+        suite_version="0.1.0",
+        versions={"torch": "2.13.0"},
+        python="3.11.2",
+        machine={"cpus": 2},
+        options={"level": "smoke", "seed": 0},
+        started="2026-11-20T10:15:00+00:00",
+    )
+    return replace(made, **fields)
+
+
+def run(*cells: CellRecord, source: str = "run.jsonl", complete: bool = True, **fields: Any) -> Run:
+    """A loaded run of these cells; `fields` go to its header."""
+    return Run(header(*cells, **fields), cells, source, complete)
+
+
+def write(path: Path, run: Run) -> Path:
+    """The run as a result file, without a footer where it is not complete."""
+    writer = Writer(path, run.header)
+    for record in run.cells:
+        writer.cell(record)
+    writer.close(run.complete)
+    return path

@@ -1,0 +1,167 @@
+"""Diff: every change is named for what it is, and only new failures fail."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from suite.judge.records import Run
+from suite.judge.verdict import STATUSES
+from suite.report.diff import (
+    CHANGES,
+    NothingInCommon,
+    compare,
+    header_changes,
+    new_failures,
+    summary,
+)
+from tests.records_by_hand import cell, run
+
+SAME = cell("sdpa/causal/mha/f32/b1h1q2k2d8")
+CASE = "sdpa/none/mha/f32/b2h3q5k7d8"
+BROKEN = ("fail", "error", "crash")
+SOUND = ("pass", "known", "unsupported")
+
+
+def changes(old: Run, new: Run) -> list[tuple[str, str]]:
+    frame = compare(old, new)
+    return list(zip(frame["case"], frame["change"], strict=True))
+
+
+def between(old: str | None, new: str | None) -> str:
+    """The change of one cell from a status to a status; None is absence, "" no change."""
+    runs = [run(SAME, *([cell(CASE, status=s)] if s else [])) for s in (old, new)]
+    found = changes(*runs)
+    assert all(case == CASE for case, _ in found)
+    return found[0][1] if found else ""
+
+
+@pytest.mark.parametrize("old", [*SOUND, None])
+@pytest.mark.parametrize("new", BROKEN)
+def test_what_breaks_is_a_new_failure(old: str | None, new: str) -> None:
+    assert between(old, new) == "new failure"
+
+
+@pytest.mark.parametrize("old", [*BROKEN, "known"])
+def test_what_passes_again_is_fixed(old: str) -> None:
+    assert between(old, "pass") == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("pass", "known"), ("pass", "unsupported"), ("unsupported", "pass"), ("fail", "known"),
+     ("fail", "unsupported"), ("fail", "crash"), ("crash", "error"), ("known", "unsupported")],
+)  # fmt: skip
+def test_other_changes_of_status(old: str, new: str) -> None:
+    assert between(old, new) == "status"
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_cell_that_stays_is_no_change(status: str) -> None:
+    assert between(status, status) == ""
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_cell_that_goes_is_gone(status: str) -> None:
+    assert between(status, None) == "gone"
+
+
+@pytest.mark.parametrize("status", SOUND)
+def test_a_cell_that_comes_is_new(status: str) -> None:
+    assert between(None, status) == "new cell"
+
+
+def test_another_kind_of_failure_is_a_change() -> None:
+    old, new = (run(cell(status="fail", kind=kind)) for kind in ("value", "non-finite"))
+    assert changes(old, new) == [(CASE, "status")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "moved"),
+    [
+        (0.1, 0.2, False), (0.1, 0.21, True), (0.21, 0.1, True), (0.2, 0.1, False),
+        (0.0, 0.0, False), (0.0, 0.1, True), (math.inf, math.inf, False), (0.9, math.inf, True),
+        (math.nan, 0.5, True), (0.5, math.nan, True), (math.nan, math.nan, False),
+        (math.nan, math.inf, False), (None, 0.5, False), (0.5, None, False),
+    ],
+)  # fmt: skip
+def test_a_ratio_that_moved_is_information(
+    old: float | None, new: float | None, moved: bool
+) -> None:
+    frame = compare(run(cell(error_ratio=old)), run(cell(error_ratio=new)))
+    assert list(frame["change"]) == (["ratio"] if moved else [])
+    assert not new_failures(frame)
+
+
+def test_a_new_failure_is_never_called_a_ratio() -> None:
+    old = run(cell(error_ratio=0.1))
+    frame = compare(old, run(cell(status="fail", kind="value", error_ratio=8.0, message="far")))
+    assert list(frame["change"]) == ["new failure"]
+    row = frame.iloc[0]
+    assert (row["old_status"], row["new_status"]) == ("pass", "fail")
+    assert (row["old_ratio"], row["new_ratio"], row["message"]) == (0.1, 8.0, "far")
+    assert (row["backend"], row["implementation"], row["check"]) == ("torch", "sdpa", "values")
+
+
+@pytest.mark.parametrize("part", ["mode", "device", "check", "backend", "implementation"])
+def test_cells_are_matched_by_their_whole_key(part: str) -> None:
+    moved = cell(status="fail", **{part: "other"})  # type: ignore[arg-type]
+    found = compare(run(SAME, cell()), run(SAME, moved))
+    assert sorted(found["change"]) == ["gone", "new failure"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("partial", [{"partial": True}, {"shard": "1/2"}, {"complete": False}])
+def test_of_partial_runs_only_common_cells_are_compared(which: int, partial: dict) -> None:
+    sides = [[SAME, cell("sdpa/x")], [replace(SAME, status="fail"), cell("sdpa/y", status="fail")]]
+    runs = [run(*cells, **(partial if n == which else {})) for n, cells in enumerate(sides)]
+    assert changes(*runs) == [(SAME.case, "new failure")]
+    whole = [run(*cells) for cells in sides]
+    assert [c for _, c in changes(*whole)] == ["new failure", "new failure", "gone"]
+
+
+def test_nothing_in_common_is_an_error_not_an_empty_diff() -> None:
+    with pytest.raises(NothingInCommon, match=r"old\.jsonl and new\.jsonl.*1 and 2 cells"):
+        compare(
+            run(cell(device="cpu"), source="old.jsonl"),
+            run(cell(device="cuda"), cell("sdpa/x", device="cuda"), source="new.jsonl"),
+        )
+
+
+def test_new_failures_come_first_and_are_counted() -> None:
+    old = run(SAME, cell("a"), cell("b", status="fail"), cell("c", error_ratio=0.1), cell("d"))
+    new = run(
+        SAME, cell("c", error_ratio=0.9), cell("b"), cell("a", status="error"), cell("e")
+    )  # fmt: skip
+    frame = compare(old, new)
+    assert list(frame["change"]) == ["new failure", "fixed", "gone", "new cell", "ratio"]
+    assert new_failures(frame)
+    counts = summary(frame)["cells"].to_dict()
+    assert counts == dict.fromkeys(CHANGES, 1) | {"status": 0}
+
+
+def test_the_same_run_has_no_changes() -> None:
+    same = run(SAME, cell(status="fail", kind="value", error_ratio=3.0))
+    frame = compare(same, same)
+    assert len(frame) == 0
+    assert not new_failures(frame)
+    assert "change" in frame.columns
+
+
+def test_header_changes_name_versions_options_and_commit() -> None:
+    old = run(SAME, options={"level": "smoke", "seed": 0}, started="then")
+    new = run(
+        SAME,
+        versions={"torch": "2.14.0", "jax": "0.11"},
+        options={"level": "full", "seed": 0},
+        commit="def5678",
+        started="now",
+    )
+    frame = header_changes(old, new).set_index("field")
+    assert frame.loc["versions.torch"].tolist() == ["2.13.0", "2.14.0"]
+    assert frame.loc["versions.jax"].tolist() == ["", "0.11"]
+    assert frame.loc["options.level"].tolist() == ["smoke", "full"]
+    assert frame.loc["commit"].tolist() == ["abc1234", "def5678"]
+    assert len(frame) == 4

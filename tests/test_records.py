@@ -1,0 +1,250 @@
+"""Records: what is written is read back, and every defect of a file has its own named error."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from suite.judge.records import (
+    GRADES,
+    BrokenLine,
+    DifferentCaseLists,
+    DuplicateCell,
+    IncompleteShards,
+    NotARecordFile,
+    RecordError,
+    TruncatedRun,
+    Writer,
+    digest,
+    load,
+    merge,
+)
+from suite.judge.tolerance import NUMERICS
+from tests.records_by_hand import cell, header, run, write
+
+A, B, C = (cell(f"sdpa/none/mha/f32/b1h1q1k{n}d8") for n in (1, 2, 3))
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return write(tmp_path / "whole.jsonl", run(A, B, C))
+
+
+def spoil(path: Path, change) -> Path:  # type: ignore[no-untyped-def]
+    """The file with its list of lines changed."""
+    lines = change(path.read_text(encoding="utf-8").splitlines())
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    record = cell(
+        status="fail",
+        kind="value",
+        message="|error| 1e-3 > bound; größer\nsecond line \u2028 still the same cell",
+        error_ratio=3.5,
+        rms=1.25,
+        max_abs_error=1e-3,
+        grade="none",
+        observed="zeros",
+        seconds=0.125,
+        numerics="fused",
+        seed=3,
+    )
+    before = run(record, A, dirty=True, partial=True, shard="1/2")
+    after = load(write(tmp_path / "r.jsonl", before))
+    assert after.cells == before.cells
+    assert after.header == before.header
+    assert after.complete
+    assert after.totals == {"fail": 1, "pass": 1}
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, 5e-324, None])
+@pytest.mark.parametrize("name", ["error_ratio", "rms", "max_abs_error"])
+def test_figures_survive_and_the_file_is_strict_json(
+    tmp_path: Path, name: str, value: float | None
+) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell(**{name: value})))
+
+    def no_constant(text: str) -> None:
+        raise AssertionError(f"{text} is not JSON")
+
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=no_constant)
+    got = getattr(load(path).cells[0], name)
+    assert got == value or (value is not None and math.isnan(value) and math.isnan(got))
+
+
+def test_text_that_utf8_cannot_hold_does_not_end_the_run(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell(status="fail", message="bad \udcff byte"), A))
+    assert [c.message for c in load(path).cells] == ["bad ? byte", ""]
+
+
+def test_the_writer_never_overwrites(whole: Path) -> None:
+    before = whole.read_bytes()
+    with pytest.raises(FileExistsError):
+        Writer(whole, header(A))
+    assert whole.read_bytes() == before
+
+
+def test_lines_are_in_the_file_as_soon_as_they_are_judged(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    writer = Writer(path, header(A, B))
+    writer.cell(A)
+    assert load(path, partial=True).cells == (A,)
+    writer.close(finished=False)
+    with pytest.raises(TruncatedRun, match="1 of 2 cells"):
+        load(path)
+
+
+def test_fields_of_a_later_version_are_ignored(whole: Path) -> None:
+    def add(lines: list[str]) -> list[str]:
+        return [lines[0], json.dumps(json.loads(lines[1]) | {"new_field": 1}), *lines[2:]]
+
+    assert load(spoil(whole, add)).cells == (A, B, C)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "not json\n", "[1, 2]\n", '{"case": 1}\n', '{"record": "cell"}\n', "\x00\xff\n",
+     '{"record": "header", "schema": 99, "digest": "", "cells": 0}\n'],
+)  # fmt: skip
+def test_not_a_record_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    for partial in (False, True):
+        with pytest.raises(NotARecordFile, match=r"r\.jsonl"):
+            load(path, partial)
+
+
+def test_a_missing_file_is_not_a_record_file(tmp_path: Path) -> None:
+    with pytest.raises(NotARecordFile, match="cannot be read"):
+        load(tmp_path / "absent.jsonl")
+
+
+def test_a_run_without_footer_is_truncated(whole: Path) -> None:
+    spoil(whole, lambda lines: lines[:-1])
+    with pytest.raises(TruncatedRun, match="no footer"):
+        load(whole)
+    found = load(whole, partial=True)
+    assert found.cells == (A, B, C)
+    assert not found.complete
+
+
+@pytest.mark.parametrize("kept", [1, 20, -3])
+def test_a_line_cut_off_is_a_truncated_run(whole: Path, kept: int) -> None:
+    spoil(whole, lambda lines: [*lines[:3], lines[3][:kept]])
+    with pytest.raises(TruncatedRun):
+        load(whole)
+    found = load(whole, partial=True)
+    assert (found.cells, found.complete) == ((A, B), False)
+
+
+def test_a_line_cut_within_a_character_is_a_truncated_run(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", run(A, cell(B.case, message="größer"), complete=False))
+    text = path.read_bytes()
+    path.write_bytes(text[: text.index("ö".encode()) + 1])
+    with pytest.raises(TruncatedRun):
+        load(path)
+    assert load(path, partial=True).cells == (A,)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: [x[0], "{", *x[2:]], "line 2 is not a record"),
+        (lambda x: [x[0], '{"record": "cell", "case": "c"}', *x[2:]], "line 2.*missing"),
+        (lambda x: [x[0], x[1].replace('"pass"', '"passed"'), *x[2:]], "'passed'; valid: pass"),
+        (lambda x: [x[0], x[1].replace('"rms": null', '"rms": "small"'), *x[2:]], "line 2"),
+        (lambda x: [x[0], *x], "got 'header'"),
+        (lambda x: [*x, x[1]], "got 'footer'"),
+        (lambda x: [*x[:2], '{"record": "note"}', *x[2:]], "got 'note'"),
+        (lambda x: [*x[:2], *x[3:]], "lines were lost"),
+    ],
+    ids=["no JSON", "field missing", "status", "figure", "two headers", "after footer", "kind",
+         "totals"],
+)  # fmt: skip
+def test_a_broken_line_is_named(whole: Path, change, says: str) -> None:  # type: ignore[no-untyped-def]
+    spoil(whole, change)
+    with pytest.raises(BrokenLine, match=says):
+        load(whole)
+
+
+def test_a_cell_that_occurs_twice(whole: Path) -> None:
+    spoil(whole, lambda lines: [*lines[:3], lines[2], *lines[3:]])
+    with pytest.raises(DuplicateCell, match=B.case):
+        load(whole)
+
+
+@pytest.mark.parametrize(
+    "other", ["check", "case", "backend", "implementation", "mode", "device", "seed"]
+)
+def test_cells_that_differ_in_identity_are_no_duplicates(tmp_path: Path, other: str) -> None:
+    twin = replace(A, **{other: 7 if other == "seed" else "other"})
+    assert load(write(tmp_path / "r.jsonl", run(A, twin))).cells == (A, twin)
+
+
+@pytest.mark.parametrize("other", ["status", "message", "seconds", "error_ratio"])
+def test_cells_that_differ_in_outcome_are_duplicates(tmp_path: Path, other: str) -> None:
+    values = {"status": "fail", "message": "m", "seconds": 2.0, "error_ratio": 0.5}
+    twin = replace(A, **{other: values[other]})
+    with pytest.raises(DuplicateCell):
+        load(write(tmp_path / "r.jsonl", run(A, twin)))
+
+
+def test_every_error_is_a_record_error() -> None:
+    for error in (NotARecordFile, TruncatedRun, BrokenLine, DuplicateCell, DifferentCaseLists,
+                  IncompleteShards):  # fmt: skip
+        assert issubclass(error, RecordError)
+
+
+def test_the_digest_knows_the_cells_but_not_their_order() -> None:
+    keys = [A.key, B.key, C.key]
+    assert digest(keys) == digest(reversed(keys))
+    assert len({digest(keys), digest(keys[:2]), digest([*keys, A.key]), digest([])}) == 4
+
+
+def shards(*parts: tuple) -> list:  # type: ignore[type-arg]
+    whole = digest(c.key for c in (A, B, C))
+    count = len(parts)
+    return [
+        run(*cells, digest=whole, shard=f"{n}/{count}", source=f"s{n}")
+        for n, cells in enumerate(parts, 1)
+    ]
+
+
+def test_shards_merge_into_the_whole_run() -> None:
+    merged = merge(shards((C,), (A, B)))
+    assert set(merged.cells) == {A, B, C}
+    assert (merged.header.shard, merged.header.cells) == ("", 3)
+    assert merged.source == "s1+s2"
+    assert merge([run(A, B, C)]).cells == (A, B, C)
+
+
+def test_merging_proves_completeness() -> None:
+    for given in (shards((A,), (B,)), shards((A, B), (C,))[:1], shards((A, B, C, cell("x"))), []):
+        with pytest.raises(IncompleteShards):
+            merge(given)
+
+
+def test_merging_names_the_shards_given() -> None:
+    with pytest.raises(IncompleteShards, match=r"2 cells.*1/2"):
+        merge(shards((A, B), (C,))[:1])
+
+
+def test_shards_that_share_a_cell() -> None:
+    with pytest.raises(DuplicateCell, match=B.case):
+        merge(shards((A, B), (B, C)))
+
+
+def test_shards_of_different_runs() -> None:
+    with pytest.raises(DifferentCaseLists, match="s1 and other"):
+        merge([*shards((A,), (B, C)), run(A, source="other")])
+
+
+def test_grades_are_the_numerics_classes_and_none() -> None:
+    assert (*NUMERICS, "none") == GRADES

@@ -1,0 +1,293 @@
+"""Report tables say what the records say, and refusing never helps the score."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from suite.judge.records import CellRecord
+from suite.judge.verdict import STATUSES
+from suite.report import TABLES, tables
+from tests.records_by_hand import cell, elect, run
+
+CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
+
+
+def frame(*cells: CellRecord, **fields) -> pd.DataFrame:  # type: ignore[no-untyped-def]
+    return tables.cells(run(*cells, **fields))
+
+
+def test_cells_holds_every_field_and_the_source() -> None:
+    record = cell(status="fail", kind="value", error_ratio=2.0, grade="none", seed=4)
+    found = tables.cells([run(record, source="a.jsonl"), run(cell(), source="b.jsonl")])
+    assert found["source"].tolist() == ["a.jsonl", "b.jsonl"]
+    row = found.iloc[0]
+    for name in CellRecord.__dataclass_fields__:
+        want = getattr(record, name)
+        assert pd.isna(row[name]) if want is None else row[name] == want
+
+
+def test_nothing_measured_is_nan_and_a_measured_nan_is_infinite() -> None:
+    found = frame(cell(CASES[0]), cell(CASES[1], error_ratio=math.nan))
+    assert math.isnan(found["error_ratio"][0])
+    assert found["error_ratio"][1] == math.inf
+
+
+def test_every_status_is_counted() -> None:
+    found = tables.statuses(
+        frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
+    )
+    assert found.columns.tolist() == ["score", "cells", *STATUSES]
+    assert found.loc["torch:sdpa"].tolist() == [1 / 6, 6, 1, 1, 1, 1, 1, 1]
+
+
+def test_statuses_that_do_not_occur_have_columns() -> None:
+    found = tables.statuses(frame(cell()))
+    assert found.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_an_implementation_that_supports_nothing_scores_zero() -> None:
+    found = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
+    assert tables.statuses(found).loc["mute:all", "score"] == 0
+    assert tables.conformance(found).loc["mute:all", "score"] == 0
+    assert tables.conformance(found).loc["mute:all", "none"] == "0/6"
+    assert tables.statuses(found).loc["torch:sdpa", "score"] == 1
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_unsupported_cannot_raise_the_score(status: str) -> None:
+    """Declaring a cell unsupported gives a score that is never higher than judging it."""
+    rest = [cell(CASES[0]), cell(CASES[1], status="fail")]
+
+    def score(*cells: CellRecord) -> float:
+        return tables.statuses(frame(*cells)).loc["torch:sdpa", "score"]
+
+    refused = score(*rest, cell(CASES[2], status="unsupported"))
+    assert refused <= score(*rest, cell(CASES[2], status=status))
+    assert refused < score(*rest)
+
+
+def test_conformance_counts_by_group() -> None:
+    found = frame(
+        cell(CASES[0], group="causal"),
+        cell(CASES[1], group="causal", status="fail"),
+        cell(CASES[2], group="causal", status="unsupported"),
+        cell(CASES[3], group="bias", status="crash"),
+        cell(CASES[4], group="bias", status="known"),
+        cell(CASES[5], "jax:jax-nn", group="bias"),
+        cell(CASES[0], "jax:jax-nn", group=""),
+    )
+    shown = tables.conformance(found)
+    assert shown.columns.tolist() == ["score", "cells", *STATUSES, "causal", "bias", "other"]
+    assert shown.loc["torch:sdpa", ["causal", "bias", "other"]].tolist() == [
+        "1/3 (1 fail)", "0/2 (1 crash, 1 known)", "",
+    ]  # fmt: skip
+    assert shown.loc["jax:jax-nn", ["causal", "bias", "other"]].tolist() == ["", "1/1", "1/1"]
+    long = tables.conformance_long(found)
+    assert long.columns.tolist() == ["implementation", "group", "status", "cells"]
+    assert long["cells"].sum() == len(found)
+    assert ("torch:sdpa", "causal", "fail", 1) in list(long.itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("mode", ("eager", "compiled")), ("device", ("cpu", "cuda"))],
+)
+def test_one_name_in_two_modes_or_devices_is_two_rows(field: str, values: tuple[str, str]) -> None:
+    cells = [
+        cell(**{field: value}, status=s) for value, s in zip(values, ("pass", "fail"), strict=True)
+    ]
+    found = tables.statuses(frame(*cells, cell(CASES[1], "jax:jax-nn")))
+    assert found.index.tolist() == [f"torch:sdpa [{value}]" for value in values] + ["jax:jax-nn"]
+    assert found["score"].tolist() == [1, 0, 1]
+
+
+def test_one_name_in_two_files_is_two_rows() -> None:
+    runs = [run(cell(), source="old/r.jsonl"), run(cell(status="fail"), source="new/r.jsonl")]
+    found = tables.statuses(tables.cells(runs))
+    assert found.index.tolist() == ["torch:sdpa [old/r.jsonl]", "torch:sdpa [new/r.jsonl]"]
+    renamed = [runs[0], run(cell(status="fail"), source="new/nightly.jsonl")]
+    found = tables.statuses(tables.cells(renamed))
+    assert found.index.tolist() == ["torch:sdpa [r]", "torch:sdpa [nightly]"]
+
+
+def test_accuracy() -> None:
+    cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
+    found = tables.accuracy(
+        frame(
+            cell(cases[0], error_ratio=0.5, rms=0.9, grade="fused", numerics="eager"),
+            cell(cases[1], error_ratio=0.8, rms=1.2, grade="eager", numerics="eager"),
+            cell(cases[2], error_ratio=0.1, rms=1.1, grade="exact", numerics="eager"),
+            cell(cases[3], status="unsupported", numerics="eager"),
+            cell(cases[1], check="contract", error_ratio=90.0, grade="none"),
+            cell("sdpa/x/f32", error_ratio=0.3, grade="exact", numerics="eager"),
+        )
+    )
+    assert found.index.tolist() == [("torch:sdpa", "bf16"), ("torch:sdpa", "f32")]
+    row = found.loc[("torch:sdpa", "bf16")]
+    assert (row["numerics"], row["grade"], row["case"]) == ("eager", "eager", cases[1])
+    assert (row["median"], row["max"], row["rms"]) == (0.5, 0.8, 1.2)
+    assert (row["cells"], row["beyond"], row["unmeasured"]) == (3, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "grade", "beyond", "unmeasured", "largest"),
+    [
+        (cell(CASES[1], status="fail", kind="value", error_ratio=3.0, grade="none"),
+         "none", 1, 0, 3.0),
+        (cell(CASES[1], status="fail", kind="value", error_ratio=3.0, grade="working"),
+         "working", 1, 0, 3.0),
+        (cell(CASES[1], status="known", kind="value", error_ratio=3.0, grade="none"),
+         "none", 1, 0, 3.0),
+        (cell(CASES[1], status="fail", kind="value", error_ratio=3.0), "none", 1, 0, 3.0),
+        (cell(CASES[1], status="fail", kind="non-finite"), "none", 1, 0, math.inf),
+        (cell(CASES[1], status="fail", kind="raised"), "exact", 0, 1, 0.25),
+        (cell(CASES[1], status="crash", kind="crash"), "exact", 0, 1, 0.25),
+        (cell(CASES[1], error_ratio=0.5, grade=""), "exact", 0, 0, 0.5),
+    ],
+)  # fmt: skip
+def test_accuracy_of_failures(
+    broken: CellRecord, grade: str, beyond: int, unmeasured: int, largest: float
+) -> None:
+    row = tables.accuracy(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
+    assert (row["grade"], row["beyond"], row["unmeasured"]) == (grade, beyond, unmeasured)
+    assert row["max"] == largest
+
+
+@pytest.mark.parametrize(
+    ("grades", "widest"),
+    [
+        (("exact", "fused"), "fused"), (("single", "eager"), "single"),
+        (("none", "single"), "none"),
+        (("of-tomorrow", "single"), "of-tomorrow"), (("of-tomorrow", "none"), "none"),
+        (("", "exact"), "exact"), (("", ""), ""),
+    ],
+)  # fmt: skip
+def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
+    cells = [cell(c, grade=g, error_ratio=0.5) for c, g in zip(CASES[:2], grades, strict=True)]
+    for order in (cells, cells[::-1]):
+        assert tables.accuracy(frame(*order)).iloc[0]["grade"] == widest
+
+
+def test_elections() -> None:
+    found = tables.elections(
+        frame(
+            *elect("no-keys", {"f32": "zeros", "bf16": "zeros", "f16": "nan"}),
+            *elect("value-size", {"f32": "raises", "f64": "unsupported"}),
+            *elect("integer-mask", {"f32": "unsupported"}),
+            *elect("no-keys", {"f32": "nan", "bf16": "nan", "f16": "nan"}, "jax:jax-nn"),
+            cell("elect/integer-mask/f32", "jax:jax-nn", "error", check="election"),
+            cell(),
+        )
+    )
+    assert found.columns.tolist() == ["no-keys", "value-size", "integer-mask"]
+    assert found.loc["torch:sdpa"].tolist() == ["zeros (f16: nan)", "raises", "-"]
+    assert found.loc["jax:jax-nn"].tolist() == ["nan", "", "error"]
+
+
+def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> None:
+    lied = cell("elect/no-keys/f32", status="fail", check="election", observed="nan")
+    assert tables.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
+
+
+def test_failures_are_listed_gravest_first() -> None:
+    found = tables.failures(
+        frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
+    )
+    assert found["status"].tolist() == ["crash", "error", "fail", "known"]
+    assert found["case"].tolist() == [CASES[5], CASES[4], CASES[1], CASES[2]]
+
+
+def three(*statuses: str) -> pd.DataFrame:
+    """One case in three implementations, and another that all pass."""
+    names = ("torch:sdpa", "tf:eager", "jax:jax-nn")
+    cells = [
+        cell(CASES[0], n, s, kind="value", message=n) for n, s in zip(names, statuses, strict=True)
+    ]
+    return frame(*cells, *(cell(CASES[1], n) for n in names))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "alone", "everywhere"),
+    [
+        (("pass", "fail", "pass"), ["tf:eager"], 0),
+        (("unsupported", "fail", "pass"), ["tf:eager"], 0),
+        (("unsupported", "fail", "unsupported"), [], 0),
+        (("pass", "fail", "fail"), [], 0),
+        (("pass", "fail", "known"), [], 0),
+        (("unsupported", "fail", "error"), [], 2),
+        (("fail", "known", "crash"), [], 3),
+        (("pass", "pass", "pass"), [], 0),
+    ],
+)
+def test_failures_here_and_everywhere(
+    statuses: tuple[str, ...], alone: list[str], everywhere: int
+) -> None:
+    found = three(*statuses)
+    assert tables.only_here(found)["implementation"].tolist() == alone
+    assert tables.everywhere(found)["implementations"].tolist() == [everywhere] * bool(everywhere)
+
+
+def test_only_here_says_how_many_pass() -> None:
+    row = tables.only_here(three("pass", "fail", "pass")).iloc[0]
+    assert (row["passed"], row["message"], row["case"]) == (2, "tf:eager", CASES[0])
+
+
+def test_slowest() -> None:
+    seconds = (0.1, 3.0, 0.2, 9.0, 0.3, 0.0)
+    found = frame(*(cell(c, seconds=s) for c, s in zip(CASES, seconds, strict=True)))
+    assert tables.slowest(found, 2)["case"].tolist() == [CASES[3], CASES[1]]
+
+
+def test_runs_say_what_they_are_not() -> None:
+    record = cell()
+    runs = [
+        run(record, source="a"),
+        run(record, source="b", partial=True, dirty=True, versions={"jax": "0.11"}),
+        run(record, source="c", complete=False, cells=9),
+        run(record, source="d", shard="1/2", cells=9),
+        run(record, source="e", cells=9),
+    ]
+    found = tables.runs(runs)
+    assert found.loc["extent"].tolist() == [
+        "whole", "partial: cells were left out by a filter", "unfinished: 1 of 9 cells",
+        "shard 1/2", "unfinished: 1 of 9 cells",
+    ]  # fmt: skip
+    assert found.loc["torch"].tolist() == ["2.13.0", "", "2.13.0", "2.13.0", "2.13.0"]
+    assert found.loc["suite", ["a", "b"]].tolist() == ["0.1.0 abc1234", "0.1.0 abc1234 (modified)"]
+    assert found.loc["options", "a"] == "level=smoke seed=0"
+
+
+@pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
+def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
+    made = tables.build(run(*cells), TABLES)
+    assert list(made) == list(TABLES)
+    assert len(made["statuses"]) == len(cells)
+    assert len(made["failures"]) == len(made["only_here"]) == len(made["everywhere"]) == 0
+
+
+def test_tables_are_chosen_by_name() -> None:
+    assert list(tables.build(run(cell()))) == [name for name in TABLES if name != "cells"]
+    assert list(tables.build(run(cell()), ["failures", "statuses"])) == ["statuses", "failures"]
+    with pytest.raises(KeyError, match=r"'speed'.*statuses"):
+        tables.build(run(cell()), ["speed"])
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after a statement."""
+    code = f"import sys; {statement}; print(' '.join({{m.split('.')[0] for m in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
+    everything = "import suite.report.tables, suite.report.diff, suite.report.render"
+    frameworks = {"torch", "tensorflow", "jax", "keras", "backends", "references", "pytest"}
+    found = loaded_by(everything)
+    assert "pandas" in found
+    assert not found & frameworks
+    assert not loaded_by("import suite.report.commands") & (frameworks | {"pandas", "numpy"})

@@ -1,0 +1,296 @@
+"""Reports as files: nothing is lost, cut short or overwritten, in any format; the command line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from suite.judge.verdict import STATUSES
+from suite.report import FORMATS, TABLES, tables
+from suite.report.commands import add_diff_parser, add_report_parser, load_runs
+from suite.report.render import render
+from tests.records_by_hand import cell, elect, header, run, write
+
+CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
+
+
+NASTY = "a | pipe, <b>tag</b>, *star*, \x1b[1mcolour\x1b[0m\nsecond line " + "long " * 60
+
+
+@pytest.fixture
+def made() -> dict[str, pd.DataFrame]:
+    cells = [
+        cell(c, status=s, message=NASTY, seconds=0.1) for c, s in zip(CASES, STATUSES, strict=True)
+    ]
+    cells += elect("no-keys", {"f32": "zeros", "f16": "nan"})
+    cells += [cell(CASES[0], "jax:jax-nn", error_ratio=1.00001, numerics="fused", grade="none")]
+    for group, status in (
+        ("win", "fail"),
+        ("seg", "unsupported"),
+        ("pad", "pass"),
+        ("pad", "pass"),
+    ):
+        cells.append(cell(f"sdpa/{len(cells)}", "tf:eager", status, group=group, message=NASTY))
+    return tables.build(run(*cells), TABLES)
+
+
+def test_text_is_complete_and_aligned(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(made, "text", tmp_path / "r.txt")
+    text = (tmp_path / "r.txt").read_text()
+    assert "long " * 59 + "long" in text
+    assert "..." not in text
+    assert "*star*, colour second line" in text
+    title, rule, first, second = text[text.index("\nStatuses\n") :].splitlines()[5:9]
+    assert title.split() == ["implementation", "score", "cells", *STATUSES]
+    assert first.split() == ["torch:sdpa", "37.50%", "8", "3", "1", "1", "1", "1", "1"]
+    assert second.split() == ["jax:jax-nn", "100.00%", "1", "1", "0", "0", "0", "0", "0"]
+    assert len(title) == len(rule) == len(first) == len(second)
+    assert title.index("score") + 5 == first.index("37.50%") + 6
+
+
+def test_markdown_tables_keep_their_columns(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(made, "markdown", tmp_path / "r.md")
+    text = (tmp_path / "r.md").read_text()
+    failures = text[text.index("## Failures") :].split("\n\n")[2].splitlines()
+    assert failures[1] == "| --- | --- | --- | --- | --- | ---: | --- |"
+    assert len(failures) == 2 + 5
+    for line in failures:
+        assert line.replace("\\|", "").count("|") == 8
+    assert "\\<b\\>tag" in failures[2]
+
+
+class _Page(HTMLParser):
+    """Collects ids, links, tags and the entries of tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.entries: list[tuple[str, str]] = []
+        self._open = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        found = dict(attributes)
+        self.tags.append(tag)
+        self.ids.add(found.get("id", ""))
+        self.links += [found[n] for n in ("href", "src") if n in found]
+        self._open = tag == "td"
+        if self._open:
+            self.entries.append(("", found.get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = False
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.entries[-1] = (self.entries[-1][0] + data, self.entries[-1][1])
+
+
+def test_the_page_stands_alone(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(made, "html", tmp_path / "r.html", "Title <1>")
+    text = (tmp_path / "r.html").read_text()
+    page = _Page(text)
+    assert page.links == [f"#{name}" for name in made]
+    assert set(made) <= page.ids
+    assert not {"script", "link", "img", "iframe", "b"} & set(page.tags)
+    assert "url(" not in text and "@import" not in text and "http" not in text
+    assert "Title &lt;1&gt;" in text
+    for shown in ("2.13.0", "abc1234", "level=smoke seed=0"):
+        assert shown in text
+
+
+def test_the_page_colours_what_matters(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(made, "html", tmp_path / "r.html")
+    entries = _Page((tmp_path / "r.html").read_text()).entries
+    for status in ("crash", "error", "fail", "known"):
+        assert (status, f"is-{status}") in entries
+    assert ("3/8 (1 crash, 1 error, 1 fail, 1 known)", "is-crash") in entries
+    assert ("0/1 (1 fail)", "is-fail") in entries
+    assert ("0/1", "is-unsupported") in entries
+    assert ("2/2", "is-pass") in entries
+    assert (">1", "number beyond") in entries
+    assert ("none", "beyond") in entries
+
+
+def test_the_page_shows_the_share_of_every_status(
+    made: dict[str, pd.DataFrame], tmp_path: Path
+) -> None:
+    render(made, "html", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert '<i class="is-pass" style="width:37.500%" title="3 pass"></i>' in text
+    assert '<i class="is-unsupported" style="width:25.000%" title="1 unsupported"></i>' in text
+    assert 'title="0 ' not in text
+
+
+def test_the_page_marks_elections_that_differ_from_the_usual_one(tmp_path: Path) -> None:
+    names = ("torch:sdpa", "tf:eager", "jax:jax-nn", "numpy:definition")
+    answers = ("zeros", "nan", "zeros", "unsupported")
+    cells = [
+        found
+        for name, answer in zip(names, answers, strict=True)
+        for found in elect("no-keys", {"f32": answer}, name)
+    ]
+    render(tables.build(run(*cells), ["elections"]), "html", tmp_path / "r.html")
+    entries = _Page((tmp_path / "r.html").read_text()).entries
+    assert [text for text, classes in entries if "differs" in classes] == ["nan"]
+
+
+def test_a_ratio_just_beyond_its_bound_does_not_read_one(tmp_path: Path) -> None:
+    shown = {"t": pd.DataFrame({"max": [1.00001, 1.0, 0.99999999, math.inf]})}
+    render(shown, "text", tmp_path / "r.txt")
+    assert (tmp_path / "r.txt").read_text().split()[-4:] == [">1", "1", "1", "inf"]
+
+
+def test_only_a_perfect_score_reads_100_percent(tmp_path: Path) -> None:
+    render({"t": pd.DataFrame({"score": [0.999999, 1.0, 0.0]})}, "text", tmp_path / "r.txt")
+    assert (tmp_path / "r.txt").read_text().split()[-3:] == ["99.99%", "100.00%", "0.00%"]
+
+
+@pytest.mark.parametrize("fmt", ["csv", "parquet"])
+def test_data_formats_hold_the_figures_as_they_are(
+    made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
+) -> None:
+    render(made, fmt, tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"{name}.{fmt}" for name in made}
+    read = pd.read_csv if fmt == "csv" else pd.read_parquet
+    back = read(tmp_path / "out" / f"cells.{fmt}")
+    assert back["error_ratio"].max() == 1.00001
+    assert back["message"].iloc[0] == NASTY
+    scores = read(tmp_path / "out" / f"statuses.{fmt}").set_index("implementation")["score"]
+    assert scores.to_dict() == {"torch:sdpa": 0.375, "jax:jax-nn": 1.0, "tf:eager": 0.5}
+    accuracy = read(tmp_path / "out" / f"accuracy.{fmt}")
+    assert accuracy.columns[:2].tolist() == ["implementation", "dtype"]
+
+
+@pytest.mark.parametrize("fmt", ["text", "markdown", "html"])
+def test_files_are_never_overwritten(
+    made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
+) -> None:
+    (tmp_path / "r").write_text("precious")
+    with pytest.raises(FileExistsError, match="not overwritten"):
+        render(made, fmt, tmp_path / "r")
+    assert (tmp_path / "r").read_text() == "precious"
+
+
+@pytest.mark.parametrize("fmt", ["csv", "parquet"])
+def test_folders_must_be_absent_or_empty(
+    made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
+) -> None:
+    render(made, fmt, tmp_path / "absent" / "deep")
+    (tmp_path / "empty").mkdir()
+    render(made, fmt, tmp_path / "empty")
+    (tmp_path / "file").write_text("precious")
+    for taken in ("empty", "file"):
+        with pytest.raises(FileExistsError, match="absent or empty"):
+            render(made, fmt, tmp_path / taken)
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_formats_that_cannot_be_written(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'pdf'; valid: text"):
+        render(made, "pdf", tmp_path / "r")
+    with pytest.raises(ValueError, match="folder"):
+        render(made, "csv")
+
+
+def test_stdout_is_where_text_goes(made: dict[str, pd.DataFrame], monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    render({"statuses": made["statuses"]}, "text")
+    assert "torch:sdpa" in out.getvalue()
+
+
+# --- command line
+
+
+def command(*words: object) -> int:
+    parser = argparse.ArgumentParser(prog="suite")
+    subparsers = parser.add_subparsers(required=True)
+    add_report_parser(subparsers)
+    add_diff_parser(subparsers)
+    args = parser.parse_args([str(w) for w in words])
+    return args.run(args)
+
+
+def test_report_prints_the_chosen_tables(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell(), cell(CASES[1], status="fail")))
+    assert command("report", path, "--table", "statuses", "--format", "markdown") == 0
+    out = capsys.readouterr().out
+    assert "| torch:sdpa | 50.00% | 2 | 1 | 1 | 0 | 0 | 0 | 0 |" in out
+    assert "## Failures" not in out
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_report_writes_every_format(tmp_path: Path, fmt: str) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell()))
+    out = tmp_path / "out"
+    assert command("report", path, "--format", fmt, "--output", out) == 0
+    assert out.is_dir() == (fmt in ("csv", "parquet"))
+    assert command("report", path, "--format", fmt, "--output", out) == 2
+
+
+def test_report_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    good = write(tmp_path / "good.jsonl", run(cell()))
+    cut = write(tmp_path / "cut.jsonl", run(cell(), complete=False))
+    for words, says in (
+        ((tmp_path / "absent.jsonl",), "NotARecordFile"),
+        ((cut,), "TruncatedRun"),
+        ((good, good), "given twice"),
+        ((good, "--format", "csv"), "--output"),
+    ):
+        assert command("report", *words) == 2
+        captured = capsys.readouterr()
+        assert says in captured.err
+        assert captured.out == ""
+    assert command("report", cut, "--partial") == 0
+    assert "unfinished: 1 of 1 cells" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        command("report", good, "--table", "speed")
+    assert stopped.value.code == 2
+
+
+def test_report_merges_shards_and_needs_all_of_them(tmp_path: Path) -> None:
+    one, two, other = cell(CASES[0]), cell(CASES[1]), cell(CASES[2], "jax:jax-nn")
+    whole = {"digest": header(one, two).digest, "cells": 2}
+    first = write(tmp_path / "1.jsonl", run(one, shard="1/2", **whole))
+    second = write(tmp_path / "2.jsonl", run(two, shard="2/2", **whole))
+    beside = write(tmp_path / "3.jsonl", run(other))
+    merged, third = load_runs([first, beside, second])
+    assert set(merged.cells) == {one, two}
+    assert (third.cells, third.source) == ((other,), str(beside))
+    assert command("report", first, beside) == 2
+    assert [r.cells for r in load_runs([first, beside], partial=True)] == [(one,), (other,)]
+    elsewhere = write(
+        tmp_path / "4.jsonl", run(two, shard="2/2", versions={"torch": "2.14.0"}, **whole)
+    )
+    assert command("report", first, elsewhere) == 2
+
+
+def test_diff_exits_with_one_on_new_failures_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    good = write(tmp_path / "good.jsonl", run(cell(), cell(CASES[1])))
+    bad = write(
+        tmp_path / "bad.jsonl",
+        run(cell(), cell(CASES[1], status="fail", message="far off"), commit="def5678"),
+    )
+    assert command("diff", good, bad) == 1
+    out = capsys.readouterr().out
+    for shown in ("new failure", CASES[1], "far off", "abc1234", "def5678"):
+        assert shown in out
+    assert command("diff", bad, good) == 0
+    assert command("diff", good, good) == 0
+    stranger = write(tmp_path / "gpu.jsonl", run(cell(device="cuda", status="fail")))
+    for words in ((good, tmp_path / "absent"), (good, stranger), (good, bad, "--format", "csv")):
+        assert command("diff", *words) == 2
+    assert command("diff", good, bad, "--format", "html", "--output", tmp_path / "d.html") == 1
+    assert "new failure" in (tmp_path / "d.html").read_text()
