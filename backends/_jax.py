@@ -102,6 +102,8 @@ class JaxBackend(Backend):
 class Eager(Implementation):
     """einsum, softmax, einsum in jax.numpy; hidden scores are the dtype's lowest number."""
 
+    backend: JaxBackend
+
     name = "eager"
     # jax.nn.softmax called eagerly stores every step of it in the operands' dtype.
     numerics = "stepwise"
@@ -157,6 +159,8 @@ class Eager(Implementation):
 
 class JaxNn(Implementation):
     """`jax.nn.dot_product_attention(implementation="xla")`."""
+
+    backend: JaxBackend
 
     name = "jax-nn"
     # Softmax runs in float32 whatever the dtype.

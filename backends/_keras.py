@@ -110,7 +110,12 @@ class KerasTorchOps(KerasOps):
     elections = {
         # The mask becomes a bias of -0.7 max; in float16 that is -45853, which does not absorb the
         # scores in float32 arithmetic: a fully masked row attends as if nothing were masked.
-        "fully-masked-row": {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"},
+        "fully-masked-row": {
+            "f64": "uniform",
+            "f32": "uniform",
+            "bf16": "uniform",
+            "f16": "unmasked",
+        },
         "minus-inf-row": "zeros",
         "no-keys": "zeros",
         "causal-alignment": "top-left",
@@ -148,4 +153,3 @@ class KerasJaxOps(KerasOps):
         "subnormal-output": {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"},
         "score-overflow": "finite",
     }
-

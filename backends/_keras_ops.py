@@ -50,7 +50,7 @@ class KerasOps(Implementation):
     name = "keras-ops"
     numerics: str | Mapping[str, str] = "eager"
     elections: Mapping[str, str | Mapping[str, str]] = {}
-    lacks: Mapping[str, str] = {
+    lacks = {
         "softcap": "keras.ops takes attn_logits_soft_cap on a TPU only",
         "native-window": "keras.ops.dot_product_attention has no window",
     }

@@ -87,9 +87,7 @@ class Definition(Implementation):
         return rounded_call(self.backend, inputs, definition)
 
 
-def rounded_call(
-    backend: Backend, inputs: Inputs, function: Callable[..., np.ndarray]
-) -> Prepared:
+def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., np.ndarray]) -> Prepared:
     """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`.
 
     It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv).

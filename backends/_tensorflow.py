@@ -20,7 +20,6 @@ from backends.base import (
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
-
 NUMERICS = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
 """On CPU float16 products are summed in float16: tf.einsum over 257 unit normals is off by 4.4 unit
 roundoffs of sum |q k|, where summing in float32 leaves less than half of one."""
@@ -88,6 +87,8 @@ class TensorflowBackend(Backend):
 
 class Eager(Implementation):
     """matmul, softmax, matmul; hidden scores are the dtype's lowest number."""
+
+    backend: TensorflowBackend
 
     name = "eager"
     numerics = NUMERICS

@@ -18,9 +18,8 @@ from backends.base import (
     merged_bias,
     split_native,
 )
-from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType
-from suite.spec.problem import Case, Inputs
+from suite.spec.problem import Inputs
 
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 NO_SOFTCAP = "scaled_dot_product_attention has no softcap"
@@ -84,6 +83,8 @@ class TorchBackend(Backend):
 class Eager(Implementation):
     """matmul, softmax, matmul as textbooks write it; hidden scores are -inf."""
 
+    backend: TorchBackend
+
     name = "eager"
     numerics = "eager"
     lacks = {
@@ -138,6 +139,8 @@ class Eager(Implementation):
 
 class Sdpa(Implementation):
     """`scaled_dot_product_attention` as torch dispatches it."""
+
+    backend: TorchBackend
 
     name = "sdpa"
     numerics = "fused"
@@ -236,6 +239,8 @@ class SdpaCudnn(Sdpa):
 class Flex(Implementation):
     """`flex_attention` without compilation: score_mod for bias and softcap, a block mask for masks."""
 
+    backend: TorchBackend
+
     name = "flex"
     numerics = "eager"
     lacks = {
@@ -267,7 +272,7 @@ class Flex(Implementation):
             full = np.broadcast_to(dense, (s.B, s.H, s.Lq, s.Lk))
             allowed = backend.array(full, None)
 
-            def mask_mod(b, h, i, j):  # type: ignore[no-untyped-def]  # noqa: F811
+            def mask_mod(b, h, i, j):  # type: ignore[no-untyped-def]
                 return allowed[b, h, i, j]
 
         softcap = inputs.softcap
@@ -346,13 +351,6 @@ class SdpaFunction(Sdpa):
         if not accepted & {"is_causal", "attn_mask"}:
             lacks["causal"] = "the function has neither is_causal nor attn_mask"
         self.lacks = lacks
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        reason = super().unsupported(case)
-        if reason is None and isinstance(case, Case) and "causal" in case.needs:
-            if "is_causal" not in self.accepted and "attn_mask" not in self.accepted:
-                return "the function has neither is_causal nor attn_mask"
-        return reason
 
     def prepare(self, inputs: Inputs) -> Prepared:
         made = super().prepare(inputs)

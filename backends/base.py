@@ -155,9 +155,9 @@ class Implementation(ABC):
         for feature in case.needs:
             if feature in self.lacks:
                 return self.lacks[feature]
-        if isinstance(case, Case) and case.recipe == "overflow":
-            if self.elected("score-overflow", case.dtype) not in (None, "finite"):
-                return "elects that unscaled scores overflow in float16"
+        overflows = self.elected("score-overflow", case.dtype) not in (None, "finite")
+        if overflows and isinstance(case, Case) and case.recipe == "overflow":
+            return "elects that unscaled scores overflow in float16"
         return None
 
     def numerics_for(self, dtype: DType) -> str:

@@ -151,6 +151,15 @@ def function_implementation(
 
 
 __all__ = [
-    "ALIASES", "Backend", "BackendUnavailable", "REGISTRY", "UsageError", "canonical",
-    "check_one_engine", "function_implementation", "installed", "load", "together",
+    "ALIASES",
+    "REGISTRY",
+    "Backend",
+    "BackendUnavailable",
+    "UsageError",
+    "canonical",
+    "check_one_engine",
+    "function_implementation",
+    "installed",
+    "load",
+    "together",
 ]  # fmt: skip

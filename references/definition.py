@@ -12,7 +12,7 @@ chapter 3 (running error analysis); Blanchard, Higham, Higham, IMA J. Numer. Ana
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -64,6 +64,12 @@ class Terms:
     summands: int
 
 
+_PER_VALUE = (
+    "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var"
+)  # fmt: skip
+_ARRAYS = tuple(f for f in fields(Terms) if f.name != "summands")
+
+
 @dataclass(frozen=True)
 class Reference:
     """Output (B, H, Lq, Dv); log-sum-exp (B, H, Lq), -inf for rows without keys; weights
@@ -105,7 +111,9 @@ def attention(
     """
     _check_shapes(query, key, value, mask, bias)
     if empty_rows not in ROW_ELECTIONS:
-        raise ValueError(f"empty_rows must be one of {', '.join(ROW_ELECTIONS)}, got {empty_rows!r}")
+        raise ValueError(
+            f"empty_rows must be one of {', '.join(ROW_ELECTIONS)}, got {empty_rows!r}"
+        )
     B, H, Lq, D = query.shape
     Hkv, Lk, Dv = value.shape[1:]
     if scale is None:
@@ -116,9 +124,9 @@ def attention(
     bias_rows = _as_rows(bias)
 
     group = H // Hkv
-    q = query.astype(precision)
-    k = np.repeat(key, group, axis=1).astype(precision)
-    v = np.repeat(value, group, axis=1).astype(precision)
+    q: np.ndarray = query.astype(precision)
+    k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
+    v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
     hidden_everywhere = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
     if hidden_everywhere.any():
         # A slot that is not finite must be hidden from every row, or the row's NaN is legitimate;
@@ -129,9 +137,9 @@ def attention(
     kt = np.ascontiguousarray(np.swapaxes(k, -1, -2))
     uniform_row = v.mean(-2) if Lk else np.zeros((B, H, Dv), precision)
 
-    out = np.zeros((B, H, Lq, Dv), precision)
-    lse = np.full((B, H, Lq), -np.inf, precision)
-    all_weights = np.zeros((B, H, Lq, Lk), precision) if weights else None
+    out: np.ndarray = np.zeros((B, H, Lq, Dv), precision)
+    lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
+    all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
     collector = _TermCollector(q, k, v, scale, softcap, variance) if terms else None
     step = max(1, BLOCK_ELEMENTS // max(1, B * H * Lk))
 
@@ -192,9 +200,8 @@ class _TermCollector:
         self.abs_v = np.abs(self.v)
         self.square_v = np.square(self.v)
         shape = (B, H, Lq, v.shape[-1])
-        per_value = [np.zeros(shape) for _ in range(7)]
-        per_row = [np.zeros(shape[:3]) for _ in range(4)]
-        self.terms = Terms(*per_value, *per_row, summands=D + 2)
+        arrays = {f.name: np.zeros(shape if f.name in _PER_VALUE else shape[:3]) for f in _ARRAYS}
+        self.terms = Terms(**arrays, summands=D + 2)
 
     def add(
         self, rows: slice, scaled: np.ndarray, s: np.ndarray, shifted: np.ndarray,
@@ -302,9 +309,9 @@ def _check_shapes(
 
 def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
     """A function from a slice of query rows to the block of a rank-4 broadcastable array."""
-    if array is None or callable(array):
+    if array is None or not isinstance(array, np.ndarray):
         return array
-    full = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    full: np.ndarray = array.reshape((1,) * (4 - array.ndim) + array.shape)
     return lambda rows: full[:, :, rows] if full.shape[2] != 1 else full
 
 

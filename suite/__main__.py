@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from suite.report.commands import add_diff_parser, add_report_parser
 from suite.spec.catalogue import LEVELS, AnyCase, everything, find
 
 
@@ -22,12 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_describe(commands)
     _add_expect(commands)
     _add_mutants(commands)
-    if set(sys.argv if arguments is None else arguments) & {"report", "diff", "-h", "--help"}:
-        # pandas takes half a second to import: only the commands that need it pay.
-        from suite.report.commands import add_diff_parser, add_report_parser
-
-        add_report_parser(commands)
-        add_diff_parser(commands)
+    add_report_parser(commands)
+    add_diff_parser(commands)
     chosen = parser.parse_args(arguments)
     return chosen.run(chosen)
 
@@ -35,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_list(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("list", help="the ids of the cases of a level")
     parser.add_argument("--level", choices=LEVELS, default="standard")
-    parser.add_argument("--checks", action="store_true", help="list the checks and what they promise")
+    parser.add_argument(
+        "--checks", action="store_true", help="list the checks and what they promise"
+    )
     parser.set_defaults(run=_list)
 
 
@@ -44,7 +43,7 @@ def _list(arguments: argparse.Namespace) -> int:
         from suite.checks import all_checks
 
         for check in all_checks():
-            text = (check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or "")
+            text = check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or ""
             count = len(list(check.cases(arguments.level)))
             print(f"{check.name:28} {count:5} cases  {' '.join(text.split())}")
         return 0
@@ -95,7 +94,9 @@ def _facts(case: AnyCase) -> str:
             oracle = Oracle.of(inputs)
         for numerics in NUMERICS:
             limit = oracle.bound(numerics)
-            lines.append(f"  bound   {numerics:8} median {np.median(limit):.3g}, max {limit.max():.3g}")
+            lines.append(
+                f"  bound   {numerics:8} median {np.median(limit):.3g}, max {limit.max():.3g}"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -60,7 +60,9 @@ class Options:
         """Raise UsageError for whatever can be known to be wrong without importing a framework."""
         if not self.backend:
             found = ", ".join(registry.installed())
-            raise UsageError(f"choose what to judge with --backend=NAME; installed here: {found}, all")
+            raise UsageError(
+                f"choose what to judge with --backend=NAME; installed here: {found}, all"
+            )
         names = self.backends
         if self.level not in LEVELS:
             raise UsageError(f"unknown level {self.level!r}; valid: {', '.join(LEVELS)}")

@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -157,7 +157,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if getattr(pyfuncitem.function, "check", None) is None:
         return None
-    cell: Cell = pyfuncitem.callspec.params["cell"]
+    cell = cast("Cell", pyfuncitem.callspec.params["cell"])
     plan = _plan(pyfuncitem.config)
     verdict = plan.judge(cell)
     found = record(cell, verdict)
@@ -195,7 +195,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if state is None:
         return
     for name, value in report.user_properties:
-        if name == PROPERTY:
+        if name == PROPERTY and isinstance(value, dict):
             state.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
             return
     if report.when == "???" or (report.failed and "crashed while running" in str(report.longrepr)):
@@ -227,9 +227,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         return
     if state.writer:
         state.writer.close(finished=exitstatus in (0, 1))
-    if state.options.backend and exitstatus == 0:
-        if not any(cell.status == "pass" for cell in state.cells):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    passed = any(cell.status == "pass" for cell in state.cells)
+    if state.options.backend and exitstatus == 0 and not passed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -240,7 +240,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
     plan = _STATE.get("plan")
     missing = plan.unavailable if isinstance(plan, Plan) else {}
-    for text in lines(state.cells, missing):
+    assert state.header is not None
+    terminalreporter.write_line("")
+    for text in lines(records.Run(state.header, tuple(state.cells)), missing):
         terminalreporter.write_line(text)
     broken = [c for c in state.cells if c.status in ("fail", "error", "crash")]
     if broken:
@@ -304,9 +306,7 @@ def _rerun(node: str, options: Options) -> str:
     return " ".join(words)
 
 
-def _header(
-    config: pytest.Config, options: Options, identity: dict[str, Any]
-) -> records.Header:
+def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
     invocation = config.invocation_params.args
     filters = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
     filtered = any("::" in a or a.startswith(filters) for a in map(str, invocation))

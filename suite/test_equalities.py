@@ -103,9 +103,7 @@ def test_key_permutation(cell: Cell) -> None:
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     changes = {"key": inputs.key[:, :, order], "value": inputs.value[:, :, order]}
     mask = inputs.dense_mask
-    permuted = inputs.with_dense(
-        mask_array=None if mask is None else mask[..., order], **changes
-    )
+    permuted = inputs.with_dense(mask_array=None if mask is None else mask[..., order], **changes)
     compare(cell, inputs, permuted, "permuted keys")
 
 
@@ -146,9 +144,7 @@ def test_head_independence(cell: Cell) -> None:
     compare(cell, inputs, reversed_heads, "reversed heads", lambda array: array[:, order])
 
 
-@check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8")
-)
+@check(in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
 def test_padding_invariance(cell: Cell) -> None:
     """Nine more keys that the mask hides change nothing but rounding."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -161,9 +157,7 @@ def test_padding_invariance(cell: Cell) -> None:
     compare(cell, inputs, inputs.with_dense(mask_array=mask, key=key, value=value), "padded keys")
 
 
-@check(
-    in_every_dtype("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win40.0/gqa2/{dt}/b2h6q17k23d8")
-)
+@check(in_every_dtype("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win40.0/gqa2/{dt}/b2h6q17k23d8"))
 def test_wide_window(cell: Cell) -> None:
     """A window at least as wide as the sequence equals no window (or causal, where it ends at 0)."""
     from suite.spec.masks import Causal
@@ -199,9 +193,7 @@ def test_constant_value(cell: Cell) -> None:
     cell.expect_close(got, np.full_like(got, 0.75), cell.bound(constant), "constant value")
 
 
-@check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8")
-)
+@check(in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8"))
 def test_equal_rows(cell: Cell) -> None:
     """Queries that are equal and see the same keys give answers that are equal."""
     inputs = cell.inputs

@@ -35,9 +35,7 @@ def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> 
         )
 
 
-@check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8")
-)
+@check(in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
 def test_one_hot_weights(cell: Cell) -> None:
     """Scores so far apart that all other weights underflow: the answer is one value, exactly.
 
@@ -56,9 +54,7 @@ def test_one_hot_weights(cell: Cell) -> None:
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "one-hot weights")
 
 
-@check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8")
-)
+@check(in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"))
 def test_single_key(cell: Cell) -> None:
     """With one key the weight is 1 and the answer its value, exactly."""
     s = cell.inputs.sizes
@@ -67,9 +63,7 @@ def test_single_key(cell: Cell) -> None:
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "single key")
 
 
-@check(
-    in_every_dtype("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8")
-)
+@check(in_every_dtype("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
 def test_first_row(cell: Cell) -> None:
     """Under a causal mask the first row sees the first key alone: its value, exactly."""
     s = cell.inputs.sizes
@@ -79,7 +73,9 @@ def test_first_row(cell: Cell) -> None:
 
 
 @check(
-    in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
+    in_every_dtype(
+        "sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers"
+    )
 )
 def test_dyadic_mean(cell: Cell) -> None:
     """Zero queries over 2^n keys average integers: every step is exact, so is the answer."""

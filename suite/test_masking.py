@@ -29,7 +29,9 @@ def masked(level: str) -> list[Case]:
     ]
 
 
-def poisoned(inputs: Inputs, hidden: np.ndarray, key: float, value: float) -> Inputs:
+def poisoned(
+    inputs: Inputs, hidden: np.ndarray, key: np.ndarray | float, value: np.ndarray | float
+) -> Inputs:
     """Inputs whose hidden slots hold poison. `hidden` is boolean (B, Hkv, Lk)."""
     k = np.where(hidden[..., None], key, inputs.key)
     v = np.where(hidden[..., None], value, inputs.value)
@@ -40,7 +42,7 @@ def never_attended(inputs: Inputs) -> np.ndarray:
     """Boolean (B, Hkv, Lk): slots that no query of any head of the group attends."""
     s = inputs.sizes
     seen = inputs.attends.any(2).reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk)
-    return ~seen.any(2)
+    return np.logical_not(seen.any(2))
 
 
 def last_seen_by_some(inputs: Inputs) -> np.ndarray:
@@ -66,9 +68,7 @@ def expect_unmoved(cell: Cell, changed: Inputs, hidden: np.ndarray, what: str) -
     before = cell.run(inputs).values.copy()
     after = cell.run(changed).values
     rows = np.broadcast_to(judged[..., None], before.shape)
-    cell.expect_bitwise(
-        np.where(rows, after, 0.0), np.where(rows, before, 0.0), "leak", what
-    )
+    cell.expect_bitwise(np.where(rows, after, 0.0), np.where(rows, before, 0.0), "leak", what)
 
 
 @check(masked)
@@ -117,12 +117,13 @@ def test_future(cell: Cell) -> None:
     """Other keys and values from position t on change no row before t, bit by bit."""
     inputs = cell.inputs
     t = inputs.sizes.Lq // 2
-    rolled = {
-        name: np.concatenate([array[:, :, :t], -2.0 * array[:, :, t:]], axis=2)
-        for name, array in (("key", inputs.key), ("value", inputs.value))
-    }
+
+    def renewed(array: np.ndarray) -> np.ndarray:
+        return np.concatenate([array[:, :, :t], -2.0 * array[:, :, t:]], axis=2)
+
+    other = replace(inputs, key=renewed(inputs.key), value=renewed(inputs.value))
     before = cell.run(inputs).values[:, :, :t].copy()
-    after_all = cell.run(replace(inputs, **rolled)).values
+    after_all = cell.run(other).values
     cell.expect_bitwise(after_all[:, :, :t], before, "leak", f"rows before {t}, new future")
     if np.array_equal(after_all, cell.run(inputs).values):
         raise Deviation("leak", "changing the future changed nothing at all, not even the future")

@@ -139,7 +139,7 @@ class Unsteady(Miniature):
 
 
 class Segfaults(Miniature):
-    """Kills its own process on cases of size 5 x 7, as a segmentation fault does."""
+    """Kills its own process on cases of 17 keys, as a segmentation fault does."""
 
     def prepare(self, inputs: Inputs) -> Prepared:
         made = super().prepare(inputs)
@@ -148,11 +148,11 @@ class Segfaults(Miniature):
             os.kill(os.getpid(), signal.SIGKILL)
             return None
 
-        return Prepared(die, made.arguments) if inputs.sizes.Lq == 17 else made
+        return Prepared(die, made.arguments) if inputs.sizes.Lk == 17 else made
 
 
 class Hangs(Miniature):
-    """Never answers on cases of 17 queries."""
+    """Never answers on cases of 17 keys."""
 
     def prepare(self, inputs: Inputs) -> Prepared:
         made = super().prepare(inputs)
@@ -161,7 +161,7 @@ class Hangs(Miniature):
             time.sleep(600)
             return None
 
-        return Prepared(hang, made.arguments) if inputs.sizes.Lq == 17 else made
+        return Prepared(hang, made.arguments) if inputs.sizes.Lk == 17 else made
 
 
 class Miniatures(NumpyBackend):

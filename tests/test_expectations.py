@@ -94,7 +94,7 @@ def test_two_entries_for_one_cell_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "torch.toml"
     path.write_text(GOOD + GOOD)
     twice = Manifest(load(path), {"torch": "2.13"}, "cpu")
-    with pytest.raises(ExpectationError, match="entry 1 and .*entry 2 both match"):
+    with pytest.raises(ExpectationError, match=r"entry 1 and .*entry 2 both match"):
         twice.find("sdpa", "values", CASE)
 
 
@@ -117,7 +117,7 @@ def test_vague_or_broken_entries_are_refused(tmp_path: Path, old: str, new: str,
     path = tmp_path / "torch.toml"
     assert old.replace("\\\\\\\\", "\\\\") in GOOD
     path.write_text(GOOD.replace(old.replace("\\\\\\\\", "\\\\"), new))
-    with pytest.raises(ExpectationError, match="torch.toml") as error:
+    with pytest.raises(ExpectationError, match=r"torch\.toml") as error:
         load(path)
     assert hint in str(error.value)
 
@@ -145,7 +145,9 @@ def test_a_draft_is_refused_until_its_causes_are_filled_in(tmp_path: Path) -> No
     path.write_text(text)
     with pytest.raises(ExpectationError, match="entry 1"):
         load(path)
-    path.write_text(text.replace("TODO: verify, then one line", "x").replace("TODO: a link, or: ", ""))
+    path.write_text(
+        text.replace("TODO: verify, then one line", "x").replace("TODO: a link, or: ", "")
+    )
     (entry,) = load(path)
     assert entry.case == (CASE, CASE + "/tiny")
     got = Manifest([entry], {"torch": "2.13.0"}, "cpu").apply(

@@ -135,7 +135,16 @@ def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.abs(whole.output - rows.output).max() < 1e-15 * 8
     assert whole.terms is not None
     assert rows.terms is not None
-    for name in ("accumulate", "score", "shift", "value", "underflow", "score_var", "value_var", "keys"):
+    for name in (
+        "accumulate",
+        "score",
+        "shift",
+        "value",
+        "underflow",
+        "score_var",
+        "value_var",
+        "keys",
+    ):
         one, other = getattr(whole.terms, name), getattr(rows.terms, name)
         assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max(), name
 
@@ -147,7 +156,9 @@ def test_what_no_row_attends_may_be_nan() -> None:
     poisoned = [np.where(hidden, np.nan, x) for x in (inputs.key, inputs.value)]
     dirty = definition.attention(inputs.query, *poisoned, **arguments(inputs), terms=True)
     assert np.array_equal(clean.output, dirty.output)
-    assert np.array_equal(bound(clean, "eager", DTYPES["f32"]), bound(dirty, "eager", DTYPES["f32"]))
+    assert np.array_equal(
+        bound(clean, "eager", DTYPES["f32"]), bound(dirty, "eager", DTYPES["f32"])
+    )
 
 
 def test_what_a_row_attends_may_not_be_nan() -> None:

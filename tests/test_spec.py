@@ -38,9 +38,7 @@ def test_ids_are_unique_and_parse_back() -> None:
 
 def test_covering_array_covers_every_pair_that_makes_sense() -> None:
     rows = catalogue.covering_rows()
-    covered = {
-        (a, row[a], b, row[b]) for row in rows for a in row for b in row if a != b
-    }
+    covered = {(a, row[a], b, row[b]) for row in rows for a in row for b in row if a != b}
     pairs = feasible_pairs(catalogue.AXES, catalogue.compatible)
     assert not [pair for pair in pairs if pair not in covered]
     for row in rows:
@@ -58,7 +56,7 @@ def test_smoke_shows_every_axis_value() -> None:
 def test_contradictory_forbidden_pairs_are_an_error() -> None:
     axes = {"a": (1, 2), "b": (1, 2), "c": (1,)}
     with pytest.raises(ValueError, match="no value of axis"):
-        pairwise(axes, lambda a, x, b, y: not ({a, b} == {"b", "c"}))
+        pairwise(axes, lambda a, x, b, y: {a, b} != {"b", "c"})
 
 
 def test_recipes_are_one_list() -> None:
@@ -75,12 +73,15 @@ def test_recipes_are_one_list() -> None:
         ("sdpa/none/four/f32/b1h1q1k1d1", "bad heads"),
         ("sdpa/none/gqa2/f32/b1h3q1k1d1", "multiple"),
         ("sdpa/none/mha/f32/b1h1q1k1d1/loud", "unknown option 'loud'"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/scale0.50", "expected 'sdpa/none/mha/f32/b1h1q1k1d1/scale0.5'"),
+        (
+            "sdpa/none/mha/f32/b1h1q1k1d1/scale0.50",
+            "expected 'sdpa/none/mha/f32/b1h1q1k1d1/scale0.5'",
+        ),
         ("sdpa/none/gqa1/f32/b1h2q1k1d1", "not a canonical"),
     ],
 )
 def test_bad_ids_say_what_is_wrong(text: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=".") as error:
+    with pytest.raises(ValueError, match="id|unknown|bad|multiple") as error:
         Case.parse(text)
     assert hint in str(error.value)
 

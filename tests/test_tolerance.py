@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
         for j in keys:
             q, k = inputs.query[b, h, i], inputs.key[b, kv, j]
             raw = scale * float(q @ k)
-            capped = raw if inputs.softcap is None else inputs.softcap * math.tanh(raw / inputs.softcap)
+            capped = (
+                raw if inputs.softcap is None else inputs.softcap * math.tanh(raw / inputs.softcap)
+            )
             slopes.append(1.0 if inputs.softcap is None else 1 - (capped / inputs.softcap) ** 2)
             caps.append(0.0 if inputs.softcap is None else abs(capped))
             sizes.append((abs(scale) * float(np.abs(q) @ np.abs(k)), abs(raw)))
@@ -161,7 +164,7 @@ def test_classes_nest() -> None:
     for name in ("f32", "bf16", "f16"):
         oracle = Oracle.of(draw(Case.parse(f"sdpa/causal/mha/{name}/b2h2q9k11d8")))
         limits = [oracle.bound(numerics) for numerics in tolerance.NUMERICS[:5]]
-        for narrow, wide in zip(limits, limits[1:], strict=False):
+        for narrow, wide in pairwise(limits):
             assert (narrow <= wide * (1 + 1e-12)).all()
     f32 = Oracle.of(draw(Case.parse("sdpa/none/mha/f32/b1h1q3k4d4")))
     assert np.array_equal(f32.bound("exact"), f32.bound("eager"))

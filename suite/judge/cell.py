@@ -96,11 +96,8 @@ class Cell:
         """Judge type, device, dtype and shape, and return the values (B, H, Lq, Dv) in float64."""
         backend, s = self.implementation.backend, inputs.sizes
         if not backend.is_array(native):
-            kind = type(native)
-            raise Deviation(
-                "type",
-                f"expected an array of {backend.name}, got {kind.__module__}.{kind.__qualname__}",
-            )
+            got_type = f"{type(native).__module__}.{type(native).__qualname__}"
+            raise Deviation("type", f"expected an array of {backend.name}, got {got_type}")
         expected = (s.B, s.H, s.Lq, s.Dv) if layout == "bhld" else (s.B, s.Lq, s.H, s.Dv)
         for kind, want, got in (
             ("device", backend.device, backend.device_name(native)),
@@ -188,9 +185,7 @@ class Cell:
                 f"{int((~same).sum())} of {same.size} elements differ",
             )
 
-    def expect_close(
-        self, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str
-    ) -> None:
+    def expect_close(self, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
         """Raise Deviation "unequal" where two answers to one problem differ by more than `limit`.
 
         `limit` is the sum of the bounds of the two answers.

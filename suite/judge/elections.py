@@ -203,9 +203,7 @@ def _subnormal(p: _Probe) -> str:
 
 
 def _overflow(p: _Probe) -> str:
-    inputs = replace(
-        p.inputs, query=p.inputs.query * 256, key=p.inputs.key * 256, scale=2.0**-14
-    )
+    inputs = replace(p.inputs, query=p.inputs.query * 256, key=p.inputs.key * 256, scale=2.0**-14)
     got = p.values(inputs)
     if got is None:
         raise HarnessError("large float16 scores raised")

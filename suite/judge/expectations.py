@@ -129,7 +129,9 @@ def _entry(values: dict[str, Any], where: str) -> Expectation:
             f"{where}: issue must be a link, or begin with 'none found', got {values['issue']!r}"
         )
     if values["cause"].startswith("TODO"):
-        raise ExpectationError(f"{where}: the cause is not filled in; verify it, then write it down")
+        raise ExpectationError(
+            f"{where}: the cause is not filled in; verify it, then write it down"
+        )
     try:
         re.compile(values["message"])
         for text in values["versions"]:

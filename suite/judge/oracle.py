@@ -118,15 +118,17 @@ class Oracle:
         if self.dtype.is_half and error.size:
             spread = standard_deviation(self.reference, numerics, self.dtype)
             # The model has no underflow: it speaks of answers well within the normal range.
-            ok = (spread > 0) & (np.abs(want) * self.dtype.unit_roundoff > self.dtype.smallest_normal)
+            ok = (spread > 0) & (
+                np.abs(want) * self.dtype.unit_roundoff > self.dtype.smallest_normal
+            )
             if elected_nan is not None:
                 ok &= ~elected_nan
             if ok.any():
                 scaled = error[ok].astype(np.float64) / spread[ok]
                 measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
         if ratio.size and not measured.error_ratio <= 1.0:  # type: ignore[operator]
-            at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-            where = "(" + ", ".join(f"{n}={int(i)}" for n, i in zip("bhqd", at, strict=True)) + ")"
+            at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+            where = "(" + ", ".join(f"{n}={i}" for n, i in zip("bhqd", at, strict=True)) + ")"
             digits = 17 if self.dtype.name == "f64" else 9
             deviation = Deviation(
                 "value",

@@ -57,9 +57,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from references.definition import Reference
+from suite.judge.records import GRADES
 from suite.spec.dtypes import DTYPES, DType
 
-NUMERICS = ("exact", "fused", "eager", "stepwise", "working", "single")
+NUMERICS = GRADES[:-1]
 """The numerics classes from the narrowest bound to the widest (`single` is float64's own)."""
 
 

@@ -206,7 +206,7 @@ def _flat(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shown(flat: pd.DataFrame) -> list[list[str]]:
-    columns = [[_text(value, name) for value in flat[name]] for name in flat]
+    columns = [[_text(value, str(name)) for value in flat[name]] for name in flat]
     return [list(row) for row in zip(*columns, strict=True)]
 
 

@@ -174,7 +174,7 @@ def _accuracy_of(key: tuple[str, str], block: pd.DataFrame) -> dict[str, object]
         "median": ratio.median(),
         "max": ratio.max(),
         "rms": block["rms"].max(),
-        "case": block.loc[ratio.idxmax(), "case"] if len(ratio) else "",
+        "case": block["case"].to_numpy()[block.index.get_loc(ratio.idxmax())] if len(ratio) else "",
     }
 
 

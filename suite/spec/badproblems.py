@@ -97,10 +97,27 @@ BAD_CASES: tuple[BadCase, ...] = (
             value=np.concatenate([_mha(x).value, _mha(x).value[:1]]),
         ),
     ),
-    BadCase("mask-too-few-keys", "a mask (5, 6) for 7 keys", _mask(5, 6), needs=("mask", "mask-array")),
-    BadCase("mask-too-many-queries", "a mask (6, 7) for 5 queries", _mask(6, 7), needs=("mask", "mask-array")),
-    BadCase("mask-wrong-batch", "a mask (3, 1, 5, 7) for a batch of 2", _mask(3, 1, 5, 7), needs=("mask", "mask-array")),
-    BadCase("mask-wrong-heads", "a mask (2, 3, 5, 7) for 4 heads", _mask(2, 3, 5, 7), needs=("mask", "mask-array")),
+    BadCase(
+        "mask-too-few-keys", "a mask (5, 6) for 7 keys", _mask(5, 6), needs=("mask", "mask-array")
+    ),
+    BadCase(
+        "mask-too-many-queries",
+        "a mask (6, 7) for 5 queries",
+        _mask(6, 7),
+        needs=("mask", "mask-array"),
+    ),
+    BadCase(
+        "mask-wrong-batch",
+        "a mask (3, 1, 5, 7) for a batch of 2",
+        _mask(3, 1, 5, 7),
+        needs=("mask", "mask-array"),
+    ),
+    BadCase(
+        "mask-wrong-heads",
+        "a mask (2, 3, 5, 7) for 4 heads",
+        _mask(2, 3, 5, 7),
+        needs=("mask", "mask-array"),
+    ),
     BadCase("mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), needs=("mask", "mask-array")),
     BadCase(
         "bias-too-few-keys",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from typing import cast
 
 from suite.spec.badproblems import BAD_CASES, BadCase
 from suite.spec.covering import Row, each_value, pairwise
@@ -101,8 +102,8 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
 
 def case_of(row: Row) -> Case:
     """The case of one row of the covering array."""
-    B, Lq, Lk, D, Dv = row["shape"]  # type: ignore[misc]
-    H, Hkv = row["heads"]  # type: ignore[misc]
+    B, Lq, Lk, D, Dv = cast(tuple[int, ...], row["shape"])
+    H, Hkv = cast(tuple[int, int], row["heads"])
     return Case(
         Problem(
             Sizes(B, H, Hkv, Lq, Lk, D, Dv),

@@ -63,7 +63,9 @@ def pairwise(
                 if best is None or score > best:
                     best, choice = score, value
             if best is None:
-                raise ValueError(f"no value of axis {name!r} fits {row}; loosen the forbidden pairs")
+                raise ValueError(
+                    f"no value of axis {name!r} fits {row}; loosen the forbidden pairs"
+                )
             row[name] = choice
         for p, q in combinations(names, 2):
             open_pairs.pop((p, row[p], q, row[q]), None)

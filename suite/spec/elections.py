@@ -42,7 +42,9 @@ QUESTIONS: dict[str, Question] = {
             ("zeros", "nan", "uniform", "raises"),
             needs=("bias",),
         ),
-        Question("no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")),
+        Question(
+            "no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")
+        ),
         Question(
             "causal-alignment",
             "The native causal flag with Lq != Lk is aligned",
@@ -70,7 +72,9 @@ QUESTIONS: dict[str, Question] = {
             needs=("mask",),
         ),
         Question("nan-in-query", "A NaN in a query turns its row into", ("nan", "zeros", "other")),
-        Question("value-size", "Values of another size than keys (Dv != D) are", ("accepted", "raises")),
+        Question(
+            "value-size", "Values of another size than keys (Dv != D) are", ("accepted", "raises")
+        ),
         Question(
             "integer-mask",
             "A mask of integers 0 and 1 is",

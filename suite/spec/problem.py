@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -242,7 +243,8 @@ class Case:
             f"  query   ({s.B}, {s.H}, {s.Lq}, {s.D})  {self.dtype.long_name}, laid out {self.layout}",
             f"  key     ({s.B}, {s.Hkv}, {s.Lk}, {s.D})",
             f"  value   ({s.B}, {s.Hkv}, {s.Lk}, {s.Dv})",
-            f"  mask    {self.mask_token}" + (f", dense form {dense}, {self.form}" if dense else ""),
+            f"  mask    {self.mask_token}"
+            + (f", dense form {dense}, {self.form}" if dense else ""),
             f"  bias    {p.bias}",
             f"  scale   {'1/sqrt(D)' if p.scale is None else p.scale}",
             f"  softcap {'none' if p.softcap is None else p.softcap}",
@@ -324,7 +326,7 @@ class Inputs:
     def has_empty_rows(self) -> bool:
         return bool((~self.attends.any(-1)).any())
 
-    def with_dense(self, **changes: object) -> Inputs:
+    def with_dense(self, **changes: Any) -> Inputs:
         """A variation whose mask is the dense array, so that axes may be permuted freely."""
         return replace(self, mask=None, form="dense", **{"mask_array": self.dense_mask, **changes})
 

@@ -1,0 +1,1 @@
+"""Tests of the suite itself: mutants, honest variants, miniatures, adapters."""

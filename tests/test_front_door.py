@@ -1,0 +1,319 @@
+"""The front door: every way of calling `pytest suite`, and what each wrong way is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.judge import records
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ONE_FILE = "suite/test_extremes.py"
+
+
+def run(*words: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """`pytest ...` in a process of its own, without the cache folder."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess, Path]:
+    results = tmp_path_factory.mktemp("smoke") / "numpy.jsonl"
+    return run("suite", "--backend=numpy", "--level=smoke", f"--results={results}"), results
+
+
+def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: ignore[no-untyped-def]
+    out, results = smoke
+    assert out.returncode == 0, out.stdout[-3000:]
+    loaded = records.load(results)
+    assert set(loaded.totals) == {"pass", "unsupported"}
+    assert loaded.totals["pass"] > 250
+    assert not loaded.header.partial
+    assert loaded.header.cells == len(loaded.cells)
+    assert loaded.header.digest == records.digest(c.key for c in loaded.cells)
+    assert loaded.header.versions["numpy"]
+    measured = [c for c in loaded.cells if c.check == "values"]
+    assert all(
+        c.error_ratio is not None and c.error_ratio <= 1 for c in measured if c.status == "pass"
+    )
+
+
+def test_the_summary_shows_statuses_accuracy_and_elections(smoke) -> None:  # type: ignore[no-untyped-def]
+    out, results = smoke
+    for text in (
+        "numpy:definition",
+        "unsupported",
+        "error ratio",
+        "fully-masked-row",
+        str(results),
+    ):
+        assert text in out.stdout
+
+
+def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untyped-def]
+    _, results = smoke
+    before = results.read_bytes()
+    out = run(ONE_FILE, "--backend=numpy", f"--results={results}")
+    assert out.returncode == 4
+    assert "nothing is overwritten" in out.stderr
+    assert results.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "choose what to judge with --backend=NAME; installed here: numpy"),
+        (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, tf"),
+        (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
+        (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
+        (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
+        (["--backend=numpy", "--shard=3/2"], "expected --shard=i/n"),
+        (["--backend=numpy", "--numerics=exact"], "none is given"),
+        (["--backend=numpy", "--backend=torch", "--function=x.py:f"], "exactly one --backend"),
+        (["--backend=tf", "--backend=keras-jax"], "KERAS_BACKEND is process-global"),
+        (["--backend=numpy", "--function=nowhere.py:f"], "there is no file nowhere.py"),
+        (["--backend=no.such.module:x"], "importing no.such.module failed"),
+        (["--backend=tests.miniatures:Rounded_"], "has no 'Rounded_'"),
+        (["--backend=tests.miniatures:ONE"], "has no 'ONE'"),
+        (["--results=x.jsonl"], "need a --backend"),
+    ],
+)
+def test_usage_errors_list_what_would_be_right(words: list[str], hint: str) -> None:
+    out = run(ONE_FILE, "--collect-only", *words)
+    assert out.returncode != 0
+    assert hint in " ".join((out.stdout + out.stderr).split()), out.stdout + out.stderr
+
+
+def test_broken_implementations_fail_with_the_command_to_run_again(tmp_path: Path) -> None:
+    results = tmp_path / "r.jsonl"
+    out = run(
+        "suite/test_values.py", "--backend=tests.miniatures:always_wrong", "--level=smoke",
+        "--dtype=f32", f"--results={results}",
+    )  # fmt: skip
+    assert out.returncode == 1
+    assert "fail: value" in out.stdout
+    assert "again: pytest 'suite/test_values.py::test_values[mini:alwayswrong/sdpa/" in out.stdout
+    loaded = records.load(results)
+    assert loaded.header.partial
+    assert loaded.totals["fail"] > 5
+    # The command that is printed runs just that cell.
+    line = next(x for x in out.stdout.splitlines() if x.startswith("pytest '"))
+    node = line.split("'")[1]
+    again = run(node, "--backend=tests.miniatures:always_wrong", "--level=smoke")
+    assert "1 failed" in again.stdout
+
+
+def test_an_implementation_that_refuses_everything_does_not_pass() -> None:
+    out = run(ONE_FILE, "--backend=tests.miniatures:refuses", "--level=smoke")
+    assert out.returncode == 1
+    assert "no cell passed" in out.stdout
+    assert "failed" not in out.stdout.splitlines()[-1]
+
+
+def test_an_audit_fails_stale_claims() -> None:
+    words = (
+        "suite/test_values.py",
+        "--backend=tests.miniatures:claims_too_little",
+        "--level=smoke",
+    )
+    assert run(*words).returncode == 0
+    out = run(*words, "--audit")
+    assert out.returncode == 1
+    assert "stale-claim" in out.stdout
+
+
+def test_shards_merge_to_the_whole_run(smoke, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _, whole = smoke
+    parts = []
+    for shard in ("1/2", "2/2"):
+        path = tmp_path / f"{shard[0]}.jsonl"
+        out = run(
+            "suite", "--backend=numpy", "--level=smoke", f"--shard={shard}", f"--results={path}"
+        )
+        assert out.returncode == 0
+        parts.append(records.load(path))
+    merged = records.merge(parts)
+    assert {c.key for c in merged.cells} == {c.key for c in records.load(whole).cells}
+    assert min(len(p.cells) for p in parts) > 50
+    with pytest.raises(records.IncompleteShards):
+        records.merge(parts[:1])
+
+
+def test_xdist_gives_the_same_records(smoke, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    _, whole = smoke
+    path = tmp_path / "parallel.jsonl"
+    out = run("suite", "--backend=numpy", "--level=smoke", "-n", "2", f"--results={path}")
+    assert out.returncode == 0, out.stdout[-2000:]
+    one, other = records.load(whole), records.load(path)
+
+    def verdicts(loaded: records.Run) -> dict:
+        return {c.key: (c.status, c.message, c.error_ratio) for c in loaded.cells}
+
+    assert verdicts(one) == verdicts(other)
+    assert one.header.digest == other.header.digest
+
+
+def test_a_crash_is_one_cell_and_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "crash.jsonl"
+    out = run(
+        "suite/test_values.py", "--backend=tests.miniatures:segfaults", "--level=smoke",
+        "--dtype=f32", "-n", "1", f"--results={path}",
+    )  # fmt: skip
+    assert out.returncode == 1
+    loaded = records.load(path)
+    crashes = [c for c in loaded.cells if c.status == "crash"]
+    assert crashes
+    assert all("k17" in c.case and c.kind == "crash" for c in crashes)
+    assert loaded.totals["pass"] > 5
+    assert not [c for c in loaded.cells if c.status in ("fail", "error")]
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "1", "--timeout-method=thread")])
+def test_a_hang_is_a_timeout_in_its_own_cell(tmp_path: Path, words: tuple[str, ...]) -> None:
+    path = tmp_path / "hang.jsonl"
+    out = run(
+        "suite/test_values.py", "--backend=tests.miniatures:hangs", "--level=smoke", "--dtype=bf16",
+        "-k", "k17d or k47d", "--timeout=2", f"--results={path}", *words,
+    )  # fmt: skip
+    assert out.returncode == 1
+    loaded = records.load(path)
+    stopped = [c for c in loaded.cells if c.status == "crash"]
+    assert stopped
+    assert all("k17" in c.case for c in stopped)
+    assert loaded.totals["pass"] >= 1
+    assert loaded.header.partial
+
+
+def test_a_killed_run_leaves_its_records(tmp_path: Path) -> None:
+    path = tmp_path / "killed.jsonl"
+    run(
+        "suite/test_values.py", "--backend=tests.miniatures:segfaults", "--level=smoke",
+        "--dtype=f32", f"--results={path}",
+    )  # fmt: skip
+    with pytest.raises(records.TruncatedRun, match="no footer"):
+        records.load(path)
+    assert records.load(path, partial=True).cells
+
+
+def test_a_third_party_checkout_can_judge_its_own_backend(tmp_path: Path) -> None:
+    (tmp_path / "my_adapter.py").write_text(
+        "from backends._numpy import NumpyBackend\n"
+        "class Mine(NumpyBackend):\n"
+        "    name = 'mine'\n"
+        "backend = Mine()\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "suite.plugin",
+         "--pyargs", "suite.test_extremes", "--backend=my_adapter:backend", "--level=smoke"],
+        cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert "mine:definition" in out.stdout
+
+
+def test_impostors_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "references").mkdir()
+    (tmp_path / "references" / "__init__.py").write_text("")
+    program = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import references; "
+        f"sys.path[1:1] = [{str(ROOT)!r}]; import pytest; "
+        f"sys.exit(pytest.main(['-p', 'no:cacheprovider', {str(ROOT / ONE_FILE)!r}]))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert out.returncode != 0
+    assert "is imported from" in out.stdout + out.stderr or "references" in out.stderr
+
+
+def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "odd_adapter.py").write_text(
+        "from pathlib import Path\n"
+        "from backends._numpy import NumpyBackend\n"
+        "class Mine(NumpyBackend):\n"
+        "    name = 'mine'\n"
+        "    expectations = Path(__file__).with_name('mine.toml')\n"
+        "backend = Mine()\n"
+    )
+    entry = (
+        "[[expect]]\nimplementation = ['definition']\ncheck = ['values']\ncase = ['{}']\n"
+        "kind = 'value'\nmessage = 'x'\ncause = 'y'\nissue = 'none found'\nversions = ['numpy>=1']\n"
+    )
+
+    def judge(pattern: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "mine.toml").write_text(entry.format(pattern))
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+             str(ROOT / "suite/test_values.py"), "--backend=odd_adapter:backend", "--level=smoke"],
+            cwd=ROOT, capture_output=True, text=True,
+            env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+
+    stale = judge("sdpa/diagonal/*")
+    assert stale.returncode != 0
+    assert "matches no cell of the catalogue" in stale.stdout + stale.stderr
+    wrong = judge("sdpa/none/mha/f32/b1h1q1k1d1")
+    assert wrong.returncode == 1
+    assert "unexpected-pass" in wrong.stdout
+
+
+COMMANDS = {
+    "list": ["list", "--level=smoke"],
+    "checks": ["list", "--checks", "--level=smoke"],
+    "describe": ["describe", "sdpa/causal/mha/f32/b2h3q16k16d16", "elect/no-keys/f32"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_answer(name: str) -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "suite", *COMMANDS[name]], cwd=ROOT, capture_output=True, text=True
+    )
+    assert out.returncode == 0, out.stderr
+    expected = {
+        "list": "bad/key-rank-3/f32",
+        "checks": "Large finite values",
+        "describe": "checks  contract",
+    }
+    assert expected[name] in out.stdout
+
+
+def test_an_unknown_case_is_named() -> None:
+    out = subprocess.run(
+        [sys.executable, "-m", "suite", "describe", "sdpa/odd"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert out.returncode == 2
+    assert "not a case id" in out.stderr
+
+
+def test_a_draft_of_expectations_from_a_run(tmp_path: Path) -> None:
+    results = tmp_path / "r.jsonl"
+    run("suite/test_values.py", "--backend=tests.miniatures:always_wrong", "--level=smoke",
+        "--dtype=bf16", f"--results={results}")  # fmt: skip
+    command = [sys.executable, "-m", "suite", "expect", "--write", str(results)]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert printed.returncode == 0
+    assert 'implementation = ["alwayswrong"]' in printed.stdout
+    target = tmp_path / "draft.toml"
+    target.write_text("precious")
+    refused = subprocess.run(
+        [*command, "--output", str(target)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert target.read_text() == "precious"
+
+
+def test_every_line_of_a_result_file_is_strict_json(smoke) -> None:  # type: ignore[no-untyped-def]
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    for line in smoke[1].read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
