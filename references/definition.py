@@ -293,15 +293,15 @@ def _check_shapes(
             "expected query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) with H a "
             f"multiple of Hkv, got {query.shape}, {key.shape}, {value.shape}"
         )
-    for name, array in (("mask", mask), ("bias", bias)):
-        if isinstance(array, np.ndarray):
+    for name, added in (("mask", mask), ("bias", bias)):
+        if isinstance(added, np.ndarray):
             try:
-                fits = np.broadcast_shapes(array.shape, (B, H, Lq, Lk)) == (B, H, Lq, Lk)
+                fits = np.broadcast_shapes(added.shape, (B, H, Lq, Lk)) == (B, H, Lq, Lk)
             except ValueError:
                 fits = False
             if not fits:
                 raise ValueError(
-                    f"{name} {array.shape} does not broadcast to (B, H, Lq, Lk) = {(B, H, Lq, Lk)}"
+                    f"{name} {added.shape} does not broadcast to (B, H, Lq, Lk) = {(B, H, Lq, Lk)}"
                 )
     if isinstance(mask, np.ndarray) and mask.dtype != bool:
         raise ValueError(f"mask must be boolean, got {mask.dtype}")

@@ -81,7 +81,7 @@ def test_recipes_are_one_list() -> None:
     ],
 )
 def test_bad_ids_say_what_is_wrong(text: str, hint: str) -> None:
-    with pytest.raises(ValueError, match="id|unknown|bad|multiple") as error:
+    with pytest.raises(ValueError, match=r"id|unknown|bad|multiple") as error:
         Case.parse(text)
     assert hint in str(error.value)
 
