@@ -11,7 +11,9 @@ chapter 3 (running error analysis); Blanchard, Higham, Higham, IMA J. Numer. Ana
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -20,6 +22,11 @@ MaskRows = Callable[[slice], np.ndarray]
 
 BLOCK_ELEMENTS = 1 << 17
 """Scores per block over all batches and heads: 1 MiB a temporary, which stays in cache."""
+
+PARALLEL_BLOCKS = 32
+"""From this many blocks on they are shared out among threads: NumPy computes without Python's lock."""
+
+THREADS = min(4, os.cpu_count() or 1)
 
 NEGLIGIBLE_WEIGHT = 1e-9
 """Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
@@ -143,8 +150,7 @@ def attention(
     collector = _TermCollector(q, k, v, scale, softcap, variance) if terms else None
     step = max(1, BLOCK_ELEMENTS // max(1, B * H * Lk))
 
-    for start in range(0, Lq, step):
-        rows = slice(start, min(start + step, Lq))
+    def block(rows: slice) -> None:
         qb = q[:, :, rows]
         scaled = (qb @ kt) * scale  # (B, H, rows, Lk)
         s = scaled
@@ -168,13 +174,26 @@ def attention(
             if empty_rows == "uniform" and Lk:
                 p = np.where(empty, precision(1) / Lk, p)
         out[:, :, rows] = o
-        with np.errstate(divide="ignore"):
-            lse[:, :, rows] = (np.where(empty, 0, m) + np.log(total))[..., 0]
+        lse[:, :, rows] = (np.where(empty, 0, m) + np.log(total))[..., 0]
         if all_weights is not None:
             all_weights[:, :, rows] = p
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
             collector.add(rows, scaled, s, shifted, p, o, hide, empty, averaged)
+
+    def quietly(rows: slice) -> None:
+        # Rows without keys take log(0), and hidden slots may hold anything; error states are a
+        # thread's own.
+        with np.errstate(all="ignore"):
+            block(rows)
+
+    blocks = [slice(start, min(start + step, Lq)) for start in range(0, Lq, step)]
+    if len(blocks) < PARALLEL_BLOCKS:
+        for rows in blocks:
+            quietly(rows)
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(quietly, blocks))
     return Reference(out, lse, all_weights, collector.terms if collector else None)
 
 

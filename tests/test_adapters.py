@@ -1,0 +1,273 @@
+"""Adapters: values cross exactly, layouts are what they are called, functions are inspected, and a
+forced kernel is that kernel or an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.base import Backend, BackendUnavailable, merged_bias, split_native
+from backends.registry import UsageError
+from suite.judge import cell as cells
+from suite.judge.cell import Cell
+from suite.spec.catalogue import find
+from suite.spec.dtypes import DTYPES
+from suite.spec.problem import Case
+from suite.spec.recipes import draw
+from suite.test_values import test_values as values
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch", "tf", "jax"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    try:
+        return registry.load(request.param)
+    except BackendUnavailable as error:
+        pytest.skip(f"{request.param} is not installed: {error}")
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_values_cross_exactly(backend: Backend, name: str) -> None:
+    fmt = DTYPES[name]
+    sample = draw(Case.parse(f"sdpa/none/mha/{name}/b2h3q5k7d8")).query
+    edges = np.array([0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf])
+    for given in (sample, edges.reshape(1, 1, 2, 3), np.full((1, 1, 1, 2), np.nan)):
+        made = backend.array(given, fmt)
+        assert backend.is_array(made)
+        assert backend.dtype_name(made) == fmt.long_name
+        assert backend.device_name(made) == "cpu"
+        assert tuple(made.shape) == given.shape
+        back = backend.to_numpy(made)
+        assert back.dtype == np.float64
+        assert np.array_equal(back, given, equal_nan=True)
+    assert not backend.is_array(sample)
+
+
+def test_masks_keep_their_type(backend: Backend) -> None:
+    for given in (np.array([[True, False]]), np.array([[1, 0]], np.int32)):
+        made = backend.array(given, None)
+        assert np.array_equal(backend.to_numpy(made), given)
+        assert backend.dtype_name(made).rpartition(".")[2] == str(given.dtype)
+
+
+@pytest.mark.parametrize("layout", ["bhld", "blhd"])
+def test_operands_have_the_axes_asked_for(backend: Backend, layout: str) -> None:
+    suffix = "/blhd" if layout == "blhd" else ""
+    inputs = draw(Case.parse(f"sdpa/none/mha/f32/b2h3q5k7d8{suffix}"))
+    heads_first = backend.operand(inputs.query, inputs, "bhld")
+    heads_last = backend.operand(inputs.query, inputs, "blhd")
+    assert np.array_equal(backend.to_numpy(heads_first), inputs.query)
+    assert np.array_equal(backend.to_numpy(heads_last), inputs.query.swapaxes(1, 2))
+
+
+def test_names_are_unique_and_declarations_are_known(backend: Backend) -> None:
+    from suite.judge.tolerance import NUMERICS
+    from suite.spec.elections import QUESTIONS
+    from suite.spec.problem import FEATURES
+
+    found = backend.implementations()
+    assert len({i.name for i in found}) == len(found)
+    for implementation in found:
+        assert set(implementation.lacks) <= set(FEATURES)
+        for question, answer in implementation.elections.items():
+            answers = [answer] if isinstance(answer, str) else list(answer.values())
+            assert set(answers) <= set(QUESTIONS[question].options), (implementation, question)
+        for name in implementation.dtypes:
+            assert implementation.numerics_for(DTYPES[name]) in NUMERICS
+        assert implementation.unsupported(find("sdpa/none/mha/f32/b1h1q1k1d1")) is None
+    assert list(backend.versions)
+
+
+def test_torch_layouts_are_strides() -> None:
+    torch = pytest.importorskip("torch")
+    backend = registry.load("torch")
+    inputs = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8/blhd"))
+    query = backend.operand(inputs.query, inputs, "bhld")
+    assert tuple(query.shape) == (2, 3, 5, 8)
+    assert not query.is_contiguous()
+    assert query.transpose(1, 2).is_contiguous()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_forced_kernel_is_that_kernel_or_an_error() -> None:
+    pytest.importorskip("torch")
+    flash = next(i for i in registry.load("torch").implementations() if i.name == "sdpa-flash")
+    other_size = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8v4"))
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        flash.prepare(other_size)()
+    assert "size" in str(flash.unsupported(find("sdpa/none/mha/f32/b2h3q5k7d8v4")))
+
+
+def test_jax_keeps_float64() -> None:
+    pytest.importorskip("jax")
+    backend = registry.load("jax")
+    case = Case.parse("sdpa/none/mha/f64/b2h3q5k7d8")
+    eager = next(i for i in backend.implementations() if i.name == "eager")
+    verdict = cells.run(Cell(values.check, case, eager))  # type: ignore[attr-defined]
+    assert verdict.status == "pass"
+    assert verdict.measured.grade == "exact"
+
+
+def test_one_keras_engine_a_process() -> None:
+    program = (
+        "from backends.registry import load\n"
+        "from backends.base import BackendUnavailable\n"
+        "load('keras-jax')\n"
+        "try:\n    load('keras-torch')\n"
+        "except BackendUnavailable as error:\n    print(error)\n"
+    )
+    for module in ("keras", "jax", "torch"):
+        pytest.importorskip(module)
+    clean = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
+    out = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=clean
+    ).stdout
+    assert "Keras runs on jax in this process, torch was asked for" in out
+
+
+def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart is missing')\n")
+    program = (
+        "from backends.registry import load\n"
+        "from backends.base import BackendUnavailable\n"
+        "try:\n    load('torch')\n"
+        "except BackendUnavailable as error:\n    print('reason:', error)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT, capture_output=True, text=True,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert "reason: OSError: libcudart is missing" in out.stdout, out.stderr
+
+
+def test_unknown_names_list_the_valid_ones() -> None:
+    with pytest.raises(
+        UsageError, match="numpy, torch, tf, jax, keras-torch, keras-jax, tensorflow"
+    ):
+        registry.canonical("caffe")
+    assert registry.canonical("tensorflow") == "tf"
+    with pytest.raises(UsageError, match="process-global"):
+        registry.check_one_engine(["tf", "keras-torch"])
+    assert registry.together(["numpy", "tf", "keras-torch", "jax"]) == ["numpy", "tf", "jax"]
+
+
+def test_merged_bias_hides_like_the_mask() -> None:
+    inputs = draw(Case.parse("sdpa/causal/mha/f32/b2h3q5k7d8/bias.1hqk"))
+    merged = merged_bias(inputs)
+    assert merged is not None
+    assert np.array_equal(
+        np.broadcast_to(~np.isneginf(merged), inputs.attends.shape), inputs.attends
+    )
+    visible = np.broadcast_to(merged, inputs.attends.shape)[inputs.attends]
+    bias = np.broadcast_to(inputs.bias, inputs.attends.shape)[inputs.attends]  # type: ignore[arg-type]
+    assert np.array_equal(visible, bias)
+    assert merged_bias(draw(Case.parse("sdpa/none/mha/f32/b1h1q1k1d1"))) is None
+
+
+def test_flags_take_what_they_can_express_and_no_more() -> None:
+    inputs = draw(Case.parse("sdpa/causal+win6.x/mha/f32/b2h3q5k7d8"))
+    native, rest = split_native(inputs, causal=True, window=False)
+    assert list(native) == ["causal"]
+    assert [m.token for m in rest] == ["win6.x"]
+    native, rest = split_native(inputs, causal=True, window=True)
+    assert set(native) == {"causal", "window"}
+    assert not rest
+    dense = draw(Case.parse("sdpa/causal/mha/f32/b2h3q5k7d8/dense"))
+    assert split_native(dense, causal=True)[0] == {}
+    last = draw(Case.parse("sdpa/causalbr/mha/f32/b2h3q5k7d8"))
+    assert split_native(last, causal=True)[0] == {}
+
+
+KERNELS = """
+import torch
+
+def right(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
+        enable_gqa=enable_gqa)
+
+def plain(query, key, value):
+    return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1) @ value
+
+def wrong_scale(query, key, value, attn_mask=None):
+    scores = query @ key.mT * (1.01 * query.shape[-1] ** -0.5)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        else:
+            scores = scores + attn_mask
+    return torch.softmax(scores, -1) @ value
+
+def needs_more(query, key, value, block_size):
+    return value
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    path = tmp_path / "my_kernels.py"
+    path.write_text(KERNELS)
+    return path
+
+
+def judge(kernels: Path, name: str, case: str) -> cells.Verdict:
+    made = registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", "stepwise")
+    return cells.run(Cell(values.check, find(case), made))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "status", "message"),
+    [
+        ("right", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "pass", ""),
+        ("right", "sdpa/none/mha/f32/b2h4q5k7d8/cap2.0", "unsupported", "no softcap"),
+        ("plain", "sdpa/none/mha/f32/b2h4q5k7d8", "pass", ""),
+        (
+            "plain",
+            "sdpa/causal/mha/f32/b2h4q5k7d8",
+            "unsupported",
+            "neither is_causal nor attn_mask",
+        ),
+        ("plain", "sdpa/none/mha/f32/b2h4q5k7d8/scale0.3", "unsupported", "no parameter scale"),
+        ("plain", "sdpa/none/gqa2/f32/b2h4q5k7d8", "unsupported", "no parameter enable_gqa"),
+        ("plain", "sdpa/pad/mha/f32/b2h4q5k7d8", "unsupported", "no parameter attn_mask"),
+        ("wrong_scale", "sdpa/none/mha/f32/b2h4q5k7d8", "fail", "beyond their bound"),
+        ("wrong_scale", "sdpa/causal/mha/f32/b2h4q5k7d8", "fail", "beyond their bound"),
+    ],
+)
+def test_a_users_function_is_judged(
+    kernels: Path, name: str, case: str, status: str, message: str
+) -> None:
+    verdict = judge(kernels, name, case)
+    assert verdict.status == status, verdict.message
+    assert message in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("needs_more", "block_size) does not fit"),
+        ("not_a_function", "not callable"),
+        ("absent", "it has needs_more, plain, right, wrong_scale"),
+    ],
+)
+def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", "eager")
+    listed = "it has " + ", ".join(sorted(str(error.value).partition("it has ")[2].split(", ")))
+    assert hint in str(error.value) or hint == listed
+
+
+def test_numpy_has_no_native_signature_for_functions() -> None:
+    with pytest.raises(UsageError, match="no native signature"):
+        registry.function_implementation(registry.load("numpy"), "math:sqrt", "eager")
