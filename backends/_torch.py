@@ -163,6 +163,7 @@ class Sdpa(Implementation):
         "subnormal-output": "kept",
         "score-overflow": "finite",
     }
+    merges_mask_into_bias = True
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> Prepared:

@@ -25,7 +25,7 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType
 from suite.spec.elections import QUESTIONS
 from suite.spec.masks import Causal, Mask, Padding, Window
-from suite.spec.problem import Case, Inputs
+from suite.spec.problem import Inputs
 
 
 class BackendUnavailable(Exception):
@@ -130,7 +130,9 @@ class Implementation(ABC):
 
     Declared as data: `numerics` (the class, or one per short dtype name), `elections` (question to
     answer, or to one answer per short dtype name; a question left out is observed, not held),
-    `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`.
+    `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`, and
+    `merges_mask_into_bias` (a mask beside a bias is passed as -inf in the bias, so that rows it
+    empties follow the election minus-inf-row).
     """
 
     name: str
@@ -140,6 +142,7 @@ class Implementation(ABC):
     elections: Mapping[str, str | Mapping[str, str]] = {}
     lacks: Mapping[str, str] = {}
     deterministic = True
+    merges_mask_into_bias = False
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -155,9 +158,6 @@ class Implementation(ABC):
         for feature in case.needs:
             if feature in self.lacks:
                 return self.lacks[feature]
-        overflows = self.elected("score-overflow", case.dtype) not in (None, "finite")
-        if overflows and isinstance(case, Case) and case.recipe == "overflow":
-            return "elects that unscaled scores overflow in float16"
         return None
 
     def numerics_for(self, dtype: DType) -> str:

@@ -121,10 +121,10 @@ class Cell:
             return "zeros"
         mask = inputs.dense_mask
         by_mask = mask is not None and not mask.any(-1).all()
+        if inputs.bias is not None and self.implementation.merges_mask_into_bias:
+            by_mask = False
         question = "fully-masked-row" if by_mask else "minus-inf-row"
-        answer = self.implementation.elected(question, self.dtype)
-        if answer is None:
-            answer = observe(question, self.implementation, self.dtype)
+        answer = self.elected(question)
         if answer == "raises":
             raise NotElected(f"elects to raise on rows without keys ({question})")
         return answer
@@ -146,11 +146,20 @@ class Cell:
 
     @property
     def flushes(self) -> bool:
-        """Whether subnormals are elected (or, undeclared, observed) to be flushed to zero."""
-        elected = self.implementation.elected("subnormal-output", self.dtype)
-        if elected is None:
-            elected = observe("subnormal-output", self.implementation, self.dtype)
-        return elected == "flushed"
+        """Whether subnormals are elected to be flushed to zero."""
+        return self.elected("subnormal-output") == "flushed"
+
+    def elected(self, question: str) -> str:
+        """The answer declared in the cell's dtype or, where none is, the one observed."""
+        answer = self.implementation.elected(question, self.dtype)
+        return answer or observe(question, self.implementation, self.dtype)
+
+    def refuse_what_is_elected(self) -> None:
+        """Raise NotElected where the case lies beyond what the implementation elects to answer."""
+        case = self.case
+        overflows = isinstance(case, Case) and case.recipe == "overflow"
+        if overflows and self.elected("score-overflow") != "finite":
+            raise NotElected("elects that unscaled scores overflow in float16")
 
     def bound(self, inputs: Inputs) -> np.ndarray:
         """The bound of the implementation's class on its answer to `inputs`."""
@@ -238,6 +247,7 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
         return verdict("unsupported", "", reason)
     try:
         with np.errstate(all="ignore"):
+            cell.refuse_what_is_elected()
             cell.check.function(cell)
     except NotElected as elected:
         return verdict("unsupported", "", str(elected))

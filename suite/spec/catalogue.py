@@ -72,8 +72,8 @@ AXES: dict[str, tuple[object, ...]] = {
     "bias": ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi"),
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
-    # overflow has a meaning in float16 with a small scale only: a designed case
-    "recipe": tuple(r for r in RECIPES if r != "overflow"),
+    # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
+    "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk")),
     "layout": ("bhld", "blhd"),
     "form": ("native", "dense"),
 }
@@ -142,6 +142,8 @@ COINCIDENCES = (
 )
 
 SMOKE_DESIGNED = (
+    "sdpa/pad/mha/f32/b2h3q17k23d8/sunk",
+    "sdpa/bool.qk/mha/f32/b2h3q17k23d8/sunk/dense",
     "sdpa/none/mha/f16/b1h2q9k11d64/scale6.103515625e-05/overflow",
     "sdpa/causal/gqa20/f32/b1h40q5k5d4",
     "sdpa/none/mha/f32/b2h2q1k513d8",
@@ -166,6 +168,9 @@ def _designed() -> list[Case]:
         ids.append(f"sdpa/win{length - 2}.0/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/bool.b11k/mha/{dt}/b2h1q3k{length}d8/dense")
     ids += [
+        "sdpa/causal/gqa2/f32/b2h6q17k23d8/sunk",
+        "sdpa/causal/mha/f64/b2h3q17k23d8/sunk",
+        "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/bias.bhqk/sunk/dense",
         "sdpa/none/gqa24/bf16/b1h48q7k33d8",
         "sdpa/pad/gqa7/f32/b2h28q5k19d8",
         "sdpa/none/mha/f32/b1h1q1k4097d8",

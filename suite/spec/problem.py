@@ -38,7 +38,9 @@ LAYOUTS = ("bhld", "blhd")
 FORMS = ("native", "dense")
 """How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
 
-RECIPES = ("normal", "large", "ties", "onehot", "integers", "tiny", "offset", "overflow")
+RECIPES = (
+    "normal", "large", "ties", "onehot", "integers", "tiny", "offset", "sunk", "overflow"
+)  # fmt: skip
 """Names of the input recipes; `suite.spec.recipes` holds what they draw."""
 
 FEATURES = {

@@ -74,6 +74,19 @@ def _offset(rng, s, fmt):  # type: ignore[no-untyped-def]
     return q, k, v
 
 
+def _sunk(rng, s, fmt):  # type: ignore[no-untyped-def]
+    """Every score around -2^15: below the -30, -1e4 and the like that stand in for minus infinity.
+
+    The first component of a query is 64, of a key about -512 sqrt(D) (a power of two). Beyond the
+    range of float16, and in bfloat16 stored scores would lose all their digits.
+    """
+    q, k, v = _normal(rng, s, fmt)
+    if s.D:
+        q[..., 0] = 64.0
+        k[..., 0] = -(2.0 ** np.round(np.log2(512 * np.sqrt(s.D))))
+    return q, k, v
+
+
 def _overflow(rng, s, fmt):  # type: ignore[no-untyped-def]
     """query key^T beyond 65504 before the scale is applied, moderate after it.
 
@@ -92,6 +105,7 @@ DRAWS: dict[str, Draw] = {
     "integers": _integers,
     "tiny": _tiny,
     "offset": _offset,
+    "sunk": _sunk,
     "overflow": _overflow,
 }
 
