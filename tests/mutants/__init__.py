@@ -1,0 +1,41 @@
+"""Mutants and honest variants as two third-party backends, which any judge can load.
+
+pytest suite --backend=tests.mutants:mutants
+pytest suite --backend=tests.mutants:honest
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.base import Backend
+from tests.mutants import (  # noqa: F401  (imported so that they register their mutants)
+    faults_contract,
+    faults_flags,
+    faults_hidden,
+    faults_masks,
+    faults_precision,
+    faults_scores,
+    faults_shapes,
+    faults_softmax,
+)
+from tests.mutants.honest import HONEST
+from tests.mutants.kernel import KernelBackend
+from tests.mutants.registry import MUTANTS
+
+
+class MutantBackend(KernelBackend):
+    """The mutants; an array of `faults_contract.Elsewhere` is on another device."""
+
+    def device_name(self, array: Any) -> str:
+        return "elsewhere" if isinstance(array, faults_contract.Elsewhere) else "cpu"
+
+
+def mutants(device: str = "cpu") -> Backend:
+    """Implementations with exactly one fault each."""
+    return MutantBackend("mutants", tuple(MUTANTS), device)
+
+
+def honest(device: str = "cpu") -> Backend:
+    """Right implementations that round differently."""
+    return KernelBackend("honest", HONEST, device)

@@ -1,0 +1,323 @@
+"""An honest attention kernel in NumPy behind the adapter protocol, one method a step.
+
+Honest variants and mutants are subclasses that change a step. Arithmetic is float32 (float64 for
+float64 cases); what a class of numerics stores in the case's dtype goes through `Kernel.keep`.
+The kernel has flags of its own for causal masks, windows and key lengths, as released kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import NumpyBackend, Rounded
+from backends.base import Implementation, Prepared, dense_of, split_native
+from suite.spec.dtypes import DType, round_to
+from suite.spec.masks import Sizes
+from suite.spec.problem import Inputs
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call, (B, H, L, D) whatever the layout.
+
+    `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded.
+    """
+
+    query: Rounded
+    key: Rounded
+    value: Rounded
+    mask: Rounded | None = None
+    bias: Rounded | None = None
+    lengths: Rounded | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+
+    @property
+    def fmt(self) -> DType:
+        assert self.query.fmt is not None
+        return self.query.fmt
+
+    @property
+    def work(self) -> type:
+        """The NumPy type of sums."""
+        return np.float64 if self.fmt.name == "f64" else np.float32
+
+    @property
+    def sizes(self) -> Sizes:
+        B, H, Lq, D = self.query.shape
+        _, Hkv, Lk, Dv = self.value.shape
+        return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
+
+    @property
+    def rows_and_keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """Query indices (Lq, 1) and key indices (Lk,)."""
+        return np.arange(self.sizes.Lq)[:, None], np.arange(self.sizes.Lk)
+
+
+def rank4(array: np.ndarray) -> np.ndarray:
+    """The array with leading axes of size 1."""
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+class Kernel(Implementation):
+    """Scores, softmax and product in working precision; rounded once, at the end."""
+
+    numerics: str | Mapping[str, str] = "exact"
+    stores: tuple[str, ...] = ()
+    layout = "bhld"
+    elections = {
+        "fully-masked-row": "zeros",
+        "minus-inf-row": "zeros",
+        "no-keys": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "blocked",
+        "nan-in-query": "nan",
+        "value-size": "accepted",
+        "integer-mask": "raises",
+        "subnormal-output": "kept",
+        "score-overflow": "finite",
+    }
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        backend = self.backend
+        names = ("query", "key", "value")
+        arguments: dict[str, Any] = dict(
+            zip(names, backend.operands(inputs, self.layout), strict=True)
+        )
+        native, rest = split_native(inputs, causal=True, window=True, lengths=True)
+        mask = dense_of(inputs, rest)
+        if mask is not None:
+            arguments["mask"] = backend.array(mask, None)
+        if inputs.bias is not None:
+            arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
+        if "lengths" in native:
+            lengths = native["lengths"].lengths(inputs.sizes, inputs.seed)
+            arguments["lengths"] = backend.array(lengths, None)
+        if "window" in native:
+            arguments["window"] = (native["window"].left, native["window"].right)
+        if inputs.mask is not None and "causal" in native:
+            arguments["causal"] = True
+        arguments |= {"scale": inputs.scale, "softcap": inputs.softcap}
+        return Prepared(self.attention, arguments, self.layout)
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        """The function under test; shapes in the order of `layout`. Raises ValueError."""
+        if self.layout == "blhd":
+            query, key, value = (self.backend.transpose(x) for x in (query, key, value))
+        call = Call(query, key, value, **rest)
+        self.validate(call)
+        with np.errstate(all="ignore"):
+            out = self.deliver(self.compute(call), call)
+        return self.backend.transpose(out) if self.layout == "blhd" else out
+
+    def compute(self, call: Call) -> np.ndarray:
+        """The output (B, H, Lq, Dv) in working precision."""
+        query = self.load(call.query, call)  # (B, H, Lq, D)
+        key = self.expand(self.load(call.key, call), call)  # (B, H, Lk, D)
+        value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
+        scores = self.scores(query, key, call)  # (B, H, Lq, Lk)
+        scores = self.biased(self.capped(scores, call), call)
+        return self.attend(self.hide(scores, self.allowed(call), call), value, call)
+
+    def validate(self, call: Call) -> None:
+        for name in ("query", "key", "value"):
+            if len(getattr(call, name).shape) != 4:
+                raise ValueError(f"{name} must have rank 4")
+        self.validate_operands(call)
+        self.validate_mask(call)
+        self.validate_bias(call)
+        self.validate_window(call)
+
+    def validate_operands(self, call: Call) -> None:
+        (B, H, _, D), (Bk, Hk, Lk, Dk) = call.query.shape, call.key.shape
+        (Bv, Hv, Lv, _) = call.value.shape
+        if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and H % Hk == 0):
+            raise ValueError(
+                f"shapes do not fit: {call.query.shape}, {call.key.shape}, {call.value.shape}"
+            )
+
+    def validate_mask(self, call: Call) -> None:
+        if call.mask is not None:
+            if call.mask.values.dtype != bool:
+                raise TypeError(f"a mask must be boolean, got {call.mask.values.dtype}")
+            self.validate_broadcast("mask", call.mask, call)
+
+    def validate_bias(self, call: Call) -> None:
+        if call.bias is not None:
+            self.validate_broadcast("bias", call.bias, call)
+
+    def validate_window(self, call: Call) -> None:
+        if call.window and min(side or 0 for side in call.window) < 0:
+            raise ValueError(f"a window must not be negative, got {call.window}")
+
+    def validate_broadcast(self, name: str, array: Rounded, call: Call) -> None:
+        s = call.sizes
+        full = (s.B, s.H, s.Lq, s.Lk)
+        if np.broadcast_shapes(array.shape, full) != full:
+            raise ValueError(f"{name} {array.shape} does not broadcast to {full}")
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        return array.values.astype(call.work)
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        """Key/value heads repeated one by one: (B, Hkv, Lk, D) -> (B, H, Lk, D)."""
+        return np.repeat(x, call.sizes.H // call.sizes.Hkv, axis=1)
+
+    def factor(self, call: Call) -> float:
+        return 1.0 / math.sqrt(call.sizes.D) if call.scale is None else call.scale
+
+    def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
+        """`x` as it is stored: in the case's dtype where `what` is among `stores`."""
+        return round_to(x, call.fmt).astype(call.work) if what in self.stores else x
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
+        return self.keep(product * call.work(self.factor(call)), "scores", call)
+
+    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.softcap is None:
+            return scores
+        cap = call.work(call.softcap)
+        return self.keep(cap * np.tanh(scores / cap), "scores", call)
+
+    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.bias is None:
+            return scores
+        return self.keep(scores + rank4(self.load(call.bias, call)), "scores", call)
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        """Which pairs attend: the mask and all flags together, rank 4; None where all do."""
+        parts = []
+        if call.mask is not None:
+            parts.append(self.masked(rank4(call.mask.values), call))
+        if call.causal:
+            parts.append(rank4(self.causal(call)))
+        if call.window is not None:
+            parts.append(rank4(self.windowed(call, *call.window)))
+        if call.lengths is not None:
+            parts.append(self.within(call.lengths.values, call))
+        return reduce(np.logical_and, parts) if parts else None
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask
+
+    def causal(self, call: Call) -> np.ndarray:
+        row, key = call.rows_and_keys
+        return key <= row
+
+    def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
+        row, key = call.rows_and_keys
+        inside = np.ones((call.sizes.Lq, call.sizes.Lk), bool)
+        if left is not None:
+            inside &= key >= row - left
+        if right is not None:
+            inside &= key <= row + right
+        return inside
+
+    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
+        return np.arange(call.sizes.Lk) < lengths[:, None, None, None]
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        return scores if allowed is None else np.where(allowed, scores, call.work(-np.inf))
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Values with zeros in the slots that no row attends."""
+        unseen = np.asarray(np.isneginf(scores).all(-2))[..., None]
+        return np.where(unseen, value.dtype.type(0), value)
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        """Scores minus the maximum of their row; rows without keys stay -inf."""
+        maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+        return scores - np.where(np.isneginf(maximum), 0, maximum)
+
+    def raised(self, shifted: np.ndarray) -> np.ndarray:
+        return np.exp(shifted)
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        raised = self.raised(self.shifted(scores))
+        total = raised.sum(-1, keepdims=True)
+        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        return self.weights(scores, call) @ self.visible(value, scores)
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        return Rounded(round_to(out, call.fmt), call.fmt)
+
+
+class Fused(Kernel):
+    """Weights are stored in the case's dtype before the product with the values."""
+
+    numerics = "fused"
+    stores = ("weights",)
+
+
+class Eager(Kernel):
+    """Three operations: scores and weights are stored in the case's dtype."""
+
+    numerics = "eager"
+    stores = ("scores", "weights")
+    elections = Kernel.elections | {"score-overflow": "nan"}
+
+
+class Online(Kernel):
+    """Online softmax over tiles of keys (Dao et al., NeurIPS 2022, algorithm 1)."""
+
+    tile = 16
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        rows = (*scores.shape[:-1], 1)
+        maximum = np.full(rows, -np.inf, scores.dtype)
+        total = np.zeros(rows, scores.dtype)
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for keys in self.tiles(scores.shape[-1]):
+            s = scores[..., keys]
+            largest = np.maximum(maximum, s.max(-1, keepdims=True))
+            anchor = self.anchor(largest)
+            raised = self.raised(s - anchor)
+            total, out = self.rescaled(total, out, self.raised(maximum - anchor))
+            total = total + raised.sum(-1, keepdims=True)
+            out = out + self.keep(raised, "weights", call) @ value[..., keys, :]
+            maximum = largest
+        return out / np.where(total == 0, 1, total)
+
+    def anchor(self, largest: np.ndarray) -> np.ndarray:
+        """What is subtracted from scores: the maximum so far, 0 where no key was seen yet."""
+        return np.where(np.isneginf(largest), 0, largest)
+
+    def rescaled(
+        self, total: np.ndarray, out: np.ndarray, rescale: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The running sums, moved from the old maximum to the new one."""
+        return total * rescale, out * rescale
+
+    def tiles(self, length: int) -> list[slice]:
+        return [slice(start, start + self.tile) for start in range(0, length, self.tile)]
+
+
+class KernelBackend(NumpyBackend):
+    """A third-party backend of kernels; the objects live as long as it does."""
+
+    def __init__(self, name: str, kernels: tuple[type[Kernel], ...], device: str = "cpu") -> None:
+        super().__init__(device)
+        self.name = name
+        self.kernels: list[Implementation] = [kernel(self) for kernel in kernels]
+
+    def implementations(self) -> list[Implementation]:
+        return self.kernels

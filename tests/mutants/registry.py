@@ -1,0 +1,29 @@
+"""The list of mutants, filled by the decorator `mutant` as the modules of faults are imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.mutants.kernel import Kernel
+
+K = TypeVar("K", bound=type[Kernel])
+
+MUTANTS: list[type[Kernel]] = []
+"""Every mutant, in the order in which it is written."""
+
+
+def mutant(killed_by: str, like: str = "") -> Callable[[K], K]:
+    """Mark a kernel as a mutant: its docstring names the one fault, `killed_by` the check that must
+    kill it, `like` the published bug that it is an instance of (the numbers of the list of published
+    bugs, "E1").
+    """
+
+    def mark(kernel: K) -> K:
+        kernel.fault = (kernel.__doc__ or "").strip()  # type: ignore[attr-defined]
+        kernel.killed_by = killed_by  # type: ignore[attr-defined]
+        kernel.like = like  # type: ignore[attr-defined]
+        MUTANTS.append(kernel)
+        return kernel
+
+    return mark

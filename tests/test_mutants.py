@@ -1,0 +1,119 @@
+"""Promise: every mutant is killed by the check that is named for it, and every check kills one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from backends.registry import load
+from suite.checks import all_checks
+from suite.judge.cell import Cell, run
+from suite.judge.killing import Kill, format_table, kill, kill_table
+from tests.mutants.faults_precision import SingleInside, SumsInDtype
+from tests.mutants.kernel import Kernel, KernelBackend
+from tests.mutants.registry import MUTANTS
+
+NAMES = [mutant.name for mutant in MUTANTS]
+
+OUT_OF_REACH = {
+    "answers-in-one-buffer": "contract reads the first answer before the second call",
+    "causal-adds-one": "no case has a causal flag and a softcap",
+    "window-modulo-keys": "wide windows are, modulo the keys, still wide enough",
+    "infinite-value-leaks": "hidden slots are never infinite",
+    "visible-nan-emptied": "no attended key or value is ever NaN",
+    "nan-query-spreads": "the probe of a NaN query does not look at other rows",
+    "cap-ignored-in-decoding": "no case has one query and a softcap",
+    "batch-bias-as-query-bias": "no bias is (B, 1, 1, Lk) with B == Lq",
+    "square-bias-transposed": "no case has a bias and Lq == Lk",
+    "inner-stride-assumed": "in all layouts the components of a vector lie side by side",
+    "maximum-of-head": "the rows of a head have scores of like size",
+    "scale-one-percent-off": "within the bound of eager: worst cases hide what is systematic",
+    "scores-truncated": "within the bound of eager: worst cases hide what is systematic",
+    "output-truncated-in-eager": "within the bound of eager: worst cases hide what is systematic",
+}
+"""Mutants that no present check kills, and what is missing. An entry that is killed must go."""
+
+
+def table(level: str) -> dict[str, Kill]:
+    kills = kill_table(load("tests.mutants:mutants"), all_checks(), level)
+    return {kill.mutant: kill for kill in kills}
+
+
+@pytest.fixture(scope="module")
+def standard() -> dict[str, Kill]:
+    return table("standard")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_by_the_check_named_for_it(name: str, standard: dict[str, Kill]) -> None:
+    found = standard[name]
+    assert found.killed != (name in OUT_OF_REACH), (
+        f"{name} ({found.fault}) under {found.killed_by}: {found.case} {found.kind} {found.message}"
+    )
+
+
+def test_every_check_kills_a_mutant(standard: dict[str, Kill]) -> None:
+    kills = Counter(kill.killed_by for kill in standard.values() if kill.killed)
+    assert {check.name for check in all_checks()} == set(kills)
+
+
+def test_smoke_kills_nine_of_ten(standard: dict[str, Kill]) -> None:
+    within_reach = {name for name, kill in standard.items() if kill.killed}
+    killed = {name for name, kill in table("smoke").items() if kill.killed}
+    assert killed <= within_reach
+    assert len(killed) >= 0.9 * len(within_reach), sorted(within_reach - killed)
+
+
+def test_out_of_reach_names_mutants() -> None:
+    assert set(OUT_OF_REACH) <= set(NAMES)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
+def test_mutants_say_what_is_wrong(mutant: Any) -> None:
+    assert re.fullmatch(r"[^\n]{10,110}\.", mutant.fault), "a fault is one line"
+    assert re.fullmatch(r"([A-M]\d+)?", mutant.like)
+
+
+def test_names_are_unique() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("mutant", [SumsInDtype, SingleInside])
+def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> None:
+    backend = KernelBackend("low", (mutant,))
+    statuses: dict[str, set[str]] = {}
+    for check in all_checks():
+        for case in check.cases("smoke"):
+            verdict = run(Cell(check, case, backend.implementations()[0]))
+            statuses.setdefault(verdict.status, set()).add(check.name)
+    assert statuses.pop("fail") == {"precision"}
+    assert set(statuses) <= {"pass", "unsupported"}
+
+
+def test_an_honest_implementation_survives() -> None:
+    (definition,) = load("numpy").implementations()
+    definition.fault, definition.killed_by = "none", "values"  # type: ignore[attr-defined]
+    found = kill(definition, all_checks(), "smoke", others=True)
+    assert not found.killed
+    assert found.others == ()
+    assert found.message == f"{found.cells} pass"
+    assert "survivors" in format_table([found])
+
+
+def test_an_implementation_without_a_fault_is_refused() -> None:
+    (definition,) = load("numpy").implementations()
+    with pytest.raises(ValueError, match="is no mutant"):
+        kill(definition, all_checks())
+    definition.fault, definition.killed_by = "none", "nothing"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="which is no check"):
+        kill(definition, all_checks())
+
+
+def test_table_lists_every_mutant(standard: dict[str, Kill]) -> None:
+    text = format_table(list(standard.values()))
+    assert all(re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE) for name in NAMES)
+    killed = sum(kill.killed for kill in standard.values())
+    assert f"{killed} of {len(NAMES)} mutants killed" in text
