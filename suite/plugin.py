@@ -123,6 +123,7 @@ def pytest_configure(config: pytest.Config) -> None:
     elif results or options.function:
         raise pytest.UsageError("--results and --function need a --backend")
     if hasattr(config, "workerinput"):
+        _share_cores(config.workerinput["workercount"])
         _share_compile_cache(config)
         return
     if results and Path(results).exists():
@@ -366,6 +367,14 @@ def _refuse_impostors() -> None:
                 f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; "
                 f"remove the other one from sys.path (first entries: {sys.path[:3]})"
             )
+
+
+def _share_cores(workers: int) -> None:
+    """Divide the cores among workers: threads that wait for one another spin, and cost more than
+    they give. Read by the frameworks when they are imported, so that it must be set before."""
+    share = max(1, (os.cpu_count() or 1) // workers)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        os.environ.setdefault(name, str(share))
 
 
 def _share_compile_cache(config: pytest.Config) -> None:
