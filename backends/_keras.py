@@ -47,8 +47,8 @@ class KerasBackend(Backend):
     def dtype_name(self, array: Any) -> str:
         return self.keras.backend.standardize_dtype(array.dtype)
 
-    def transpose(self, array: Any) -> Any:
-        return self.keras.ops.transpose(array, (0, 2, 1, 3))
+    def transpose(self, array: Any, *axes: int) -> Any:
+        return self.keras.ops.transpose(array, axes)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         return KerasFunction(self, function, name, numerics)
@@ -122,6 +122,7 @@ class KerasTorchOps(KerasOps):
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "leaks",
         "nan-in-masked-value": "leaks",
+        "nan-in-attended-value": "reaches-them",
         "nan-in-query": "zeros",
         "value-size": "accepted",
         "integer-mask": "cast-to-bool",
@@ -147,6 +148,7 @@ class KerasJaxOps(KerasOps):
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "leaks",
+        "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
         "value-size": "raises",
         "integer-mask": "cast-to-bool",

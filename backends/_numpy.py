@@ -57,8 +57,8 @@ class NumpyBackend(Backend):
     def device_name(self, array: Rounded) -> str:
         return "cpu"
 
-    def transpose(self, array: Rounded) -> Rounded:
-        return Rounded(array.values.transpose(0, 2, 1, 3), array.fmt)
+    def transpose(self, array: Rounded, *axes: int) -> Rounded:
+        return Rounded(array.values.transpose(*axes), array.fmt)
 
 
 class Definition(Implementation):
@@ -76,6 +76,7 @@ class Definition(Implementation):
         "no-keys": "zeros",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "blocked",
+        "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
         "value-size": "accepted",
         "integer-mask": "raises",

@@ -71,8 +71,8 @@ class TorchBackend(Backend):
     def device_name(self, array: Any) -> str:
         return array.device.type
 
-    def transpose(self, array: Any) -> Any:
-        return array.transpose(1, 2)
+    def transpose(self, array: Any, *axes: int) -> Any:
+        return array.permute(*axes)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -97,6 +97,7 @@ class Eager(Implementation):
         "no-keys": "zeros",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "leaks",
+        "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
         "value-size": "accepted",
         "integer-mask": "raises",
@@ -156,6 +157,7 @@ class Sdpa(Implementation):
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "leaks",
         "nan-in-masked-value": "leaks",
+        "nan-in-attended-value": "reaches-them",
         # The CPU's flash kernel hides a NaN query behind zeros (pytorch#141128).
         "nan-in-query": "zeros",
         "value-size": "accepted",
@@ -219,7 +221,10 @@ class SdpaFlash(Sdpa):
 
     name = "sdpa-flash"
     kernel = "FLASH_ATTENTION"
-    lacks = Sdpa.lacks | {"value-size": "the flash kernel requires values of the keys' size"}
+    lacks = Sdpa.lacks | {
+        "value-size": "the flash kernel requires values of the keys' size",
+        "inner-stride": "the fused kernels require the last axis to have stride 1",
+    }
     elections = Sdpa.elections | {"value-size": "raises"}
 
 
@@ -255,6 +260,7 @@ class Flex(Implementation):
         "no-keys": "raises",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "leaks",
+        "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
         "value-size": "accepted",
         "subnormal-output": Eager.elections["subnormal-output"],  # the same matrix product

@@ -27,6 +27,8 @@ from suite.spec.elections import QUESTIONS
 from suite.spec.masks import Causal, Mask, Padding, Window
 from suite.spec.problem import Inputs
 
+_MEMORY = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
+
 
 class BackendUnavailable(Exception):
     """The framework is not installed, or failed to import; the message says why."""
@@ -92,9 +94,9 @@ class Backend(ABC):
     def device_name(self, array: Any) -> str:
         """The device the array is on, as --device names it."""
 
-    def transpose(self, array: Any) -> Any:
-        """A view (where the framework has views) with axes 1 and 2 exchanged."""
-        return array.transpose(0, 2, 1, 3)
+    def transpose(self, array: Any, *axes: int) -> Any:
+        """The array with its four axes in another order: a view where the framework has views."""
+        return array.transpose(*axes)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         """An implementation around a user's function with the framework's native signature.
@@ -117,9 +119,10 @@ class Backend(ABC):
         """One (B, H, L, D) operand in the axis order `layout`, in memory as the case says."""
         if values.ndim != 4:
             return self.array(values, inputs.dtype)
-        stored = values if inputs.layout == "bhld" else np.ascontiguousarray(values.swapaxes(1, 2))
-        made = self.array(stored, inputs.dtype)
-        return made if inputs.layout == layout else self.transpose(made)
+        order = _MEMORY[inputs.layout]
+        made = self.array(np.ascontiguousarray(values.transpose(order)), inputs.dtype)
+        back = tuple(order.index(axis) for axis in _MEMORY[layout])
+        return made if back == (0, 1, 2, 3) else self.transpose(made, *back)
 
     def __str__(self) -> str:
         return self.name

@@ -3,6 +3,8 @@ left untouched; a second call on them gives the same bits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from suite.judge.cell import Cell, check
@@ -32,5 +34,9 @@ def test_contract(cell: Cell) -> None:
         ):
             raise Deviation("mutated-input", f"the call changed its argument {name}")
     second = cell.read(cell.call(prepared), cell.inputs, prepared.layout)
+    other = replace(cell.inputs, value=-cell.inputs.value)
+    cell.call(cell.prepare(other))
+    again = cell.read(first.native, cell.inputs, prepared.layout)
+    cell.expect_bitwise(again.values, kept, "overwritten", "an answer after a later call")
     if cell.implementation.deterministic:
         cell.expect_bitwise(second.values, kept, "not-deterministic", "a second call")

@@ -37,7 +37,7 @@ def compare(cell: Cell, one: Inputs, other: Inputs, what: str, undo=None) -> Non
 @check(
     in_every_dtype(
         "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
-        "sdpa/bool.b11k/gqa2/{dt}/b2h6q17k23d8/dense",
+        "sdpa/bool.b11k/mha/{dt}/b5h3q5k17d8/dense",
         "sdpa/bool.qk/mha/{dt}/b3h3q11k17d8/dense",
     )
 )
@@ -157,7 +157,7 @@ def test_padding_invariance(cell: Cell) -> None:
     compare(cell, inputs, inputs.with_dense(mask_array=mask, key=key, value=value), "padded keys")
 
 
-@check(in_every_dtype("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win40.0/gqa2/{dt}/b2h6q17k23d8"))
+@check(in_every_dtype("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
 def test_wide_window(cell: Cell) -> None:
     """A window at least as wide as the sequence equals no window (or causal, where it ends at 0)."""
     from suite.spec.masks import Causal

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import Cell, check
+from suite.judge.cell import Cell, NotElected, check
 from suite.judge.verdict import Deviation
 from suite.spec.dtypes import DTYPES
 from suite.spec.problem import Case
@@ -78,11 +78,37 @@ def test_first_row(cell: Cell) -> None:
     )
 )
 def test_dyadic_mean(cell: Cell) -> None:
-    """Zero queries over 2^n keys average integers: every step is exact, so is the answer."""
+    """Zero queries average the values, integers over 2^n keys.
+
+    Within the bound, not exactly: kernels that merge chunks of keys by their log-sum-exp, as
+    split-KV decoding does, round log(2^n).
+    """
     inputs, s = cell.inputs, cell.inputs.sizes
-    got = cell.run(replace(inputs, query=np.zeros_like(inputs.query))).values
+    zeros = replace(inputs, query=np.zeros_like(inputs.query))
+    got = cell.run(zeros).values
     mean = np.repeat(inputs.value, s.H // s.Hkv, axis=1).mean(2, keepdims=True)
-    expect_exactly(cell, got, np.broadcast_to(mean, got.shape), "dyadic mean")
+    want = np.broadcast_to(mean, got.shape)
+    cell.expect_close(got, want, cell.bound(zeros), "dyadic mean")
+
+
+@check(lambda level: [Case.parse(f"sdpa/none/mha/{dt}/b2h3q17k16d8") for dt in ("bf16", "f16")])
+def test_nearest(cell: Cell) -> None:
+    """A mean three quarters of an ulp up is rounded up: the answer is rounded, not cut off.
+
+    Zero queries over 16 keys make every weight 1/16. Of the values 4 are a number of the dtype and 12
+    the next one, so that products and sums are exact in float32 and the output alone is rounded. Asked
+    in 16 bits, of those that do not sum in 16 bits.
+    """
+    if cell.numerics == "working":
+        raise NotElected("sums in the case's dtype, where this sum is not exact")
+    inputs, s = cell.inputs, cell.inputs.sizes
+    ulp = 2.0 * cell.dtype.unit_roundoff
+    sign = np.where(inputs.value[:, :, :1] < 0, -1.0, 1.0)
+    base = 1.0 + ulp * np.floor(np.abs(inputs.value[:, :, :1]) * 16)
+    value = sign * (base + ulp * (np.arange(s.Lk) % 4 != 0)[:, None])
+    got = cell.run(replace(inputs, query=np.zeros_like(inputs.query), value=value)).values
+    want = np.repeat(sign * (base + ulp), s.Lq, axis=2)
+    expect_exactly(cell, got, want, "mean rounded to nearest")
 
 
 @check(

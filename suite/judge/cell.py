@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -217,17 +218,18 @@ class NotElected(Exception):
     """The cell asks for what the implementation elects not to do: it is unsupported."""
 
 
-_OBSERVED: dict[tuple[int, str, str], str] = {}
+_OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
 
 def observe(question: str, implementation: Implementation, dtype: Any) -> str:
     """The answer to an election question as observed by running its probe once."""
     from suite.judge.elections import probe
 
-    key = (id(implementation), question, dtype.name)
-    if key not in _OBSERVED:
-        _OBSERVED[key] = probe(question, implementation, dtype)
-    return _OBSERVED[key]
+    answers = _OBSERVED.setdefault(implementation, {})
+    key = (question, dtype.name)
+    if key not in answers:
+        answers[key] = probe(question, implementation, dtype)
+    return answers[key]
 
 
 def run(cell: Cell, audit: bool = False) -> Verdict:

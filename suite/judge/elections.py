@@ -160,12 +160,26 @@ def _nan_in(operand: str) -> Callable[[_Probe], str]:
     return put
 
 
+def _nan_attended(p: _Probe) -> str:
+    value = p.inputs.value.copy()
+    value[:, :, HIDDEN_KEY] = np.nan
+    got = p.values(replace(p.inputs, value=value))
+    if got is None:
+        raise HarnessError("a NaN in a value raised")
+    return (
+        "reaches-them" if np.isnan(got).all() else "hidden" if np.isfinite(got).all() else "other"
+    )
+
+
 def _nan_query(p: _Probe) -> str:
     query = p.inputs.query.copy()
     query[:, :, EMPTY_ROW] = np.nan
     got = p.values(replace(p.inputs, query=query))
     if got is None:
         raise HarnessError("a NaN in a query raised")
+    others = [row for row in range(SIZES.Lq) if row != EMPTY_ROW]
+    if not p.matches(got[:, :, others], _rows(p.inputs, others)):
+        return "other"
     rows = got[:, :, EMPTY_ROW]
     return "nan" if np.isnan(rows).all() else "zeros" if (rows == 0).all() else "other"
 
@@ -220,6 +234,7 @@ _PROBES = {
     "causal-with-mask": _causal_with_mask,
     "nan-in-masked-key": _nan_in("key"),
     "nan-in-masked-value": _nan_in("value"),
+    "nan-in-attended-value": _nan_attended,
     "nan-in-query": _nan_query,
     "value-size": _value_size,
     "integer-mask": _integer_mask,

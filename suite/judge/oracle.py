@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from references.definition import Reference, attention
-from suite.judge.tolerance import bound, grade, ratios, standard_deviation
+from suite.judge.tolerance import (
+    RMS_ELEMENTS,
+    RMS_LIMIT,
+    bound,
+    grade,
+    ratios,
+    standard_deviation,
+)
 from suite.judge.verdict import Deviation, HarnessError, Measured
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -134,6 +141,16 @@ class Oracle:
                 f"want {float(want[at]):.{digits}g}, |error| {abs(float(error[at])):.3g}, "
                 f"bound {float(limit[at]):.3g} ({numerics}), ratio {float(ratio[at]):.3g}; "
                 f"{int((ratio > 1).sum())} of {ratio.size} elements beyond their bound",
+            )
+            deviation.measured = measured  # type: ignore[attr-defined]
+            raise deviation
+        # The variance model has no roundoff of sums, which `working` makes in the case's dtype.
+        modelled = measured.rms is not None and numerics != "working"
+        if modelled and int(ok.sum()) >= RMS_ELEMENTS and measured.rms > RMS_LIMIT:  # type: ignore[operator]
+            deviation = Deviation(
+                "value",
+                f"root mean square of error over standard deviation {measured.rms:.3g} in "
+                f"{int(ok.sum())} elements, at most {RMS_LIMIT}: the error is systematic",
             )
             deviation.measured = measured  # type: ignore[attr-defined]
             raise deviation

@@ -60,6 +60,14 @@ from references.definition import Reference
 from suite.judge.records import GRADES
 from suite.spec.dtypes import DTYPES, DType
 
+RMS_LIMIT = 1.5
+"""Largest root mean square of error / standard deviation in the 16-bit dtypes. The variance model takes
+every rounding for uniform over half an ulp of the top of its binade: healthy answers stay near
+0.8; what lies beyond 1.5 is not rounding but a small error made everywhere, like a scale off by 1 %."""
+
+RMS_ELEMENTS = 100
+"""The statistic is a verdict from this many elements on."""
+
 NUMERICS = GRADES[:-1]
 """The numerics classes from the narrowest bound to the widest (`single` is float64's own)."""
 

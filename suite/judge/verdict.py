@@ -16,6 +16,7 @@ KINDS = {
     "device": "the answer is on another device than the inputs",
     "mutated-input": "an input was changed by the call",
     "not-deterministic": "a second call on the same inputs gave other bits",
+    "overwritten": "a later call changed an earlier answer",
     "leak": "what the mask hides has influence",
     "unequal": "two forms of one problem give answers further apart than rounding explains",
     "raised": "the framework raised on a problem it does not declare unsupported",

@@ -74,6 +74,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "softcap": (None, 2.0),
     # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
     "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk")),
+    # an inner stride is a designed case: frameworks without views have none
     "layout": ("bhld", "blhd"),
     "form": ("native", "dense"),
 }
@@ -136,6 +137,8 @@ COINCIDENCES = (
     "sdpa/bool.bhqk/gqa3/f32/b2h6q11k6d4/dense",
     "sdpa/causal/mha/f32/b2h3q16k16d16",
     "sdpa/bool.bhqk/mha/f32/b4h4q4k4d4/dense",
+    "sdpa/causal/mha/f32/b2h3q16k16d16/bias.bhqk/cap2.0",
+    "sdpa/bool.b1qk/mha/f32/b3h3q11k17d8/bias.b1qk/dense",
     "sdpa/pad+causal/mha/f64/b4h4q4k4d4",
     "sdpa/none/mha/f32/b1h1q1k1d1",
     "sdpa/causal/mha/bf16/b1h1q1k1d1",
@@ -146,11 +149,12 @@ SMOKE_DESIGNED = (
     "sdpa/bool.qk/mha/f32/b2h3q17k23d8/sunk/dense",
     "sdpa/none/mha/f16/b1h2q9k11d64/scale6.103515625e-05/overflow",
     "sdpa/causal/gqa20/f32/b1h40q5k5d4",
-    "sdpa/none/mha/f32/b2h2q1k513d8",
+    "sdpa/bool.b11k/mha/f32/b2h2q1k513d8/cap2.0/dense",
     "sdpa/none/mha/f32/b0h2q3k5d8",
     "sdpa/none/mha/f32/b2h2q0k5d8",
-    "sdpa/causal/mha/f32/b1h2q129k129d8",
+    "sdpa/causal/mha/f32/b1h2q129k65d80",
     "sdpa/none/mha/f64/b2h3q17k23d8",
+    "sdpa/none/mha/f32/b2h3q17k23d8/bhdl",
     "sdpa/pad/mha/f64/b1h1q64k257d32",
     "sdpa/causal/gqa4/bf16/b2h8q33k47d64",
 )
@@ -171,6 +175,9 @@ def _designed() -> list[Case]:
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/sunk",
         "sdpa/causal/mha/f64/b2h3q17k23d8/sunk",
         "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/bias.bhqk/sunk/dense",
+        "sdpa/causal/gqa2/bf16/b2h6q17k23d8/bhdl",
+        "sdpa/bool.qk/mha/f16/b2h3q17k23d8/bhdl/dense",
+        "sdpa/pad/mqa/f32/b2h5q17k23d8/bhdl",
         "sdpa/none/gqa24/bf16/b1h48q7k33d8",
         "sdpa/pad/gqa7/f32/b2h28q5k19d8",
         "sdpa/none/mha/f32/b1h1q1k4097d8",

@@ -71,6 +71,11 @@ QUESTIONS: dict[str, Question] = {
             ("blocked", "leaks"),
             needs=("mask",),
         ),
+        Question(
+            "nan-in-attended-value",
+            "A NaN in a value that rows attend",
+            ("reaches-them", "hidden", "other"),
+        ),
         Question("nan-in-query", "A NaN in a query turns its row into", ("nan", "zeros", "other")),
         Question(
             "value-size", "Values of another size than keys (Dv != D) are", ("accepted", "raises")

@@ -32,8 +32,9 @@ BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi")
 with about a third of the entries -inf and no row all -inf; "alibi": (1, H, Lq, Lk), -slope |q - k|
 with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022)."""
 
-LAYOUTS = ("bhld", "blhd")
-"""Order of the axes in memory: (B, H, L, D) or (B, L, H, D)."""
+LAYOUTS = ("bhld", "blhd", "bhdl")
+"""Order of the axes in memory: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a
+query, key or value do not lie side by side."""
 
 FORMS = ("native", "dense")
 """How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
@@ -56,6 +57,7 @@ FEATURES = {
     "value-size": "values of another size than keys",
     "empty-batch": "a batch of size 0",
     "empty-queries": "no queries (Lq = 0)",
+    "inner-stride": "components that do not lie side by side in memory",
     "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
     "native-window": "a sliding window of its own",
@@ -69,7 +71,7 @@ _OPTIONS = {
     "scale": "scale" + _NUMBER,
     "softcap": "cap" + _NUMBER,
     "recipe": "(" + "|".join(RECIPES[1:]) + ")",
-    "layout": "(blhd)",
+    "layout": "(blhd|bhdl)",
     "form": "(dense)",
 }
 
@@ -186,6 +188,7 @@ class Case:
             ("value-size", s.D != s.Dv),
             ("empty-batch", s.B == 0),
             ("empty-queries", s.Lq == 0),
+            ("inner-stride", self.layout == "bhdl"),
         ):
             if asked:
                 found.append(feature)

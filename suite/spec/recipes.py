@@ -62,14 +62,15 @@ def _tiny(rng, s, fmt):  # type: ignore[no-untyped-def]
 
 
 def _offset(rng, s, fmt):  # type: ignore[no-untyped-def]
-    """Every score of a row moved by the same large amount: a softmax must subtract its maximum.
+    """Every score of a row moved by the same large amount: a softmax must subtract the row's own
+    maximum, not a head's.
 
-    The first component of a query is 8, of a key about 32 sqrt(D) (a power of two), so that
-    default-scaled scores sit around 256, beyond the range of exp in float32.
+    The first component of a query is 8 and -8 in turn, of a key about 32 sqrt(D) (a power of two),
+    so that default-scaled scores sit around 256 and -256, beyond the range of exp in float32.
     """
     q, k, v = _normal(rng, s, fmt)
     if s.D:
-        q[..., 0] = 8.0
+        q[..., 0] = 8.0 * (-1.0) ** np.arange(s.Lq)
         k[..., 0] = 2.0 ** np.round(np.log2(32 * np.sqrt(s.D)))
     return q, k, v
 

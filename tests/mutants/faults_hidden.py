@@ -198,7 +198,7 @@ class InfiniteValueLeaks(Kernel):
         return np.where(np.isnan(value), super().visible(value, scores), value)
 
 
-@mutant("nan", like="G11")
+@mutant("election", like="G11")
 class VisibleNanEmptied(Kernel):
     """NaN in values is emptied whether or not it is hidden."""
 

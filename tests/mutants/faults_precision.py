@@ -172,7 +172,7 @@ class ScoresTruncated(Eager):
         return toward_zero(kept, x, call) if what == "scores" else kept
 
 
-@mutant("values")
+@mutant("nearest")
 class OutputTruncatedInEager(Eager):
     """The answer is cut off, not rounded, to 16 bits, where scores and weights are stored in them."""
 

@@ -82,6 +82,7 @@ class Kernel(Implementation):
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "blocked",
+        "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
         "value-size": "accepted",
         "integer-mask": "raises",
