@@ -22,6 +22,10 @@ from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
+FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
+"""Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
+al. 2015, degree 3): 1 + f - p(f) for 2^f is off by 1.071e-4 at most over 0 <= f < 1."""
+
 NO_SOFTCAP = "scaled_dot_product_attention has no softcap"
 
 
@@ -166,6 +170,7 @@ class Sdpa(Implementation):
         "score-overflow": "finite",
     }
     merges_mask_into_bias = True
+    exp_error = FAST_EXP
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> Prepared:
@@ -213,6 +218,7 @@ class SdpaMath(Sdpa):
     name = "sdpa-math"
     numerics = "exact"
     kernel = "MATH"
+    exp_error = {}
     elections = Sdpa.elections | {"causal-with-mask": "raises", "nan-in-query": "nan"}
 
 
@@ -333,6 +339,7 @@ class SdpaFunction(Sdpa):
     """A user's function with the signature of `scaled_dot_product_attention`."""
 
     elections = {}
+    exp_error = {}
 
     def __init__(
         self,

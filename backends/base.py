@@ -133,7 +133,8 @@ class Implementation(ABC):
 
     Declared as data: `numerics` (the class, or one per short dtype name), `elections` (question to
     answer, or to one answer per short dtype name; a question left out is observed, not held),
-    `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`, and
+    `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`,
+    `exp_error` (per short dtype name, where exp is approximated and not rounded), and
     `merges_mask_into_bias` (a mask beside a bias is passed as -inf in the bias, so that rows it
     empties follow the election minus-inf-row).
     """
@@ -145,6 +146,7 @@ class Implementation(ABC):
     elections: Mapping[str, str | Mapping[str, str]] = {}
     lacks: Mapping[str, str] = {}
     deterministic = True
+    exp_error: Mapping[str, float] = {}
     merges_mask_into_bias = False
 
     def __init__(self, backend: Backend) -> None:

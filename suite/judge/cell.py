@@ -146,6 +146,11 @@ class Cell:
         return self.implementation.numerics_for(self.dtype)
 
     @property
+    def exp_error(self) -> float:
+        """The declared relative error of the implementation's exponential in the cell's dtype."""
+        return self.implementation.exp_error.get(self.dtype.name, 0.0)
+
+    @property
     def flushes(self) -> bool:
         """Whether subnormals are elected to be flushed to zero."""
         return self.elected("subnormal-output") == "flushed"
@@ -164,7 +169,7 @@ class Cell:
 
     def bound(self, inputs: Inputs) -> np.ndarray:
         """The bound of the implementation's class on its answer to `inputs`."""
-        return self.oracle(inputs).bound(self.numerics, self.flushes)
+        return self.oracle(inputs).bound(self.numerics, self.flushes, self.exp_error)
 
     def judge(
         self, answer: Answer, inputs: Inputs | None = None, numerics: str | None = None
@@ -177,7 +182,11 @@ class Cell:
         elected = self.empty_rows(inputs)
         try:
             found = self.oracle(inputs).judge(
-                answer.values, numerics or self.numerics, flushes=self.flushes, nan_rows=elected
+                answer.values,
+                numerics or self.numerics,
+                flushes=self.flushes,
+                exp_error=self.exp_error,
+                nan_rows=elected,
             )
         except Deviation as deviation:
             self.measured.worst_of(getattr(deviation, "measured", Measured()))

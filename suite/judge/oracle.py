@@ -65,12 +65,18 @@ class Oracle:
             _CACHE.popitem(last=False)
         return oracle
 
-    def bound(self, numerics: str, flushes: bool = False) -> np.ndarray:
+    def bound(self, numerics: str, flushes: bool = False, exp_error: float = 0.0) -> np.ndarray:
         """Largest |error| rounding explains for a numerics class; see `tolerance.bound`."""
-        return bound(self.reference, numerics, self.dtype, flushes)
+        return bound(self.reference, numerics, self.dtype, flushes, exp_error)
 
     def judge(
-        self, got: np.ndarray, numerics: str, *, flushes: bool = False, nan_rows: str = "zeros"
+        self,
+        got: np.ndarray,
+        numerics: str,
+        *,
+        flushes: bool = False,
+        exp_error: float = 0.0,
+        nan_rows: str = "zeros",
     ) -> Measured:
         """Compare an answer (B, H, Lq, Dv), float64, with the oracle.
 
@@ -100,7 +106,7 @@ class Oracle:
         wrong = ~np.isfinite(got) & np.isfinite(want)
         # Beyond the largest finite number of the dtype infinity is the right answer.
         with np.errstate(over="ignore"):
-            limit = self.bound(numerics, flushes)
+            limit = self.bound(numerics, flushes, exp_error)
         reach = np.abs(want) + limit
         wrong &= ~(np.isinf(got) & (np.sign(got) == np.sign(want)) & (reach > self.dtype.max))
         if wrong.any():
@@ -119,7 +125,7 @@ class Oracle:
             max_abs_error=float(np.abs(error).max(initial=0.0)),
         )
         if elected_nan is None:
-            measured.grade = grade(self.reference, error, self.dtype, flushes)
+            measured.grade = grade(self.reference, error, self.dtype, flushes, exp_error)
         if self.dtype.is_half and error.size:
             spread = standard_deviation(self.reference, numerics, self.dtype)
             # The model has no underflow: it speaks of answers well within the normal range.
