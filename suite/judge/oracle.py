@@ -10,6 +10,7 @@ import numpy as np
 
 from references.definition import Reference, attention
 from suite.judge.tolerance import (
+    RMS_CLASSES,
     RMS_ELEMENTS,
     RMS_LIMIT,
     bound,
@@ -150,8 +151,7 @@ class Oracle:
             )
             deviation.measured = measured  # type: ignore[attr-defined]
             raise deviation
-        # The variance model has no roundoff of sums, which `working` makes in the case's dtype.
-        modelled = measured.rms is not None and numerics != "working"
+        modelled = measured.rms is not None and numerics in RMS_CLASSES
         if modelled and int(ok.sum()) >= RMS_ELEMENTS and measured.rms > RMS_LIMIT:  # type: ignore[operator]
             deviation = Deviation(
                 "value",
