@@ -13,7 +13,9 @@ from backends.base import (
     Implementation,
     Prepared,
     accepted_parameters,
+    dense_arguments,
     dense_of,
+    rank4,
     split_native,
 )
 from suite.spec.dtypes import DType
@@ -127,8 +129,6 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> Prepared:
         jnp, backend = self.backend.numpy, self.backend
-        query, key, value = backend.operands(inputs, "bhld")
-        mask = dense_of(inputs, split_native(inputs)[1])
         scale, softcap = inputs.effective_scale, inputs.softcap
 
         def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
@@ -146,16 +146,7 @@ class Eager(Implementation):
             weights = self.backend.jax.nn.softmax(scores, axis=-1)
             return jnp.einsum("bhij,bhjd->bhid", weights, value)
 
-        return Prepared(
-            attention,
-            {
-                "query": query,
-                "key": key,
-                "value": value,
-                "mask": None if mask is None else backend.array(mask, None),
-                "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
-            },
-        )
+        return Prepared(attention, dense_arguments(backend, inputs))
 
 
 class JaxNn(Implementation):
@@ -214,9 +205,9 @@ class JaxNn(Implementation):
             arguments["key_value_seq_lengths"] = backend.array(found.astype(np.int32), None)
         mask = dense_of(inputs, rest)
         if mask is not None:
-            arguments["mask"] = backend.array(_rank4(mask), None)
+            arguments["mask"] = backend.array(rank4(mask), None)
         if inputs.bias is not None:
-            arguments["bias"] = backend.array(_rank4(inputs.bias), inputs.dtype)
+            arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         return Prepared(self.caller(), arguments, layout="blhd")
@@ -228,11 +219,6 @@ class JaxNn(Implementation):
             return function(**arguments, implementation=kernel)
 
         return call
-
-
-def _rank4(array: np.ndarray) -> np.ndarray:
-    """The array with leading axes of size 1: jax.nn takes masks and biases of rank 4."""
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 class JaxNnCudnn(JaxNn):

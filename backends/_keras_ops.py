@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from backends.base import (
     Backend,
     BackendUnavailable,
@@ -18,6 +16,7 @@ from backends.base import (
     Prepared,
     accepted_parameters,
     dense_of,
+    rank4,
     split_native,
 )
 from suite.spec.problem import Inputs
@@ -71,16 +70,12 @@ class KerasOps(Implementation):
             arguments["is_causal"] = True
         mask = dense_of(inputs, rest)
         if mask is not None:
-            arguments["mask"] = backend.array(_rank4(mask), None)
+            arguments["mask"] = backend.array(rank4(mask), None)
         if inputs.bias is not None:
-            arguments["bias"] = backend.array(_rank4(inputs.bias), inputs.dtype)
+            arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         return Prepared(function, arguments, layout="blhd")
-
-
-def _rank4(array: np.ndarray) -> np.ndarray:
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 class KerasFunction(KerasOps):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Backend, Implementation, Prepared, dense_of, split_native
+from backends.base import Backend, Implementation, Prepared, dense_arguments
 from references.definition import attention
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.problem import Inputs
@@ -93,15 +93,6 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., np.nd
 
     It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv).
     """
-    query, key, value = backend.operands(inputs, "bhld")
-    mask = dense_of(inputs, split_native(inputs)[1])
-    arguments = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "mask": None if mask is None else backend.array(mask, None),
-        "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
-    }
 
     def call(**arrays: Rounded | None) -> Rounded:
         plain = {name: None if a is None else a.values for name, a in arrays.items()}
@@ -109,7 +100,7 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., np.nd
             out = function(**plain, scale=inputs.scale, softcap=inputs.softcap, fmt=inputs.dtype)
         return Rounded(out, inputs.dtype)
 
-    return Prepared(call, arguments)
+    return Prepared(call, dense_arguments(backend, inputs))
 
 
 def definition(

@@ -14,8 +14,7 @@ from backends.base import (
     BackendUnavailable,
     Implementation,
     Prepared,
-    dense_of,
-    split_native,
+    dense_arguments,
 )
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -112,8 +111,6 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> Prepared:
         tf, backend = self.backend.tf, self.backend
-        query, key, value = backend.operands(inputs, "bhld")
-        mask = dense_of(inputs, split_native(inputs)[1])
         softcap = inputs.softcap
         # A Python float that meets a tensor goes through float32 in TensorFlow; made in NumPy it
         # is rounded to the tensor's dtype once.
@@ -134,16 +131,7 @@ class Eager(Implementation):
                 scores = tf.where(mask, scores, scores.dtype.min)
             return tf.matmul(tf.nn.softmax(scores, axis=-1), value)  # (B, H, Lq, Dv)
 
-        return Prepared(
-            attention,
-            {
-                "query": query,
-                "key": key,
-                "value": value,
-                "mask": None if mask is None else backend.array(mask, None),
-                "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
-            },
-        )
+        return Prepared(attention, dense_arguments(backend, inputs))
 
 
 class TensorflowKerasOps(KerasOps):

@@ -14,6 +14,7 @@ from backends.base import (
     Implementation,
     Prepared,
     accepted_parameters,
+    dense_arguments,
     dense_of,
     merged_bias,
     split_native,
@@ -112,8 +113,6 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> Prepared:
         torch, backend = self.backend.torch, self.backend
-        query, key, value = backend.operands(inputs, "bhld")
-        mask = dense_of(inputs, split_native(inputs)[1])
         scale, softcap = inputs.effective_scale, inputs.softcap
 
         def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
@@ -130,16 +129,7 @@ class Eager(Implementation):
                 scores = scores.masked_fill(~mask, -torch.inf)
             return torch.softmax(scores, dim=-1) @ value  # (B, H, Lq, Dv)
 
-        return Prepared(
-            attention,
-            {
-                "query": query,
-                "key": key,
-                "value": value,
-                "mask": None if mask is None else backend.array(mask, None),
-                "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
-            },
-        )
+        return Prepared(attention, dense_arguments(backend, inputs))
 
 
 class Sdpa(Implementation):

@@ -180,6 +180,27 @@ class Implementation(ABC):
         return f"{self.backend.name}:{self.name}"
 
 
+def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """query, key, value, mask and bias as the framework's arrays, heads before length; no flags.
+
+    `mask` and `bias` are None where there is none.
+    """
+    query, key, value = backend.operands(inputs, "bhld")
+    mask = dense_of(inputs, split_native(inputs)[1])
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "mask": None if mask is None else backend.array(mask, None),
+        "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
+    }
+
+
+def rank4(array: np.ndarray) -> np.ndarray:
+    """A mask or bias with leading axes of size 1, for interfaces that insist on rank 4."""
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
 def merged_bias(inputs: Inputs) -> np.ndarray | None:
     """Bias with -inf where the mask hides: for interfaces with one additive argument.
 

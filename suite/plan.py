@@ -130,7 +130,8 @@ class Plan:
     def add(self, backend: Backend) -> None:
         """Take in a backend's implementations, or the user's functions instead of them."""
         options = self.options
-        self.versions |= backend.versions
+        # Plain strings: torch's version is a class of its own, which does not travel to workers.
+        self.versions |= {name: str(text) for name, text in backend.versions.items()}
         found = backend.implementations()
         if options.function:
             numerics = options.numerics or DEFAULT_NUMERICS

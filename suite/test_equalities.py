@@ -5,25 +5,13 @@ Two answers may differ by the sum of their bounds; where the arithmetic is the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import Cell, check
-from suite.spec.dtypes import DTYPES
-from suite.spec.problem import Case, Inputs
+from suite.judge.cell import Cell, check, in_every_dtype
+from suite.spec.problem import Inputs
 from suite.spec.recipes import generator
-
-
-def in_every_dtype(*patterns: str):  # type: ignore[no-untyped-def]
-    """Cases from ids with {dt} in the dtype's place; at smoke float32 and bfloat16 only."""
-
-    def found(level: str) -> Iterable[Case]:
-        names = ("f32", "bf16") if level == "smoke" else DTYPES
-        return [Case.parse(p.replace("{dt}", dt)) for p in patterns for dt in names]
-
-    return found
 
 
 def compare(cell: Cell, one: Inputs, other: Inputs, what: str, undo=None) -> None:  # type: ignore[no-untyped-def]

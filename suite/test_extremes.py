@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import Cell, NotElected, check
+from suite.judge.cell import Cell, NotElected, check, in_every_dtype
 from suite.judge.verdict import Deviation
-from suite.spec.dtypes import DTYPES
 from suite.spec.problem import Case
 from suite.spec.recipes import generator
-
-
-def in_every_dtype(*patterns: str):  # type: ignore[no-untyped-def]
-    """Cases from ids with {dt} in the dtype's place."""
-
-    def found(level: str) -> Iterable[Case]:
-        return [Case.parse(p.replace("{dt}", dt)) for p in patterns for dt in DTYPES]
-
-    return found
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:

@@ -16,6 +16,7 @@ from backends.base import Backend, BackendUnavailable, merged_bias, split_native
 from backends.registry import UsageError
 from suite.judge import cell as cells
 from suite.judge.cell import Cell
+from suite.plan import Options, Plan
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.problem import Case
@@ -83,6 +84,13 @@ def test_names_are_unique_and_declarations_are_known(backend: Backend) -> None:
             assert implementation.numerics_for(DTYPES[name]) in NUMERICS
         assert implementation.unsupported(find("sdpa/none/mha/f32/b1h1q1k1d1")) is None
     assert list(backend.versions)
+
+
+def test_versions_of_a_plan_are_plain_strings(backend: Backend) -> None:
+    """They travel between processes, and torch's own is a class of its own."""
+    plan = Plan(Options((backend.name,)))
+    plan.add(backend)
+    assert all(type(text) is str for text in plan.versions.values())
 
 
 def test_torch_layouts_are_strides() -> None:

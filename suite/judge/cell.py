@@ -19,6 +19,7 @@ import numpy as np
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, HarnessError, Measured, Verdict
 from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES
 from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import draw
 
@@ -47,6 +48,16 @@ def check(cases: Callable[[str], Iterable[AnyCase]]) -> Callable[[Callable], Cal
         return function
 
     return mark
+
+
+def in_every_dtype(*patterns: str) -> Callable[[str], list[AnyCase]]:
+    """The cases whose ids are `patterns` with {dt} replaced: float32 and bfloat16 at smoke, else all."""
+
+    def found(level: str) -> list[AnyCase]:
+        names = ("f32", "bf16") if level == "smoke" else DTYPES
+        return [Case.parse(p.replace("{dt}", dt)) for p in patterns for dt in names]
+
+    return found
 
 
 @dataclass(frozen=True)
