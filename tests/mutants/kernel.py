@@ -119,12 +119,12 @@ class Kernel(Implementation):
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         """The function under test; shapes in the order of `layout`. Raises ValueError."""
         if self.layout == "blhd":
-            query, key, value = (self.backend.transpose(x) for x in (query, key, value))
+            query, key, value = (self.backend.transpose(x, 0, 2, 1, 3) for x in (query, key, value))
         call = Call(query, key, value, **rest)
         self.validate(call)
         with np.errstate(all="ignore"):
             out = self.deliver(self.compute(call), call)
-        return self.backend.transpose(out) if self.layout == "blhd" else out
+        return self.backend.transpose(out, 0, 2, 1, 3) if self.layout == "blhd" else out
 
     def compute(self, call: Call) -> np.ndarray:
         """The output (B, H, Lq, Dv) in working precision."""
