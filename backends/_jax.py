@@ -33,6 +33,7 @@ class JaxBackend(Backend):
     """JAX on "cpu" or "cuda"."""
 
     name = "jax"
+    devices = ("cpu", "cuda")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

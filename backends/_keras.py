@@ -17,7 +17,7 @@ from suite.spec.problem import Inputs
 
 
 class KerasBackend(Backend):
-    """Keras on one engine; CPU, or "cuda" where the engine's default device is one."""
+    """Keras on one engine, on the CPU."""
 
     engine: str
 

@@ -31,6 +31,7 @@ class TensorflowBackend(Backend):
     """TensorFlow on "cpu" or "cuda"."""
 
     name = "tf"
+    devices = ("cpu", "cuda")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

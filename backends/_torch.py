@@ -34,6 +34,7 @@ class TorchBackend(Backend):
     """PyTorch on "cpu" or "cuda"."""
 
     name = "torch"
+    devices = ("cpu", "cuda")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -60,6 +60,10 @@ class Backend(ABC):
     devices: tuple[str, ...] = ("cpu",)
 
     def __init__(self, device: str = "cpu") -> None:
+        if device not in self.devices:
+            raise BackendUnavailable(
+                f"{self.name} is judged on {', '.join(self.devices)} only, not on {device}"
+            )
         self.device = device
 
     @property
@@ -151,6 +155,9 @@ class Implementation(ABC):
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        if backend.device != "cpu":
+            # What is declared was verified on CPU: elsewhere answers are observed, and exp is exp.
+            self.elections, self.exp_error = {}, {}
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> Prepared:

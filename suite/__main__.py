@@ -113,6 +113,7 @@ def _add_expect(commands: argparse._SubParsersAction) -> None:
 def _expect(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
+    from backends.registry import DISTRIBUTIONS
     from suite.judge.expectations import draft
     from suite.judge.records import RecordError, load
 
@@ -121,7 +122,14 @@ def _expect(arguments: argparse.Namespace) -> int:
     except RecordError as error:
         print(error, file=sys.stderr)
         return 2
-    text = draft((asdict(c) for c in run.cells if c.status == "fail"), run.header.versions)
+    unexpected = ("unexpected-pass", "other-failure", "stale-claim")
+    failing = [c for c in run.cells if c.status == "fail" and c.kind not in unexpected]
+    text = ""
+    for backend in dict.fromkeys(c.backend for c in failing):
+        names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
+        versions = {n: v for n, v in run.header.versions.items() if n in names}
+        mine = (asdict(c) for c in failing if c.backend == backend)
+        text += f"# backends/expectations/{backend}.toml\n\n{draft(mine, versions)}\n"
     if arguments.output:
         try:
             with Path(arguments.output).open("x", encoding="utf-8") as file:

@@ -87,17 +87,34 @@ class RunState:
         self.header: records.Header | None = None
         self.writer: records.Writer | None = None
         self.nodes: dict[tuple, str] = {}
+        self.pending: list[records.CellRecord] = []
+        self.stale: list[str] = []
+        self.unavailable: dict[str, str] = {}
 
     def take(self, cell: records.CellRecord, identity: dict[str, Any], node: str) -> None:
-        """Keep a record, and write it; the first one opens the file."""
-        if self.header is None:
-            self.header = _header(self.config, self.options, identity)
-            if self.results:
-                self.writer = records.Writer(self.results, self.header)
+        """Keep a record, and write it; the first one that knows the plan opens the file.
+
+        The record of a crash knows nothing of the plan and waits for one that does.
+        """
         self.cells.append(cell)
         self.nodes[cell.key] = node
+        self.pending.append(cell)
+        if self.header is None and identity:
+            self.open(identity)
+        self.flush()
+
+    def open(self, identity: dict[str, Any]) -> None:
+        """Make the header and open the file."""
+        self.header = _header(self.config, self.options, identity)
+        if self.results:
+            self.writer = records.Writer(self.results, self.header)
+
+    def flush(self) -> None:
+        """Write what waits, where there is a file to write to."""
         if self.writer:
-            self.writer.cell(cell)
+            for cell in self.pending:
+                self.writer.cell(cell)
+            self.pending = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,6 +149,9 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     config.stash[RUN] = RunState(config, options)
     _share_compile_cache(config)
+    if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
+        # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
+        config.option.maxworkerrestart = "10000"
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -186,7 +206,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         text = str(call.excinfo.value) if call.excinfo else "no verdict"
         kind = "timeout" if "Timeout" in text else "crash"
         name = cell_name(item.callspec.params["cell"])  # type: ignore[attr-defined]
-        found = crashed(check.name, name, kind, text.splitlines()[0][:300], plan.options)
+        line = next(iter(text.splitlines()), "no message")[:300]
+        found = crashed(check.name, name, kind, line, plan.options)
     report.user_properties.append((PROPERTY, {"cell": asdict(found), "run": _identity(plan)}))
 
 
@@ -215,10 +236,35 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Entries of the manifests that match nothing in the catalogue end the run before it starts."""
     plan = _STATE.get("plan")
-    if isinstance(plan, Plan) and not hasattr(session.config, "workerinput"):
+    if not isinstance(plan, Plan):
+        return
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
         stale = plan.stale_expectations()
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
+    elif worker["workerid"] == "gw0":
+        session.config.workeroutput["attention"] = {  # type: ignore[attr-defined]
+            "stale": plan.stale_expectations(),
+            "unavailable": plan.unavailable,
+        }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What a worker alone could know of the plan: stale expectations, missing frameworks."""
+    state = _STATE.get("run")
+    told = getattr(node, "workeroutput", {}).get("attention")
+    if state is not None and told:
+        state.stale, state.unavailable = told["stale"], told["unavailable"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Load what was asked for before anything is collected: a usage error is one line then."""
+    config = session.config
+    if config.stash[OPTIONS].backend and not getattr(config.option, "numprocesses", None):
+        _plan(config)
 
 
 @pytest.hookimpl(trylast=True)
@@ -226,8 +272,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     state = session.config.stash.get(RUN, None)
     if state is None:
         return
+    if state.header is None and state.pending:
+        state.open({})
+        state.flush()
     if state.writer:
-        state.writer.close(finished=exitstatus in (0, 1))
+        cut_short = bool(session.shouldstop or session.shouldfail)
+        state.writer.close(finished=exitstatus in (0, 1) and not cut_short)
+    if state.stale and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     passed = any(cell.status == "pass" for cell in state.cells)
     if state.options.backend and exitstatus == 0 and not passed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -240,7 +292,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     from suite.report.summary import lines
 
     plan = _STATE.get("plan")
-    missing = plan.unavailable if isinstance(plan, Plan) else {}
+    missing = plan.unavailable if isinstance(plan, Plan) else state.unavailable
+    for text in state.stale:
+        terminalreporter.write_line(f"stale expectation: {text}", red=True)
     assert state.header is not None
     terminalreporter.write_line("")
     for text in lines(records.Run(state.header, tuple(state.cells)), missing):
@@ -300,6 +354,8 @@ def _rerun(node: str, options: Options) -> str:
     words = ["pytest", shlex.quote(node)]
     words += [f"--backend={name}" for name in options.backend]
     words += [f"--function={shlex.quote(text)}" for text in options.function]
+    if options.audit:
+        words.append("--audit")
     for name in ("device", "level", "seed", "numerics"):
         value = getattr(options, name)
         if value != getattr(Options, name):

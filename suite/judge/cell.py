@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -78,6 +79,7 @@ class Cell:
         self.case = case
         self.implementation = implementation
         self.seed = seed
+        self.audit = False
         self.measured = Measured()
 
     @property
@@ -92,14 +94,22 @@ class Cell:
         return draw(self.case, self.seed)
 
     def prepare(self, inputs: Inputs) -> Prepared:
-        """The implementation's call for these inputs."""
+        """The implementation's call for these inputs.
+
+        Raises NotElected where a variation of the case needs what the implementation lacks.
+        """
+        if isinstance(self.case, Case) and not self.audit:
+            lacks = self.implementation.lacks
+            for feature in inputs.needs:
+                if feature in lacks:
+                    raise NotElected(lacks[feature])
         return self.implementation.prepare(inputs)
 
     def call(self, prepared: Prepared) -> Any:
         """The framework's output. Raises Deviation "raised" with what the framework raised."""
         try:
             return prepared()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # JAX adds notes and tracebacks to exceptions; one line is what people compare.
             text = next(iter(str(error).strip().splitlines()), "")
             raise Deviation("raised", f"{type(error).__name__}: {text[:300]}") from error
@@ -235,7 +245,7 @@ class Cell:
 
 
 class NotElected(Exception):
-    """The cell asks for what the implementation elects not to do: it is unsupported."""
+    """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
 
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
@@ -264,11 +274,15 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
         seconds = time.perf_counter() - start
         return Verdict(status, kind, message, replace(cell.measured), seconds)
 
-    reason = cell.implementation.unsupported(cell.case)
-    if reason is not None and not (audit and isinstance(cell.case, Case)):
-        return verdict("unsupported", "", reason)
+    cell.audit = audit
+    reason = None
     try:
-        with np.errstate(all="ignore"):
+        reason = cell.implementation.unsupported(cell.case)
+        if reason is not None and not (audit and isinstance(cell.case, Case)):
+            return verdict("unsupported", "", reason)
+        # Whether a warning is an error is for the caller's tests, and no property of a kernel.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             cell.refuse_what_is_elected()
             cell.check.function(cell)
     except NotElected as elected:

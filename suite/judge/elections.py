@@ -10,7 +10,7 @@ import numpy as np
 
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import NUMERICS
-from suite.judge.verdict import Deviation, HarnessError
+from suite.judge.verdict import Deviation
 from suite.spec.dtypes import DType, round_to
 from suite.spec.masks import Boolean, Causal, Sizes
 from suite.spec.problem import Inputs
@@ -36,7 +36,7 @@ def base_inputs(dtype: DType, seed: int = 0, Dv: int = SIZES.Dv) -> Inputs:
 def probe(question: str, implementation: Implementation, dtype: DType) -> str:
     """One of the question's options, "unsupported" where the implementation cannot be asked.
 
-    Raises HarnessError where the answer is none of the options.
+    Raises Deviation "election" where the answer is none of the options.
     """
     return _PROBES[question](_Probe(implementation, dtype))
 
@@ -84,7 +84,9 @@ class _Probe:
             return "uniform"
         if self.matches(got[:, :, [EMPTY_ROW]], _rows(visible, [EMPTY_ROW])):
             return "unmasked"
-        raise HarnessError(f"a row without keys gives none of the known answers: {rows[0, 0, :3]}")
+        raise Deviation(
+            "election", f"a row without keys gives none of the known answers: {rows[0, 0, :3]}"
+        )
 
 
 def _rows(inputs: Inputs, rows: list[int]) -> Inputs:
@@ -114,7 +116,9 @@ def _no_keys(p: _Probe) -> str:
         return "nan"
     if (got == 0).all():
         return "zeros"
-    raise HarnessError(f"an answer without keys is neither zeros nor NaN: {got.ravel()[:3]}")
+    raise Deviation(
+        "election", f"an answer without keys is neither zeros nor NaN: {got.ravel()[:3]}"
+    )
 
 
 def _alignment(p: _Probe) -> str:
@@ -124,7 +128,7 @@ def _alignment(p: _Probe) -> str:
     for name, bottom_right in (("top-left", False), ("bottom-right", True)):
         if p.matches(got, replace(p.inputs, mask=Causal(bottom_right))):
             return name
-    raise HarnessError("the causal flag gives neither top-left nor bottom-right")
+    raise Deviation("election", "the causal flag gives neither top-left nor bottom-right")
 
 
 def _causal_with_mask(p: _Probe) -> str:
@@ -142,7 +146,7 @@ def _causal_with_mask(p: _Probe) -> str:
     ):
         if p.matches(got, replace(p.inputs, mask_array=meaning)):
             return name
-    raise HarnessError("the causal flag with a mask is none of the known meanings")
+    raise Deviation("election", "the causal flag with a mask is none of the known meanings")
 
 
 def _nan_in(operand: str) -> Callable[[_Probe], str]:
@@ -154,7 +158,7 @@ def _nan_in(operand: str) -> Callable[[_Probe], str]:
         inputs = replace(p.inputs, mask_array=mask, form="dense", **{operand: poisoned})
         got = p.values(inputs)
         if got is None:
-            raise HarnessError(f"a NaN in a masked {operand} raised")
+            raise Deviation("election", f"a NaN in a masked {operand} raised")
         return "leaks" if np.isnan(got).any() else "blocked"
 
     return put
@@ -165,7 +169,7 @@ def _nan_attended(p: _Probe) -> str:
     value[:, :, HIDDEN_KEY] = np.nan
     got = p.values(replace(p.inputs, value=value))
     if got is None:
-        raise HarnessError("a NaN in a value raised")
+        raise Deviation("election", "a NaN in a value raised")
     return (
         "reaches-them" if np.isnan(got).all() else "hidden" if np.isfinite(got).all() else "other"
     )
@@ -176,7 +180,7 @@ def _nan_query(p: _Probe) -> str:
     query[:, :, EMPTY_ROW] = np.nan
     got = p.values(replace(p.inputs, query=query))
     if got is None:
-        raise HarnessError("a NaN in a query raised")
+        raise Deviation("election", "a NaN in a query raised")
     others = [row for row in range(SIZES.Lq) if row != EMPTY_ROW]
     if not p.matches(got[:, :, others], _rows(p.inputs, others)):
         return "other"
@@ -208,7 +212,7 @@ def _subnormal(p: _Probe) -> str:
     key = np.tile(p.inputs.key, (1, 1, 5, 1))
     got = p.values(replace(p.inputs, key=key, value=np.full_like(key, quarter)))
     if got is None:
-        raise HarnessError("subnormal values raised")
+        raise Deviation("election", "subnormal values raised")
     # A quarter of the smallest normal number has few bits left: weights that do not sum to one
     # exactly move it.
     if (np.abs(got - quarter) <= quarter / 4).all():
@@ -220,7 +224,7 @@ def _overflow(p: _Probe) -> str:
     inputs = replace(p.inputs, query=p.inputs.query * 256, key=p.inputs.key * 256, scale=2.0**-14)
     got = p.values(inputs)
     if got is None:
-        raise HarnessError("large float16 scores raised")
+        raise Deviation("election", "large float16 scores raised")
     if np.isfinite(got).all():
         return "finite"
     return "nan" if np.isnan(got).any() else "other"

@@ -234,6 +234,9 @@ def load(path: str | Path, partial: bool = False) -> Run:
             f"{path}: no footer: the run did not finish ({len(cells)} of {header.cells} cells). "
             "Run it again, or pass --partial to read the cells that are there"
         )
+    if not header.shard and len(cells) < header.cells:
+        # Whatever left cells out, -k or --maxfail or a file named alone: the run is not whole.
+        header = replace(header, partial=True)
     return Run(header, tuple(cells), str(path), footer)
 
 

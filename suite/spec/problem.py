@@ -171,28 +171,9 @@ class Case:
     @property
     def needs(self) -> tuple[str, ...]:
         """The features an implementation must have to be asked this case (see `FEATURES`)."""
-        p, s = self.problem, self.problem.sizes
-        found = []
-        if p.mask is not None:
-            found += [_mask_feature(m) if self.form == "native" else "mask" for m in p.mask.parts]
-            if len(p.mask.parts) > 1:
-                found.append("mask")
-        if p.bias != "none":
-            found.append("bias")
-            if p.mask is not None:
-                found.append("bias-with-mask")
-        for feature, asked in (
-            ("scale", p.scale is not None),
-            ("softcap", p.softcap is not None),
-            ("grouped-heads", s.H != s.Hkv),
-            ("value-size", s.D != s.Dv),
-            ("empty-batch", s.B == 0),
-            ("empty-queries", s.Lq == 0),
-            ("inner-stride", self.layout == "bhdl"),
-        ):
-            if asked:
-                found.append(feature)
-        return tuple(dict.fromkeys(found))
+        p = self.problem
+        masks = [] if p.mask is None else _mask_features(p.mask, self.form)
+        return _features(p.sizes, masks, p.bias != "none", p.scale, p.softcap, self.layout)
 
     @classmethod
     def parse(cls, text: str) -> Case:
@@ -292,6 +273,15 @@ class Inputs:
         return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The features an implementation must have to be asked these inputs, as `Case.needs`."""
+        masks = ["mask"] if self.mask_array is not None else []
+        if self.mask is not None:
+            masks += _mask_features(self.mask, self.form)
+        added = self.bias is not None
+        return _features(self.sizes, masks, added, self.scale, self.softcap, self.layout)
+
+    @property
     def effective_scale(self) -> float:
         """The scale as a number: 1 / sqrt(D) where none is given; 1 where D is 0."""
         if self.scale is not None:
@@ -334,6 +324,33 @@ class Inputs:
     def with_dense(self, **changes: Any) -> Inputs:
         """A variation whose mask is the dense array, so that axes may be permuted freely."""
         return replace(self, mask=None, form="dense", **{"mask_array": self.dense_mask, **changes})
+
+
+def _features(
+    sizes: Sizes,
+    masks: list[str],
+    bias: bool,
+    scale: float | None,
+    softcap: float | None,
+    layout: str,
+) -> tuple[str, ...]:
+    asked = {
+        "bias": bias,
+        "bias-with-mask": bias and bool(masks),
+        "scale": scale is not None,
+        "softcap": softcap is not None,
+        "grouped-heads": sizes.H != sizes.Hkv,
+        "value-size": sizes.D != sizes.Dv,
+        "empty-batch": sizes.B == 0,
+        "empty-queries": sizes.Lq == 0,
+        "inner-stride": layout == "bhdl",
+    }
+    return tuple(dict.fromkeys([*masks, *(name for name, needed in asked.items() if needed)]))
+
+
+def _mask_features(mask: Mask, form: str) -> list[str]:
+    found = [_mask_feature(m) if form == "native" else "mask" for m in mask.parts]
+    return [*found, "mask"] if len(mask.parts) > 1 else found
 
 
 def _mask_feature(mask: Mask) -> str:
