@@ -88,9 +88,14 @@ def test_poison(cell: Cell) -> None:
 @check(masked)
 def test_nan(cell: Cell) -> None:
     """NaN in slots that no query sees stays there, where the implementation elects so."""
-    lacks = cell.implementation.lacks
-    if "mask" in lacks:
-        raise NotElected(lacks["mask"])
+    implementation = cell.implementation
+    if "mask" in implementation.lacks:
+        raise NotElected(implementation.lacks["mask"])
+    if cell.inputs.bias is not None and implementation.merges_mask_into_bias:
+        raise NotElected("the mask is passed as -inf in the bias, and NaN - inf is NaN")
+    declared = implementation.elected("nan-in-masked-key", cell.dtype)
+    if declared is None and cell.inputs.form != "dense":
+        raise NotElected("declares nothing, and what is observed holds for boolean masks")
     elected = {n: cell.elected(f"nan-in-masked-{n}") for n in ("key", "value")}
     if "blocked" not in elected.values():
         raise NotElected("elects that a NaN in a masked key or value leaks")
