@@ -20,8 +20,8 @@ import numpy as np
 
 MaskRows = Callable[[slice], np.ndarray]
 
-BLOCK_ELEMENTS = 1 << 17
-"""Scores per block over all batches and heads: 1 MiB a temporary, which stays in cache."""
+BLOCK_ELEMENTS = 1 << 16
+"""Scores per block over all batches and heads: half a MiB a temporary, which stays in cache."""
 
 PARALLEL_BLOCKS = 32
 """From this many blocks on they are shared out among threads: NumPy computes without Python's lock."""
