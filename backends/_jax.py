@@ -15,6 +15,7 @@ from backends.base import (
     accepted_parameters,
     dense_arguments,
     dense_of,
+    lacking,
     rank4,
     split_native,
 )
@@ -246,16 +247,14 @@ class JaxNnFunction(JaxNn):
         super().__init__(backend)
         self.judged, self.name, self.numerics, self.accepted = function, name, numerics, accepted
         lacks = {"softcap": "the native signature has no softcap"}
-        for parameter, features in {
+        needed: dict[str, tuple[str, ...]] = {
             "mask": ("mask",),
             "bias": ("bias", "bias-with-mask"),
             "scale": ("scale",),
             "is_causal": ("native-causal",),
             "local_window_size": ("native-window",),
-        }.items():
-            if parameter not in accepted:
-                for feature in features:
-                    lacks[feature] = f"the function has no parameter {parameter}"
+        }
+        lacks |= lacking(accepted, needed)
         if "mask" not in accepted:
             for parameter, feature in (
                 ("is_causal", "causal"),

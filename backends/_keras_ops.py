@@ -16,6 +16,7 @@ from backends.base import (
     Prepared,
     accepted_parameters,
     dense_of,
+    lacking,
     rank4,
     split_native,
 )
@@ -94,15 +95,13 @@ class KerasFunction(KerasOps):
             "softcap": "the native signature takes attn_logits_soft_cap on a TPU only",
             "native-window": "the native signature has no window",
         }
-        for parameter, features in {
+        needed: dict[str, tuple[str, ...]] = {
             "mask": ("mask", "window", "padding"),
             "bias": ("bias", "bias-with-mask"),
             "scale": ("scale",),
             "is_causal": ("native-causal",),
-        }.items():
-            if parameter not in accepted:
-                for feature in features:
-                    lacks[feature] = f"the function has no parameter {parameter}"
+        }
+        lacks |= lacking(accepted, needed)
         if not accepted & {"is_causal", "mask"}:
             lacks["causal"] = "the function has neither is_causal nor mask"
         self.lacks = lacks

@@ -16,6 +16,7 @@ from backends.base import (
     accepted_parameters,
     dense_arguments,
     dense_of,
+    lacking,
     merged_bias,
     split_native,
 )
@@ -348,11 +349,7 @@ class SdpaFunction(Sdpa):
             "enable_gqa": ("grouped-heads",),
             "is_causal": ("native-causal",),
         }
-        lacks = dict(Sdpa.lacks)
-        for parameter, features in missing.items():
-            if parameter not in accepted:
-                for feature in features:
-                    lacks[feature] = f"the function has no parameter {parameter}"
+        lacks = dict(Sdpa.lacks) | lacking(accepted, missing)
         if not accepted & {"is_causal", "attn_mask"}:
             lacks["causal"] = "the function has neither is_causal nor attn_mask"
         self.lacks = lacks

@@ -258,6 +258,16 @@ def dense_of(inputs: Inputs, rest: list[Mask]) -> np.ndarray | None:
     return out
 
 
+def lacking(accepted: frozenset[str], needed: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The features a user's function lacks, with the reason: `needed` maps parameters to features."""
+    return {
+        feature: f"the function has no parameter {parameter}"
+        for parameter, features in needed.items()
+        if parameter not in accepted
+        for feature in features
+    }
+
+
 def accepted_parameters(
     function: Callable[..., Any], known: tuple[str, ...], positional: int, native: str
 ) -> frozenset[str]:

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +132,12 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def function_implementation(
-    backend: Backend, text: str, numerics: str, load: Callable[[str, str], Any] = load_object
-) -> Any:
+def function_implementation(backend: Backend, text: str, numerics: str) -> Any:
     """An implementation around the user's function named by `text` (see `load_object`).
 
     Raises UsageError where it cannot be imported, is not callable, or has another signature.
     """
-    function = load(text, "function")
+    function = load_object(text, "function")
     if not callable(function):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     name = text.rpartition(":")[2]
