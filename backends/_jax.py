@@ -19,6 +19,7 @@ from backends.base import (
     rank4,
     split_native,
 )
+from backends.layers import Operations, textbooks
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -61,7 +62,9 @@ class JaxBackend(Backend):
 
     def implementations(self) -> list[Implementation]:
         found: list[Implementation] = [Eager(self), JaxNn(self)]
-        return [*found, JaxNnCudnn(self)] if self.device == "cuda" else found
+        if self.device == "cuda":
+            found.append(JaxNnCudnn(self))
+        return [*found, *textbooks(self, _operations(self.jax), Eager.numerics)]
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # Converted in NumPy: every conversion on the device would be compiled for every new shape.
@@ -101,6 +104,21 @@ class JaxBackend(Backend):
         )
         accepted = accepted_parameters(function, known, 3, JAX_NN)
         return JaxNnFunction(self, function, name, numerics, accepted)
+
+
+def _operations(jax: Any) -> Operations:
+    jnp = jax.numpy
+    return Operations(
+        softmax=lambda x: jax.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: jnp.where(hidden, number, x),
+        tanh=jnp.tanh,
+        total=lambda x, axis: x.sum(axis),
+        mean=lambda x, axis: x.mean(axis),
+        concat=lambda arrays, axis: jnp.concatenate(list(arrays), axis),
+        transpose=jnp.transpose,
+        reshape=jnp.reshape,
+        repeat=lambda x, times, axis: jnp.repeat(x, times, axis),
+    )
 
 
 class Eager(Implementation):

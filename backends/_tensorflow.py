@@ -16,6 +16,7 @@ from backends.base import (
     Prepared,
     dense_arguments,
 )
+from backends.layers import Operations, textbooks
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -53,7 +54,7 @@ class TensorflowBackend(Backend):
         return {"tensorflow": self.tf.__version__, "keras": self.keras.__version__}
 
     def implementations(self) -> list[Implementation]:
-        return [Eager(self), TensorflowKerasOps(self)]
+        return [Eager(self), TensorflowKerasOps(self), *textbooks(self, _operations(self.tf), NUMERICS)]
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # Converted in NumPy, since TensorFlow's own cast flushes subnormals.
@@ -83,6 +84,20 @@ class TensorflowBackend(Backend):
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         return KerasFunction(self, function, name, numerics)
+
+
+def _operations(tf: Any) -> Operations:
+    return Operations(
+        softmax=lambda x: tf.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: tf.where(hidden, tf.constant(number, x.dtype), x),
+        tanh=tf.tanh,
+        total=lambda x, axis: tf.reduce_sum(x, axis),
+        mean=lambda x, axis: tf.reduce_mean(x, axis),
+        concat=lambda arrays, axis: tf.concat(list(arrays), axis),
+        transpose=lambda x, axes: tf.transpose(x, axes),
+        reshape=lambda x, shape: tf.reshape(x, shape),
+        repeat=lambda x, times, axis: tf.repeat(x, times, axis),
+    )
 
 
 class Eager(Implementation):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backends._torch_layers import layers
 from backends.base import (
     Backend,
     BackendUnavailable,
@@ -57,7 +58,7 @@ class TorchBackend(Backend):
         found: list[Implementation] = [Eager(self), Sdpa(self), SdpaMath(self), SdpaFlash(self)]
         if self.device == "cuda":
             found += [SdpaEfficient(self), SdpaCudnn(self)]
-        return [*found, Flex(self)]
+        return [*found, Flex(self), *layers(self)]
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is None:

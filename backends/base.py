@@ -135,7 +135,7 @@ class Backend(ABC):
 class Implementation(ABC):
     """One way in which a framework computes attention.
 
-    Declared as data: `numerics` (the class, or one per short dtype name), `elections` (question to
+    Declared as data: `operator` (what it computes: only cases of this operator are asked), `numerics` (the class, or one per short dtype name), `elections` (question to
     answer, or to one answer per short dtype name; a question left out is observed, not held),
     `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`,
     `exp_error` (per short dtype name, where exp is approximated and not rounded), and
@@ -144,6 +144,7 @@ class Implementation(ABC):
     """
 
     name: str
+    operator = "sdpa"
     mode = "eager"
     dtypes: tuple[str, ...] = ("f64", "f32", "bf16", "f16")
     numerics: str | Mapping[str, str] = "eager"

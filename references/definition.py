@@ -18,6 +18,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from references.running import NEGLIGIBLE_WEIGHT
+
 MaskRows = Callable[[slice], np.ndarray]
 
 BLOCK_ELEMENTS = 1 << 16
@@ -27,10 +29,6 @@ PARALLEL_BLOCKS = 32
 """From this many blocks on they are shared out among threads: NumPy computes without Python's lock."""
 
 THREADS = min(4, os.cpu_count() or 1)
-
-NEGLIGIBLE_WEIGHT = 1e-9
-"""Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
-e^5 they still stay below the roundoff of any 16-bit answer."""
 
 ROW_ELECTIONS = ("zeros", "nan", "uniform")
 

@@ -181,10 +181,10 @@ class Plan:
         index, count = (1, 1) if whole else self.options.part()
         names = {dtype(name).name for name in self.options.dtype}
         return [
-            Cell(check, case, implementation, self.options.seed)
-            for case in check.cases(self.options.level)
-            if (not names or case.dtype.name in names) and _part_of(case.id, count) == index
-            for implementation in self.implementations
+            cell
+            for cell in check.cells(self.options.level, self.implementations, self.options.seed)
+            if (not names or cell.case.dtype.name in names)
+            and _part_of(cell.case.id, count) == index
         ]
 
     def judge(self, cell: Cell) -> Verdict:
@@ -212,7 +212,7 @@ class Plan:
                 for i in present
                 for check in checks
                 for case in check.cases("full")
-                if i.unsupported(case) is None
+                if i.operator == case.operator and i.unsupported(case) is None
             )
             filtered = self.options.implementation or self.options.function
             left = Manifest([], {}, "")

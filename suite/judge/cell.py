@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,22 +30,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """A promise: its name, the function that judges it, and the cases of a level it is asked on."""
+    """A promise: its name, the function that judges it, the cases of a level it is asked on, and the
+    kind of cell the function takes."""
 
     name: str
-    function: Callable[[Cell], None]
+    function: Callable[[Any], None]
     cases: Callable[[str], Iterable[AnyCase]]
+    cell: type[Cell]
+
+    def cells(
+        self, level: str, implementations: Sequence[Implementation], seed: int = 0
+    ) -> Iterator[Cell]:
+        """The cells of the level, case by case: every implementation is asked what its operator is."""
+        for case in self.cases(level):
+            for implementation in implementations:
+                if implementation.operator == case.operator:
+                    yield self.cell(self, case, implementation, seed)
 
 
-def check(cases: Callable[[str], Iterable[AnyCase]]) -> Callable[[Callable], Callable]:
+def check(
+    cases: Callable[[str], Iterable[AnyCase]], cell: type[Cell] | None = None
+) -> Callable[[Callable], Callable]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
-    The check is called what the function is, without `test_`.
+    The check is called what the function is, without `test_`. `cell` is the kind of cell it takes, by
+    default `Cell`.
     """
 
-    def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
+    def mark(function: Callable[[Any], None]) -> Callable[[Any], None]:
         name = function.__name__.removeprefix("test_")
-        function.check = Check(name, function, cases)  # type: ignore[attr-defined]
+        function.check = Check(name, function, cases, cell or Cell)  # type: ignore[attr-defined]
         return function
 
     return mark

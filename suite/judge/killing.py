@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.judge.cell import Cell, Check, run
+from suite.judge.cell import Check, run
 
 if TYPE_CHECKING:
     from backends.base import Backend, Implementation
@@ -96,11 +96,11 @@ def first_failure(
     """
     statuses: Counter[str] = Counter()
     error = ""
-    for case in check.cases(level):
-        verdict = run(Cell(check, case, mutant, seed))
+    for cell in check.cells(level, [mutant], seed):
+        verdict = run(cell)
         statuses[verdict.status] += 1
         if verdict.status == "fail":
-            return True, case.id, verdict.kind, verdict.message, statuses.total()
+            return True, cell.case.id, verdict.kind, verdict.message, statuses.total()
         if verdict.status in ("error", "crash"):
             error = f"; {verdict.message}"
     counted = ", ".join(f"{number} {status}" for status, number in statuses.items())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +40,7 @@ class Oracle:
         reference is as large as what is judged. Results are cached: the same case is asked for by
         every implementation. Raises HarnessError where the platform has no extended precision.
         """
-        key = _digest(inputs, empty_rows)
+        key = digest_of(inputs) + empty_rows.encode()
         if key in _CACHE:
             _CACHE.move_to_end(key)
             return _CACHE[key]
@@ -87,69 +89,21 @@ class Oracle:
         HarnessError where the oracle itself holds NaN outside rows that are elected to be NaN.
         """
         want = self.reference.output
-        empty = (self.reference.terms.keys == 0)[..., None]  # type: ignore[union-attr]
-        elected_nan = np.broadcast_to(empty, want.shape) if nan_rows == "nan" else None
-        if nan_rows == "unmasked":
-            got = np.where(empty, want, got)
-        blank = np.isnan(want) if elected_nan is None else np.isnan(want) & ~elected_nan
-        if blank.any():
-            raise HarnessError(f"the oracle is NaN at {_first(blank)}: the case is ill-posed")
-        if elected_nan is not None:
-            wrong = elected_nan & ~np.isnan(got)
-            if wrong.any():
-                at = _first(wrong)
-                raise Deviation(
-                    "non-finite",
-                    f"element {at} of a row without keys: got {got[at]!r}, elected NaN",
-                )
-            got = np.where(elected_nan, 0.0, got)
-            want = np.where(elected_nan, 0.0, want)
-        wrong = ~np.isfinite(got) & np.isfinite(want)
-        # Beyond the largest finite number of the dtype infinity is the right answer.
+        empty = np.broadcast_to((self.reference.terms.keys == 0)[..., None], want.shape)  # type: ignore[union-attr]
+        judged = judged_elements(got, empty, nan_rows)
         with np.errstate(over="ignore"):
             limit = self.bound(numerics, flushes, exp_error)
-        reach = np.abs(want) + limit
-        wrong &= ~(np.isinf(got) & (np.sign(got) == np.sign(want)) & (reach > self.dtype.max))
-        if wrong.any():
-            at = _first(wrong)
-            raise Deviation(
-                "non-finite",
-                f"element {at}: got {float(got[at])!r}, want {float(want[at]):.9g}; "
-                f"{int(wrong.sum())} of {wrong.size} elements are not finite",
-            )
-        error = np.where(np.isfinite(got), got - want, 0.0)
-        if elected_nan is not None:
-            limit = np.where(elected_nan, 0.0, limit)
-        ratio = ratios(error, limit)
-        measured = Measured(
-            error_ratio=float(ratio.max(initial=0.0)),
-            max_abs_error=float(np.abs(error).max(initial=0.0)),
-        )
-        if elected_nan is None:
-            measured.grade = grade(self.reference, error, self.dtype, flushes, exp_error)
+        error, measured, deviation = hold(got, want, limit, judged, self.dtype, numerics)
+        measured.grade = grade(self.reference, error, self.dtype, flushes, exp_error)
         if self.dtype.is_half and error.size:
             spread = standard_deviation(self.reference, numerics, self.dtype)
             # The model has no underflow: it speaks of answers well within the normal range.
-            ok = (spread > 0) & (
-                np.abs(want) * self.dtype.unit_roundoff > self.dtype.smallest_normal
-            )
-            if elected_nan is not None:
-                ok &= ~elected_nan
+            ok = (spread > 0) & judged & np.isfinite(want)
+            ok &= np.abs(want) * self.dtype.unit_roundoff > self.dtype.smallest_normal
             if ok.any():
                 scaled = error[ok].astype(np.float64) / spread[ok]
                 measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
-        if ratio.size and not measured.error_ratio <= 1.0:  # type: ignore[operator]
-            at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-            where = "(" + ", ".join(f"{n}={i}" for n, i in zip("bhqd", at, strict=True)) + ")"
-            digits = 17 if self.dtype.name == "f64" else 9
-            deviation = Deviation(
-                "value",
-                f"element {where}: got {float(got[at]):.{digits}g}, "
-                f"want {float(want[at]):.{digits}g}, |error| {abs(float(error[at])):.3g}, "
-                f"bound {float(limit[at]):.3g} ({numerics}), ratio {float(ratio[at]):.3g}; "
-                f"{int((ratio > 1).sum())} of {ratio.size} elements beyond their bound",
-            )
-            deviation.measured = measured  # type: ignore[attr-defined]
+        if deviation is not None:
             raise deviation
         modelled = measured.rms is not None and numerics in RMS_CLASSES
         if modelled and int(ok.sum()) >= RMS_ELEMENTS and measured.rms > RMS_LIMIT:  # type: ignore[operator]
@@ -163,16 +117,90 @@ class Oracle:
         return measured
 
 
+def judged_elements(got: np.ndarray, empty: np.ndarray, nan_rows: str) -> np.ndarray:
+    """Which elements of an answer the reference speaks of: not those of rows without keys (`empty`)
+    that are elected to be NaN, or to answer another problem ("unmasked").
+
+    Raises Deviation "non-finite" where an element elected to be NaN is not.
+    """
+    if nan_rows == "nan":
+        wrong = empty & ~np.isnan(got)
+        if wrong.any():
+            at = _first(wrong)
+            raise Deviation(
+                "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
+            )
+    return ~empty if nan_rows in ("nan", "unmasked") else np.ones(empty.shape, bool)
+
+
+def hold(
+    got: np.ndarray,
+    want: np.ndarray,
+    limit: np.ndarray,
+    judged: np.ndarray,
+    fmt: DType,
+    numerics: str,
+    what: str = "",
+) -> tuple[np.ndarray, Measured, Deviation | None]:
+    """The error of an answer where it is judged (0 elsewhere), its figures, and the Deviation "value"
+    with the worst element where one is beyond its limit.
+
+    Raises Deviation "non-finite", and HarnessError where `want` is NaN where it is judged. `what` names
+    the answer in messages.
+    """
+    blank = np.isnan(want) & judged
+    if blank.any():
+        raise HarnessError(f"the oracle is NaN at {_first(blank)}: the case is ill-posed")
+    got, want, limit = (np.where(judged, x, 0.0) for x in (got, want, limit))
+    # Beyond the largest finite number of the dtype infinity is the right answer.
+    with np.errstate(over="ignore"):
+        reach = np.abs(want) + limit
+    wrong = ~np.isfinite(got) & np.isfinite(want)
+    wrong &= ~(np.isinf(got) & (np.sign(got) == np.sign(want)) & (reach > fmt.max))
+    if wrong.any():
+        at = _first(wrong)
+        raise Deviation(
+            "non-finite",
+            f"{what}element {at}: got {float(got[at])!r}, want {float(want[at]):.9g}; "
+            f"{int(wrong.sum())} of {wrong.size} elements are not finite",
+        )
+    error = np.where(np.isfinite(got), got - want, 0.0)
+    ratio = ratios(error, limit)
+    measured = Measured(
+        error_ratio=float(ratio.max(initial=0.0)),
+        max_abs_error=float(np.abs(error).max(initial=0.0)),
+    )
+    deviation = None
+    if ratio.size and not measured.error_ratio <= 1.0:  # type: ignore[operator]
+        at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+        axes = "bhqd" if ratio.ndim == 4 else "bqd"
+        where = "(" + ", ".join(f"{n}={i}" for n, i in zip(axes, at, strict=True)) + ")"
+        digits = 17 if fmt.name == "f64" else 9
+        deviation = Deviation(
+            "value",
+            f"{what}element {where}: got {float(got[at]):.{digits}g}, "
+            f"want {float(want[at]):.{digits}g}, |error| {abs(float(error[at])):.3g}, "
+            f"bound {float(limit[at]):.3g} ({numerics}), ratio {float(ratio[at]):.3g}; "
+            f"{int((ratio > 1).sum())} of {ratio.size} elements beyond their bound",
+        )
+        deviation.measured = measured  # type: ignore[attr-defined]
+    return error, measured, deviation
+
+
 _CACHE: OrderedDict[bytes, Oracle] = OrderedDict()
 _CACHE_ENTRIES = 64
 
 
-def _digest(inputs: Inputs, empty_rows: str) -> bytes:
+def digest_of(inputs: Any) -> bytes:
+    """A digest of a dataclass of inputs: arrays by their bytes, everything else by its repr."""
     h = hashlib.blake2b(digest_size=16)
-    for array in (inputs.query, inputs.key, inputs.value, inputs.bias, inputs.mask_array):
-        h.update(b"-" if array is None else str(array.shape).encode() + array.tobytes())
-    parameters = (inputs.mask, inputs.scale, inputs.softcap, inputs.seed, inputs.dtype.name)
-    h.update(repr((*parameters, empty_rows)).encode())
+    for entry in fields(inputs):
+        value = getattr(inputs, entry.name)
+        for name, part in value.items() if isinstance(value, Mapping) else ((entry.name, value),):
+            if isinstance(part, np.ndarray):
+                h.update(f"{name}{part.shape}{part.dtype}".encode() + part.tobytes())
+            else:
+                h.update(f"{name}={part!r};".encode())
     return h.digest()
 
 

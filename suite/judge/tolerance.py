@@ -56,11 +56,10 @@ Higham, Mary, arXiv 1906.10465 (the variance model behind `rms`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from references.definition import Reference
+from references.running import Roundoffs, gamma
 from suite.judge.records import GRADES
 from suite.spec.dtypes import DTYPES, DType
 
@@ -79,20 +78,6 @@ RMS_ELEMENTS = 100
 
 NUMERICS = GRADES[:-1]
 """The numerics classes from the narrowest bound to the widest (`single` is float64's own)."""
-
-
-@dataclass(frozen=True)
-class Roundoffs:
-    """Unit roundoffs of one numerics class in one dtype, and the underflow of stored weights."""
-
-    accumulate: float
-    score: float
-    step: float
-    weight: float
-    output: float
-    weight_underflow: float
-    product_underflow: float
-    floor: float
 
 
 def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
@@ -114,12 +99,6 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
         product_underflow=sums.smallest_normal if flushes else sums.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
     )
-
-
-def gamma(n: np.ndarray | float, u: float) -> np.ndarray:
-    """gamma_n(u) = n u / (1 - n u); infinite where n u reaches 1."""
-    nu = np.asarray(n, np.float64) * u
-    return np.where(nu < 1, nu / np.where(nu < 1, 1 - nu, 1), np.inf)
 
 
 def bound(

@@ -27,6 +27,7 @@ class BadCase:
     dtype: DType = DTYPES["f32"]
 
     kind = "bad"
+    operator = "sdpa"
     group = "bad problems"
 
     @property

@@ -112,6 +112,7 @@ class ElectionCase:
 
     kind = "election"
     group = "elections"
+    operator = "sdpa"
 
     @property
     def id(self) -> str:

@@ -32,6 +32,19 @@ class Sizes:
     D: int
     Dv: int
 
+    @property
+    def token(self) -> str:
+        """The sizes' part of a case id; Dv only where it differs from D."""
+        text = f"b{self.B}h{self.H}q{self.Lq}k{self.Lk}d{self.D}"
+        return text + (f"v{self.Dv}" if self.Dv != self.D else "")
+
+    @property
+    def heads(self) -> str:
+        """mha, mqa or gqaN, N query heads to a key/value head."""
+        if self.H == self.Hkv:
+            return "mha"
+        return "mqa" if self.Hkv == 1 else f"gqa{self.H // self.Hkv}"
+
 
 @dataclass(frozen=True)
 class Index:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -117,6 +117,7 @@ class Case:
     form: str = "native"
 
     kind = "value"
+    operator = "sdpa"
 
     def __post_init__(self) -> None:
         for what, got, valid in (
@@ -131,8 +132,7 @@ class Case:
     def id(self) -> str:
         """The stable name of the case."""
         p, s = self.problem, self.problem.sizes
-        sizes = f"b{s.B}h{s.H}q{s.Lq}k{s.Lk}d{s.D}" + (f"v{s.Dv}" if s.Dv != s.D else "")
-        parts = ["sdpa", self.mask_token, self.heads, self.dtype.name, sizes]
+        parts = ["sdpa", self.mask_token, s.heads, self.dtype.name, s.token]
         if p.bias != "none":
             parts.append(f"bias.{p.bias}")
         if p.scale is not None:
@@ -152,14 +152,6 @@ class Case:
         return self.problem.mask.token if self.problem.mask else "none"
 
     @property
-    def heads(self) -> str:
-        """mha, mqa or gqaN, N query heads to a key/value head."""
-        s = self.problem.sizes
-        if s.H == s.Hkv:
-            return "mha"
-        return "mqa" if s.Hkv == 1 else f"gqa{s.H // s.Hkv}"
-
-    @property
     def group(self) -> str:
         """The row of the conformance table the case is counted in."""
         if self.problem.softcap is not None:
@@ -172,7 +164,7 @@ class Case:
     def needs(self) -> tuple[str, ...]:
         """The features an implementation must have to be asked this case (see `FEATURES`)."""
         p = self.problem
-        masks = [] if p.mask is None else _mask_features(p.mask, self.form)
+        masks = [] if p.mask is None else mask_features(p.mask, self.form)
         return _features(p.sizes, masks, p.bias != "none", p.scale, p.softcap, self.layout)
 
     @classmethod
@@ -182,28 +174,10 @@ class Case:
         if len(parts) < 5 or parts[0] != "sdpa":
             raise ValueError(f"not a case id: {text!r}; expected sdpa/MASK/HEADS/DTYPE/SIZES[/...]")
         _, mask, heads, dt, sizes, *options = parts
-        found = re.fullmatch(r"b(\d+)h(\d+)q(\d+)k(\d+)d(\d+)(?:v(\d+))?", sizes)
-        if not found:
-            raise ValueError(f"bad sizes {sizes!r} in {text!r}; expected b1h8q33k47d64[v48]")
-        B, H, Lq, Lk, D = (int(n) for n in found.groups()[:5])
-        group = re.fullmatch(r"mha|mqa|gqa(\d+)", heads)
-        if not group:
-            raise ValueError(f"bad heads {heads!r} in {text!r}; expected mha, mqa or gqaN")
-        size = int(group[1] or 0)
-        if size and H % size:
-            raise ValueError(f"{H} heads are not a multiple of {size} in {text!r}")
-        Hkv = H if heads == "mha" else 1 if heads == "mqa" else H // size
-        values: dict[str, str] = {}
-        for option in options:
-            for name, pattern in _OPTIONS.items():
-                match = re.fullmatch(pattern, option)
-                if match:
-                    values[name] = match[1]
-                    break
-            else:
-                raise ValueError(f"unknown option {option!r} in {text!r}")
+        shape = parse_sizes(heads, sizes, text)
+        values = parse_options(options, _OPTIONS, text)
         problem = Problem(
-            Sizes(B, H, Hkv, Lq, Lk, D, int(found[6] or D)),
+            shape,
             parse_mask(mask),
             values.get("bias", "none"),
             float(values["scale"]) if "scale" in values else None,
@@ -242,6 +216,42 @@ class Case:
         return self.id
 
 
+def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
+    """The sizes that the tokens "gqa4" and "b1h8q33k47d64v48" of the id `text` stand for.
+
+    Raises ValueError naming the token that is wrong.
+    """
+    found = re.fullmatch(r"b(\d+)h(\d+)q(\d+)k(\d+)d(\d+)(?:v(\d+))?", sizes)
+    if not found:
+        raise ValueError(f"bad sizes {sizes!r} in {text!r}; expected b1h8q33k47d64[v48]")
+    B, H, Lq, Lk, D = (int(n) for n in found.groups()[:5])
+    group = re.fullmatch(r"mha|mqa|gqa(\d+)", heads)
+    if not group:
+        raise ValueError(f"bad heads {heads!r} in {text!r}; expected mha, mqa or gqaN")
+    size = int(group[1] or 0)
+    if size and H % size:
+        raise ValueError(f"{H} heads are not a multiple of {size} in {text!r}")
+    Hkv = H if heads == "mha" else 1 if heads == "mqa" else H // size
+    return Sizes(B, H, Hkv, Lq, Lk, D, int(found[6] or D))
+
+
+def parse_options(options: Sequence[str], patterns: Mapping[str, str], text: str) -> dict[str, str]:
+    """The option tokens of the id `text` by name: the first group of the pattern each one matches.
+
+    Raises ValueError naming the option that matches none.
+    """
+    values: dict[str, str] = {}
+    for option in options:
+        for name, pattern in patterns.items():
+            match = re.fullmatch(pattern, option)
+            if match:
+                values[name] = match[1]
+                break
+        else:
+            raise ValueError(f"unknown option {option!r} in {text!r}")
+    return values
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """The values of a case, or of a variation of it, as float64 arrays exact in `dtype`.
@@ -277,7 +287,7 @@ class Inputs:
         """The features an implementation must have to be asked these inputs, as `Case.needs`."""
         masks = ["mask"] if self.mask_array is not None else []
         if self.mask is not None:
-            masks += _mask_features(self.mask, self.form)
+            masks += mask_features(self.mask, self.form)
         added = self.bias is not None
         return _features(self.sizes, masks, added, self.scale, self.softcap, self.layout)
 
@@ -348,7 +358,8 @@ def _features(
     return tuple(dict.fromkeys([*masks, *(name for name, needed in asked.items() if needed)]))
 
 
-def _mask_features(mask: Mask, form: str) -> list[str]:
+def mask_features(mask: Mask, form: str) -> list[str]:
+    """The features a mask needs in the form it is passed in."""
     found = [_mask_feature(m) if form == "native" else "mask" for m in mask.parts]
     return [*found, "mask"] if len(mask.parts) > 1 else found
 

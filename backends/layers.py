@@ -1,0 +1,382 @@
+"""What adapters of layers share: the base class, masks in the forms layers take, textbook layers.
+
+A layer's call returns the pair (output, weights or None) in the framework's own arrays. Textbook layers
+are written once, in the operations that frameworks have in common (`Operations`); each adapter says how
+they are spelled.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends.base import Backend, Implementation, Prepared, dense_of, split_native
+from suite.spec.layers import LayerInputs
+
+class Layer(Implementation):
+    """One way in which a framework computes a layer.
+
+    `dropout` says how dropout falls on the weights: "" (there is none), "elements" (each weight alone) or
+    "shared" (one pattern for all samples and heads).
+    """
+
+    operator = "multi-head"
+    dropout = ""
+
+    @abstractmethod
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        """A fresh layer with the inputs' parameters, and its call, which returns (output, weights)."""
+
+    def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
+        """The same problem by other flags that must not change the answer, by the flags' names."""
+        return {}
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    """A mask divided into what layers take: a causal flag, valid keys (B, Lk), the rest as a boolean
+    array that broadcasts to (B, H, Lq, Lk). True attends; None where there is nothing."""
+
+    causal: bool
+    valid: np.ndarray | None
+    rest: np.ndarray | None
+
+    @classmethod
+    def of(cls, inputs: LayerInputs, causal: bool = True, lengths: bool = True) -> LayerMasks:
+        """`causal` and `lengths` say which the layer takes apart from the rest."""
+        native, rest = split_native(inputs, causal=causal, lengths=lengths)  # type: ignore[arg-type]
+        valid = None
+        if "lengths" in native:
+            counts = native["lengths"].lengths(inputs.sizes, inputs.seed)
+            valid = np.arange(inputs.sizes.Lk) < counts[:, None]
+        return cls("causal" in native, valid, dense_of(inputs, rest))  # type: ignore[arg-type]
+
+
+def full(array: np.ndarray, inputs: LayerInputs, heads: bool = True) -> np.ndarray:
+    """A mask or bias written out as (B, H, Lq, Lk), or (B, Lq, Lk) where it knows no heads.
+
+    Raises ValueError where it differs between heads and may not.
+    """
+    s = inputs.sizes
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    if heads:
+        return np.broadcast_to(array, (s.B, s.H, s.Lq, s.Lk))
+    if array.shape[1] != 1:
+        raise ValueError("a mask that differs between heads where heads have one mask")
+    return np.broadcast_to(array[:, 0], (s.B, s.Lq, s.Lk))
+
+
+def operands(backend: Backend, inputs: LayerInputs) -> dict[str, Any]:
+    """query, key and value as the framework's arrays; one array thrice where they are the layer's own.
+
+    An axis that `inputs.single` leaves out is left out.
+    """
+
+    def made(values: np.ndarray) -> Any:
+        return backend.array(np.ascontiguousarray(values), inputs.dtype)
+
+    alone = inputs.single and inputs.operator == "multi-head"
+    lead: Any = 0 if alone else slice(None)
+    query = inputs.query[:, 0] if inputs.single and not alone else inputs.query[lead]
+    q = made(query)
+    if inputs.own:
+        return {"query": q, "key": q, "value": q}
+    return {"query": q, "key": made(inputs.key[lead]), "value": made(inputs.value[lead])}
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations textbook layers are written in, as one framework spells them.
+
+    softmax over the last axis; fill(scores, hidden, number) where `hidden`; concat(arrays, axis);
+    transpose(array, axes); the rest as named. `@`, `+`, `*`, `/` and slices are the framework's own.
+    """
+
+    softmax: Callable[[Any], Any]
+    fill: Callable[[Any, Any, float], Any]
+    tanh: Callable[[Any], Any]
+    total: Callable[[Any, int], Any]
+    mean: Callable[[Any, int], Any]
+    concat: Callable[[Sequence[Any], int], Any]
+    transpose: Callable[[Any, tuple[int, ...]], Any]
+    reshape: Callable[[Any, tuple[int, ...]], Any]
+    repeat: Callable[[Any, int, int], Any]
+
+
+class Textbook(Layer):
+    """A textbook layer; hidden scores are set to `fill` before the softmax."""
+
+    fill = -np.inf
+    heads_apart = False
+
+    def __init__(
+        self, backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
+    ) -> None:
+        super().__init__(backend)
+        self.ops, self.numerics = ops, numerics
+        self.lacks = {"native-causal": "textbook code has no causal flag", **self.lacks}
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        backend = self.backend
+        masks = LayerMasks.of(inputs, causal=False, lengths=False)
+        arrays: dict[str, Any] = operands(backend, inputs)
+        weights = {n: backend.array(a, inputs.dtype) for n, a in self.laid_out(inputs).items()}
+        arrays |= weights
+        if masks.rest is not None:
+            mask = full(masks.rest, inputs)
+            arrays["hidden"] = backend.array(~(mask if self.heads_apart else mask[:, 0]), None)
+        if inputs.bias is not None:
+            arrays["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
+        returned = inputs.returned
+
+        def call(query, key, value, hidden=None, bias=None, **parameters):  # type: ignore[no-untyped-def]
+            output, made = self.compute(query, key, value, hidden, bias, parameters, inputs)
+            if returned == "none":
+                made = None
+            return output, made
+
+        return Prepared(call, arrays)
+
+    def laid_out(self, inputs: LayerInputs) -> dict[str, np.ndarray]:
+        """The canonical parameters as this layer keeps them."""
+        return dict(inputs.parameters)
+
+    @abstractmethod
+    def compute(
+        self, query: Any, key: Any, value: Any, hidden: Any, bias: Any,
+        parameters: dict[str, Any], inputs: LayerInputs,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """The layer: (output, weights)."""
+
+    def softmax(self, scores: Any, hidden: Any) -> Any:
+        """softmax of scores of which the hidden ones are set to `fill`."""
+        if hidden is not None:
+            scores = self.ops.fill(scores, hidden, self.fill)
+        return self.ops.softmax(scores)
+
+    def number(self, value: float, inputs: LayerInputs) -> Any:
+        """A number in the layer's dtype: a Python float that meets a tensor may pass through float32."""
+        return self.backend.array(np.asarray(value), inputs.dtype)
+
+
+class PackedHeads(Textbook):
+    """One projection for all heads, split by a reshape and a transpose, merged the same way back."""
+
+    name = "packed-heads"
+    heads_apart = True
+
+    def laid_out(self, inputs: LayerInputs) -> dict[str, np.ndarray]:
+        made = {}
+        for name, array in inputs.parameters.items():
+            if name == "output_kernel":
+                array = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
+            elif name.endswith("kernel"):
+                array = array.reshape(array.shape[0], -1)  # (E, H D)
+            elif name != "output_bias":
+                array = array.reshape(-1)
+            made[name] = array
+        return made
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        ops, s = self.ops, inputs.sizes
+        alone = inputs.single
+
+        def heads(x: Any, name: str, count: int) -> Any:
+            y = x @ parameters[f"{name}_kernel"]
+            if f"{name}_bias" in parameters:
+                y = y + parameters[f"{name}_bias"]
+            y = ops.reshape(y, (s.B, -1, count, y.shape[-1] // count))
+            return ops.transpose(y, (0, 2, 1, 3))  # (B, H, L, D)
+
+        q, k, v = heads(query, "query", s.H), heads(key, "key", s.Hkv), heads(value, "value", s.Hkv)
+        if s.H != s.Hkv:
+            k, v = ops.repeat(k, s.H // s.Hkv, 1), ops.repeat(v, s.H // s.Hkv, 1)
+        scores = q @ ops.transpose(k, (0, 1, 3, 2)) * self.number(s.D**-0.5, inputs)
+        if bias is not None:
+            scores = scores + bias
+        weights = self.softmax(scores, hidden)  # (B, H, Lq, Lk)
+        merged = ops.transpose(weights @ v, (0, 2, 1, 3))
+        shape: tuple[int, ...] = (s.Lq, s.H * s.Dv) if alone else (s.B, s.Lq, s.H * s.Dv)
+        output = ops.reshape(merged, shape) @ parameters["output_kernel"]
+        if "output_bias" in parameters:
+            output = output + parameters["output_bias"]
+        if inputs.returned == "average":
+            weights = ops.mean(weights, 1)
+        return output, weights[0] if alone else weights
+
+
+class PerHead(Textbook):
+    """A list of projections, one for each head, whose outputs are concatenated."""
+
+    name = "per-head"
+    heads_apart = True
+    lacks = {"single": "takes a batch"}
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        ops, s = self.ops, inputs.sizes
+        factor = self.number(s.D**-0.5, inputs)
+        outputs, all_weights = [], []
+        for h in range(s.H):
+            g = h // (s.H // s.Hkv)
+            q = self.projected(query, parameters, "query", h)  # (B, Lq, D) or (Lq, D)
+            k = self.projected(key, parameters, "key", g)
+            v = self.projected(value, parameters, "value", g)
+            swapped = (0, 2, 1) if len(k.shape) == 3 else (1, 0)
+            scores = q @ ops.transpose(k, swapped) * factor
+            if bias is not None:
+                scores = scores + self.of_head(bias, h)
+            weights = self.softmax(scores, None if hidden is None else self.of_head(hidden, h))
+            outputs.append(weights @ v)
+            all_weights.append(weights)
+        kernel = parameters["output_kernel"]
+        output = ops.concat(outputs, -1) @ ops.reshape(kernel, (-1, kernel.shape[-1]))
+        if "output_bias" in parameters:
+            output = output + parameters["output_bias"]
+        axis = len(output.shape) - 2
+        stacked = ops.concat(
+            [ops.reshape(w, (*w.shape[:axis], 1, *w.shape[axis:])) for w in all_weights], axis
+        )
+        if inputs.returned == "average":
+            return output, ops.mean(stacked, axis)
+        return output, stacked
+
+    def of_head(self, array: Any, h: int) -> Any:
+        """A head's part of a mask or bias (B, H, Lq, Lk)."""
+        return array[:, h]
+
+    def projected(self, x: Any, parameters: dict[str, Any], name: str, head: int) -> Any:
+        y = x @ parameters[f"{name}_kernel"][:, head]
+        bias = parameters.get(f"{name}_bias")
+        return y if bias is None else y + bias[head]
+
+
+class SingleSample(PerHead):
+    """The form most tutorials start from: one sample (L, width), a loop over the heads, concat."""
+
+    name = "single-sample"
+    lacks = {"batch": "takes one sample without a batch axis"}
+
+    def of_head(self, array: Any, h: int) -> Any:
+        return array[0, h]
+
+
+class SelfAttention(Textbook):
+    """A self-attention layer: three projections with biases, scaled scores, (output, weights)."""
+
+    name = "self-attention"
+    operator = "self-attention"
+    lacks = {"cross": "projects one input thrice"}
+
+    def laid_out(self, inputs: LayerInputs) -> dict[str, np.ndarray]:
+        return {
+            n: a.reshape(a.shape[0], -1) if n.endswith("kernel") else a.reshape(-1)
+            for n, a in inputs.parameters.items()
+        }
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        def projected(name: str) -> Any:
+            y = query @ parameters[f"{name}_kernel"]
+            return y + parameters[f"{name}_bias"] if f"{name}_bias" in parameters else y
+
+        q, k, v = projected("query"), projected("key"), projected("value")
+        scores = q @ self.ops.transpose(k, (0, 2, 1)) * self.number(inputs.sizes.D**-0.5, inputs)
+        weights = self.softmax(scores, hidden)
+        return weights @ v, weights
+
+
+class Additive(Textbook):
+    """Additive (Bahdanau) attention for many queries (B, Lq, q) or a decoder's one (B, q)."""
+
+    name = "bahdanau"
+    operator = "additive"
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        ops, s = self.ops, inputs.sizes
+        if inputs.single:
+            query = ops.reshape(query, (s.B, 1, query.shape[-1]))
+        if "query_kernel" in parameters:
+            query, key = query @ parameters["query_kernel"], key @ parameters["key_kernel"]
+        units = query.shape[-1]
+        pairs = ops.reshape(query, (s.B, s.Lq, 1, units)) + ops.reshape(key, (s.B, 1, s.Lk, units))
+        active = ops.tanh(pairs)  # (B, Lq, Lk, U)
+        if "score_vector" in parameters:
+            scores = ops.reshape(
+                active @ ops.reshape(parameters["score_vector"], (units, 1)), (s.B, s.Lq, s.Lk)
+            )
+        else:
+            scores = ops.total(active, -1)
+        weights = self.softmax(scores, hidden)
+        output = weights @ value
+        if inputs.single:
+            return ops.reshape(output, (s.B, output.shape[-1])), ops.reshape(weights, (s.B, s.Lk))
+        return output, weights
+
+
+class Luong(Textbook):
+    """Dot-product attention with a learned scale, or none."""
+
+    name = "luong"
+    operator = "dot"
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        scores = query @ self.ops.transpose(key, (0, 2, 1))
+        if "scale" in parameters:
+            scores = scores * parameters["scale"]
+        weights = self.softmax(scores, hidden)
+        return weights @ value, weights
+
+
+class MaskedInfinity(Textbook):
+    """softmax(q k^T / sqrt(D)) v with separate causal and padding masks; hidden scores set to -inf."""
+
+    name = "masked-inf"
+    operator = "masked"
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        backend, s = self.backend, inputs.sizes
+        masks = LayerMasks.of(inputs)
+        arrays: dict[str, Any] = operands(backend, inputs)
+        if masks.causal:
+            causal = np.tril(np.ones((s.Lq, s.Lk), np.int32))
+            arrays["causal_mask"] = backend.array(np.broadcast_to(causal, (s.B, s.Lq, s.Lk)), None)
+        if masks.valid is not None:
+            arrays["padding_mask"] = backend.array(masks.valid[:, None].astype(np.int32), None)
+        if masks.rest is not None:
+            rest = full(masks.rest, inputs, heads=False).astype(np.int32)
+            name = "padding_mask" if masks.valid is None else "causal_mask"
+            arrays[name] = backend.array(rest, None)
+
+        def call(query, key, value, causal_mask=None, padding_mask=None):  # type: ignore[no-untyped-def]
+            """Masks hold 0 where a pair is hidden: (B, Lq, Lk) and (B, 1, Lk)."""
+            scores = query @ self.ops.transpose(key, (0, 2, 1)) * self.number(s.D**-0.5, inputs)
+            for mask in (causal_mask, padding_mask):
+                if mask is not None:
+                    scores = self.ops.fill(scores, mask == 0, self.fill)
+            weights = self.ops.softmax(scores)
+            return weights @ value, weights if inputs.returned != "none" else None
+
+        return Prepared(call, arrays)
+
+    def compute(self, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+
+class MaskedLarge(MaskedInfinity):
+    """The same with hidden scores set to -1e9, which float16 does not hold."""
+
+    name = "masked-1e9"
+    fill = -1e9
+
+
+def textbooks(
+    backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
+) -> list[Implementation]:
+    """Every textbook layer in a framework's operations, in the numerics class these have."""
+    kinds = (
+        PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity, MaskedLarge
+    )  # fmt: skip
+    return [kind(backend, ops, numerics) for kind in kinds]

@@ -1,0 +1,211 @@
+"""Layers around attention: the definitions, each with a bound on what rounding can do to it.
+
+Arrays are batched, (B, L, width); parameters are keyed as in `suite.spec.layers.PARAMETERS`. Every
+function returns the output and the weights as `references.running` arrays; given `NO_ROUNDING` the
+bounds are zero.
+
+Sources: Vaswani et al. 2017, section 3.2 (multi-head attention); Bahdanau, Cho, Bengio, ICLR 2015,
+appendix A.1.2 (additive attention); Luong, Pham, Manning, EMNLP 2015 (dot and concat scores); Ainslie
+et al. 2023 (grouped queries); Ba, Kiros, Hinton 2016 (layer norm); Ioffe, Szegedy 2015 (batch norm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from references.running import (
+    Approx,
+    Roundoffs,
+    added,
+    attend,
+    contracted,
+    linear,
+    scaled_scores,
+    stored,
+    tanh,
+)
+
+Parameters = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class LayerReference:
+    """output (B, Lq, output width); weights (B, H, Lq, Lk); `keys` (B, H, Lq) how many keys a row has."""
+
+    output: Approx
+    weights: Approx
+    keys: np.ndarray
+
+
+def multi_head(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    allowed: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    rounding: Roundoffs,
+) -> LayerReference:
+    """Multi-head attention: concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b) W^O + b.
+
+    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev). Kernels query (Eq, H, D), key (Ek, Hkv, D),
+    value (Ev, Hkv, Dv), output (H, Dv, Eo); biases (H, D), (Hkv, D), (Hkv, Dv), (Eo,) or absent; no
+    output kernel: the heads are concatenated. Scores are scaled by 1 / sqrt(D); query head h uses
+    key/value head h // (H / Hkv). `allowed` broadcasts to (B, H, Lq, Lk), True attends; `bias` is added
+    to the scores. A row without keys is handed to the output projection as `empty_rows` says.
+    """
+    u = rounding
+
+    def projected(x: np.ndarray, name: str) -> Approx:
+        made = linear(Approx.exact(x), parameters[f"{name}_kernel"], _bias(parameters, name), u)
+        return made.moved(2, 1)  # (B, heads, L, size)
+
+    q, k, v = (
+        projected(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
+    )
+    group = q.value.shape[1] // k.value.shape[1]
+    k, v = k.repeated(group, 1), v.repeated(group, 1)
+    scores = scaled_scores(q, k, 1.0 / _sqrt(q.value), u)
+    if bias is not None:
+        allowed = _without_minus_inf(allowed, bias)
+        finite = np.where(np.isneginf(bias), 0.0, bias)
+        scores = added(scores, Approx.exact(np.broadcast_to(finite, scores.value.shape)), u.score)
+    made = attend(scores, v, allowed, u, empty_rows)
+    heads = made.output.moved(1, 2)  # (B, Lq, H, Dv)
+    B, Lq, H, Dv = heads.value.shape
+    joined = heads.reshape(B, Lq, H * Dv)
+    kernel = parameters.get("output_kernel")
+    if kernel is not None:
+        flat = kernel.reshape(H * Dv, -1)
+        joined = linear(joined, flat, _bias(parameters, "output"), u)
+    return LayerReference(joined, made.weights, made.keys)
+
+
+def additive(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    allowed: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    rounding: Roundoffs,
+) -> LayerReference:
+    """Additive attention: scores w_v . tanh(W_q q + W_k k), no biases; output softmax(scores) value.
+
+    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev); query_kernel (Eq, U) and key_kernel (Ek, U),
+    both absent where queries and keys are added as they are (Eq = Ek = U); score_vector (U,), absent
+    for ones.
+    """
+    u = rounding
+    q, k = Approx.exact(query), Approx.exact(key)
+    if "query_kernel" in parameters:
+        q = linear(q, parameters["query_kernel"], None, u)
+        k = linear(k, parameters["key_kernel"], None, u)
+    return _tanh_scored(q, k, value, parameters, 1.0, 1.0, allowed, empty_rows, u)
+
+
+def concat(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    allowed: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    rounding: Roundoffs,
+) -> LayerReference:
+    """Scores c sum_i tanh(s (q_i + k_i)), Keras' reading of Luong's concat; s `scale`, c `concat_weight`.
+
+    query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); both parameters are scalars, 1 where absent.
+    """
+    q, k = Approx.exact(query), Approx.exact(key)
+    scale = float(parameters.get("scale", np.ones(())))
+    weight = float(parameters.get("concat_weight", np.ones(())))
+    return _tanh_scored(q, k, value, {}, scale, weight, allowed, empty_rows, rounding)
+
+
+def _tanh_scored(
+    q: Approx, k: Approx, value: np.ndarray, parameters: Parameters, scale: float, weight: float,
+    allowed: np.ndarray | None, empty_rows: str, u: Roundoffs,
+) -> LayerReference:  # fmt: skip
+    pairs = added(
+        Approx(q.value[:, :, None], q.error[:, :, None]),
+        Approx(k.value[:, None], k.error[:, None]),
+        u.output,
+    )  # (B, Lq, Lk, U)
+    if scale != 1.0:
+        pairs = stored(Approx(pairs.value * scale, pairs.error * abs(scale)), u.output)
+    hidden = tanh(pairs, u, u.score)
+    units = hidden.value.shape[-1]
+    vector = parameters.get("score_vector", np.ones(units, hidden.value.dtype))
+    scores = contracted(hidden, vector, u)
+    if weight != 1.0:
+        scores = stored(Approx(scores.value * weight, scores.error * abs(weight)), u.score)
+    return _single_head(scores, value, allowed, empty_rows, u)
+
+
+def dot(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    allowed: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    rounding: Roundoffs,
+) -> LayerReference:
+    """Dot-product (Luong) attention: scores s q.k with a scalar `scale` s, 1 where absent.
+
+    query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev).
+    """
+    scale = float(parameters.get("scale", np.ones(())))
+    q, k = Approx.exact(query), Approx.exact(key)
+    return _single_head(scaled_scores(q, k, scale, rounding), value, allowed, empty_rows, rounding)
+
+
+def masked(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    allowed: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    rounding: Roundoffs,
+) -> LayerReference:
+    """Scaled dot-product attention without heads, scores q.k / sqrt(D); no parameters."""
+    q, k = Approx.exact(query), Approx.exact(key)
+    scores = scaled_scores(q, k, 1.0 / _sqrt(query), rounding)
+    return _single_head(scores, value, allowed, empty_rows, rounding)
+
+
+def _single_head(
+    scores: Approx, value: np.ndarray, allowed: np.ndarray | None, empty_rows: str, u: Roundoffs
+) -> LayerReference:
+    """Scores (B, Lq, Lk) and values (B, Lk, Ev) attended as one head."""
+    s = Approx(scores.value[:, None], scores.error[:, None])
+    made = attend(s, Approx.exact(value[:, None]), allowed, u, empty_rows)
+    B, _, Lq, Ev = made.output.value.shape
+    return LayerReference(made.output.reshape(B, Lq, Ev), made.weights, made.keys)
+
+
+def _bias(parameters: Parameters, name: str) -> np.ndarray | None:
+    return parameters.get(f"{name}_bias")
+
+
+def _sqrt(query: np.ndarray) -> np.floating:
+    """sqrt(D) in the precision of the computation."""
+    return np.sqrt(query.dtype.type(query.shape[-1]))
+
+
+def _without_minus_inf(allowed: np.ndarray | None, bias: np.ndarray) -> np.ndarray | None:
+    hides = np.isneginf(bias)
+    if not hides.any():
+        return allowed
+    return ~hides if allowed is None else allowed & ~hides
