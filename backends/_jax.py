@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -58,13 +60,21 @@ class JaxBackend(Backend):
     def versions(self) -> dict[str, str]:
         import jaxlib
 
-        return {"jax": self.jax.__version__, "jaxlib": jaxlib.__version__}
+        found = {"jax": self.jax.__version__, "jaxlib": jaxlib.__version__}
+        if find_spec("flax"):
+            found["flax"] = version("flax")
+        return found
 
     def implementations(self) -> list[Implementation]:
         found: list[Implementation] = [Eager(self), JaxNn(self)]
         if self.device == "cuda":
             found.append(JaxNnCudnn(self))
-        return [*found, *textbooks(self, _operations(self.jax), Eager.numerics)]
+        found += textbooks(self, _operations(self.jax), Eager.numerics)
+        if find_spec("flax"):
+            from backends._flax import layers
+
+            found += layers(self)
+        return found
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # Converted in NumPy: every conversion on the device would be compiled for every new shape.

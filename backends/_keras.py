@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
 from backends.base import Backend, Implementation
 from suite.spec.dtypes import DType
@@ -61,7 +62,7 @@ class KerasTorchBackend(KerasBackend):
     engine = "torch"
 
     def implementations(self) -> list[Implementation]:
-        return [KerasTorchOps(self)]
+        return [KerasTorchOps(self), *layers(self)]
 
     def device_name(self, array: Any) -> str:
         return array.device.type
@@ -83,7 +84,7 @@ class KerasJaxBackend(KerasBackend):
         self.jax = jax
 
     def implementations(self) -> list[Implementation]:
-        return [KerasJaxOps(self)]
+        return [KerasJaxOps(self), *layers(self)]
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backends import _keras_layers as keras_layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
 from backends.base import (
     Backend,
@@ -54,7 +55,8 @@ class TensorflowBackend(Backend):
         return {"tensorflow": self.tf.__version__, "keras": self.keras.__version__}
 
     def implementations(self) -> list[Implementation]:
-        return [Eager(self), TensorflowKerasOps(self), *textbooks(self, _operations(self.tf), NUMERICS)]
+        own = [Eager(self), TensorflowKerasOps(self)]
+        return [*own, *textbooks(self, _operations(self.tf), NUMERICS), *keras_layers.layers(self)]
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # Converted in NumPy, since TensorFlow's own cast flushes subnormals.

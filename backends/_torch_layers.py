@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class MultiheadAttention(Layer):
         "output-width": SPLIT,
         "average": "asked for weights it takes another path: nn-mha-weights",
         "weights": "asked for weights it takes another path: nn-mha-weights",
+        "causal-alone": "is_causal is a hint beside a mask",
     }
     asks_weights = False
     without_gradients = False
@@ -86,6 +88,8 @@ class MultiheadAttention(Layer):
         quiet = self.without_gradients if no_grad is None else no_grad
 
         def run(**given: Any) -> tuple[Any, Any]:
+            if inputs.training and inputs.rate:
+                torch.manual_seed(inputs.dropout_seed)
             with torch.set_grad_enabled(not quiet):
                 output, weights = layer(**given)
             if not batch_first and not inputs.single:
@@ -127,8 +131,10 @@ class MultiheadAttention(Layer):
         return made
 
     def masks(self, inputs: LayerInputs, hint: bool, float_mask: bool) -> dict[str, Any]:
-        """key_padding_mask and attn_mask; in both True hides."""
+        """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""
         backend = self.backend
+        if inputs.form == "flag-and-mask":
+            inputs, hint = replace(inputs, mask=None, form="dense"), True
         given = LayerMasks.of(inputs, causal=False)
         made: dict[str, Any] = {}
         if given.valid is not None:
@@ -207,6 +213,8 @@ class MultiheadAttentionFast(MultiheadAttention):
         "single": "the fast path is for batches",
         "odd-heads": "the fast path needs an even number of heads",
         "no-projection-bias": "the fast path needs biases",
+        "bias": "the fast path takes no float masks",
+        "bias-with-mask": "the fast path takes no float masks",
     }
 
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:

@@ -21,11 +21,17 @@ class Layer(Implementation):
     """One way in which a framework computes a layer.
 
     `dropout` says how dropout falls on the weights: "" (there is none), "elements" (each weight alone) or
-    "shared" (one pattern for all samples and heads).
+    "shared" (one pattern for all samples and heads); `whole_dropout` whether a rate of 1 is taken.
     """
 
     operator = "multi-head"
     dropout = ""
+    whole_dropout = True
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        if not self.dropout:
+            self.lacks = {"dropout": "has no dropout", **self.lacks}
 
     @abstractmethod
     def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
@@ -304,9 +310,10 @@ class Additive(Textbook):
         pairs = ops.reshape(query, (s.B, s.Lq, 1, units)) + ops.reshape(key, (s.B, 1, s.Lk, units))
         active = ops.tanh(pairs)  # (B, Lq, Lk, U)
         if "score_vector" in parameters:
-            scores = ops.reshape(
-                active @ ops.reshape(parameters["score_vector"], (units, 1)), (s.B, s.Lq, s.Lk)
-            )
+            # As matrices: TensorFlow's bfloat16 product of ranks 4 and 2 corrupts memory on CPU.
+            flat = ops.reshape(active, (s.B * s.Lq * s.Lk, units))
+            scores = flat @ ops.reshape(parameters["score_vector"], (units, 1))
+            scores = ops.reshape(scores, (s.B, s.Lq, s.Lk))
         else:
             scores = ops.total(active, -1)
         weights = self.softmax(scores, hidden)

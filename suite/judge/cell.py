@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from suite.judge.oracle import Oracle
-from suite.judge.verdict import Deviation, HarnessError, Measured, Verdict
+from suite.judge.verdict import Deviation, HarnessError, Measured, NotElected, Verdict
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES
 from suite.spec.problem import Case, Inputs
@@ -256,10 +256,6 @@ class Cell:
                 f"the other; bounds allow a difference of {float(limit[at]):.3g}; "
                 f"{int(beyond.sum())} of {beyond.size} elements differ by more",
             )
-
-
-class NotElected(Exception):
-    """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
 
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()

@@ -38,6 +38,10 @@ def probe(question: str, implementation: Implementation, dtype: DType) -> str:
 
     Raises Deviation "election" where the answer is none of the options.
     """
+    if implementation.operator != "sdpa":
+        from suite.judge.layer_elections import probe_layer
+
+        return probe_layer(question, implementation, dtype)
     return _PROBES[question](_Probe(implementation, dtype))
 
 

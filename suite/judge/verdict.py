@@ -19,6 +19,7 @@ KINDS = {
     "overwritten": "a later call changed an earlier answer",
     "leak": "what the mask hides has influence",
     "unequal": "two forms of one problem give answers further apart than rounding explains",
+    "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
     "no-raise": "a bad problem was answered silently",
     "election": "the observed answer is not the declared one",
@@ -44,6 +45,10 @@ class Deviation(Exception):
 
 class HarnessError(Exception):
     """The harness or an adapter broke: the implementation was not judged."""
+
+
+class NotElected(Exception):
+    """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
 
 
 @dataclass

@@ -27,7 +27,7 @@ TABLES = {
         "what is then left is unsupported."
     ),
     "accuracy": (
-        "The check values: error ratio = max |error| / bound of the declared numerics class; the "
+        "The checks values and layer_values: error ratio = max |error| / bound of the declared numerics class; the "
         "grade is the narrowest class whose bounds hold for all cells (exact, fused and eager "
         "coincide for f32 and f64); beyond counts the cells outside their bound."
     ),

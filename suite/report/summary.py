@@ -19,8 +19,11 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     accuracy = tables.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     shown = {"statuses": tables.statuses(frame), "accuracy": accuracy}
-    elections = tables.elections(frame)
-    if not elections.empty:
-        shown["elections"] = elections.T.rename_axis("question")
+    operators = tables.operators(frame)
+    for operator in operators.unique():
+        elections = tables.elections(frame[operators == operator])
+        if not elections.empty:
+            name = "elections" if operator == "sdpa" else f"elections: {operator}"
+            shown[name] = elections.T.rename_axis("question")
     text = as_text(shown, "attention conformance").splitlines()
     return text + [f"not installed: {name}: {reason}" for name, reason in unavailable.items()]

@@ -21,6 +21,9 @@ from suite.report import TABLES
 FAILING = ("crash", "error", "fail", "known")
 """The statuses of cells that did not do what was asked, the gravest first."""
 
+VALUES = ("values", "layer_values")
+"""The checks that hold answers against the reference, each on cases of its own."""
+
 _WHERE = ["check", "case"]
 
 
@@ -131,7 +134,7 @@ def conformance(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracy(cells: pd.DataFrame) -> pd.DataFrame:
-    """How precise the answers of the check `values` are; index (implementation, dtype).
+    """How precise the answers of the checks `VALUES` are; index (implementation, dtype).
 
     Columns: numerics (the class declared); cells (judged on numbers); beyond (outside their bound);
     unmeasured (failed before any number could be compared); median, max (of the error ratio), case
@@ -139,7 +142,7 @@ def accuracy(cells: pd.DataFrame) -> pd.DataFrame:
     "" where nothing was graded. NaN or infinity where a number was due is an infinite error ratio
     and the grade "none". Cells that fail as expected count like any other.
     """
-    judged = cells[(cells["check"] == "values") & (cells["status"] != "unsupported")]
+    judged = cells[cells["check"].isin(VALUES) & (cells["status"] != "unsupported")]
     failed = judged["status"] != "pass"
     ratio = judged["error_ratio"].where(judged["kind"] != "non-finite", math.inf)
     ungraded = failed & judged["kind"].isin(("non-finite", "value")) & (judged["grade"] == "")
@@ -195,7 +198,7 @@ def elections(cells: pd.DataFrame) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "implementation": labels(cells).loc[probes.index],
-            "question": probes["case"].str.split("/").str[1],
+            "question": probes["case"].str.split("/").str[-2],
             "dtype": probes["dtype"],
             "answer": answer.mask(probes["status"] == "unsupported", "unsupported"),
         }
@@ -210,6 +213,16 @@ def elections(cells: pd.DataFrame) -> pd.DataFrame:
         answers = dict(zip(block["dtype"], block["answer"], strict=True))
         table.loc[label, question] = _answer(answers)
     return table
+
+
+def operators(cells: pd.DataFrame) -> pd.Series:
+    """The operator of every cell: "sdpa", or the layer that the case's id starts with.
+
+    Elections and bad problems of layers name it in the second place of three or more.
+    """
+    parts = cells["case"].str.split("/")
+    shared = parts.str[0].isin(["elect", "bad"])
+    return parts.str[0].mask(shared, parts.str[1].where(parts.str.len() > 3, "sdpa"))
 
 
 def _answer(by_dtype: dict[str, str]) -> str:

@@ -16,10 +16,12 @@ from suite.spec.badproblems import BAD_CASES, BadCase
 from suite.spec.covering import Row, each_value, pairwise
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import ELECTION_CASES, ElectionCase
+from suite.spec.layer_catalogue import layer_cases
+from suite.spec.layers import OPERATORS, LayerCase
 from suite.spec.masks import Sizes, parse_mask
 from suite.spec.problem import RECIPES, Case, Problem
 
-AnyCase = Case | ElectionCase | BadCase
+AnyCase = Case | LayerCase | ElectionCase | BadCase
 
 LEVELS = ("smoke", "standard", "full")
 
@@ -233,8 +235,8 @@ def cases(level: str = "standard") -> tuple[Case, ...]:
 
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
-    """Value cases, elections and bad problems of a level."""
-    return cases(level) + ELECTION_CASES + BAD_CASES
+    """Value cases, layers, elections and bad problems of a level."""
+    return cases(level) + layer_cases(level) + ELECTION_CASES + BAD_CASES
 
 
 def find(case_id: str) -> AnyCase:
@@ -245,4 +247,6 @@ def find(case_id: str) -> AnyCase:
     for case in ELECTION_CASES + BAD_CASES:
         if case.id == case_id:
             return case
+    if case_id.split("/")[0] in OPERATORS:
+        return LayerCase.parse(case_id)
     return Case.parse(case_id)

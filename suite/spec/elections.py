@@ -14,13 +14,15 @@ from suite.spec.dtypes import DTYPES, DType
 
 @dataclass(frozen=True)
 class Question:
-    """One question, with the answers that have been seen in the field and the dtypes it is put in."""
+    """One question, with the answers that have been seen in the field, the dtypes it is put in, and the
+    operators it is put to."""
 
     name: str
     text: str
     options: tuple[str, ...]
     dtypes: tuple[str, ...] = ("f32", "bf16", "f16", "f64")
     needs: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ("sdpa",)
 
     @property
     def canonical(self) -> str:
@@ -33,14 +35,23 @@ QUESTIONS: dict[str, Question] = {
         Question(
             "fully-masked-row",
             "A row whose boolean mask hides every key gives",
-            ("zeros", "nan", "uniform", "unmasked", "raises"),
+            ("zeros", "nan", "uniform", "unmasked", "raises", "other"),
             needs=("mask",),
+            operators=("sdpa", "multi-head", "masked"),
+        ),
+        Question(
+            "padded-sample",
+            "A sample whose keys are all padding gives",
+            ("zeros", "nan", "uniform", "unmasked", "raises", "other"),
+            needs=("padding",),
+            operators=("multi-head", "additive", "dot", "concat", "masked"),
         ),
         Question(
             "minus-inf-row",
             "A row whose additive bias is -inf for every key gives",
-            ("zeros", "nan", "uniform", "raises"),
+            ("zeros", "nan", "uniform", "raises", "other"),
             needs=("bias",),
+            operators=("sdpa", "multi-head"),
         ),
         Question(
             "no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")
@@ -51,6 +62,7 @@ QUESTIONS: dict[str, Question] = {
             ("top-left", "bottom-right", "raises"),
             ("f32",),
             ("native-causal",),
+            ("sdpa", "multi-head"),
         ),
         Question(
             "causal-with-mask",
@@ -58,18 +70,37 @@ QUESTIONS: dict[str, Question] = {
             ("intersect", "raises", "causal-ignored", "mask-ignored"),
             ("f32",),
             ("native-causal", "mask"),
+            ("sdpa", "multi-head"),
+        ),
+        Question(
+            "mask-polarity",
+            "True in a boolean mask",
+            ("attends", "hides", "raises"),
+            ("f32",),
+            ("mask",),
+            ("multi-head",),
+        ),
+        Question(
+            "returned-weights",
+            "While dropout is on, the weights that are returned are those",
+            ("before-dropout", "after-dropout"),
+            ("f32",),
+            ("weights", "dropout"),
+            ("multi-head", "dot", "additive"),
         ),
         Question(
             "nan-in-masked-key",
             "A NaN in a key that the mask hides from every query",
             ("blocked", "leaks"),
             needs=("mask",),
+            operators=("sdpa", "multi-head"),
         ),
         Question(
             "nan-in-masked-value",
             "A NaN in a value that the mask hides from every query",
             ("blocked", "leaks"),
             needs=("mask",),
+            operators=("sdpa", "multi-head"),
         ),
         Question(
             "nan-in-attended-value",
@@ -105,18 +136,19 @@ QUESTIONS: dict[str, Question] = {
 
 @dataclass(frozen=True)
 class ElectionCase:
-    """The probe that puts one question in one dtype to an implementation."""
+    """The probe that puts one question in one dtype to an implementation of one operator."""
 
     question: Question
     dtype: DType
+    operator: str = "sdpa"
 
     kind = "election"
     group = "elections"
-    operator = "sdpa"
 
     @property
     def id(self) -> str:
-        return f"elect/{self.question.name}/{self.dtype.name}"
+        place = "" if self.operator == "sdpa" else f"{self.operator}/"
+        return f"elect/{place}{self.question.name}/{self.dtype.name}"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -131,5 +163,8 @@ class ElectionCase:
 
 
 ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
-    ElectionCase(q, DTYPES[name]) for q in QUESTIONS.values() for name in q.dtypes
+    ElectionCase(q, DTYPES[name], operator)
+    for q in QUESTIONS.values()
+    for operator in q.operators
+    for name in q.dtypes
 )

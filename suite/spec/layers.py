@@ -17,7 +17,7 @@ Canonical parameters, and the shapes every adapter converts from, are in `PARAME
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -73,7 +73,8 @@ LAYER_FEATURES = {
     "score-vector": "a learned vector the hidden units are weighted with",
     "learned-scale": "a learned scale",
     "odd-heads": "an odd number of heads",
-    "padded-queries": "a mask of valid queries",
+    "causal-alone": "a causal flag without a mask",
+    "dropout": "dropout of the weights",
 }
 """What a layer's case may need besides `suite.spec.problem.FEATURES`."""
 
@@ -277,7 +278,7 @@ class LayerInputs:
     seed: int = 0
     rate: float = 0.0
     training: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    dropout_seed: int = 0
 
     @property
     def widths(self) -> Widths:

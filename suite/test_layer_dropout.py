@@ -1,0 +1,148 @@
+"""Promise: dropout of the weights keeps each with probability 1 - rate and scales it by 1 / (1 - rate),
+in training alone.
+
+The layer is made to show its weights: queries and keys are projected to zero, so that weights are
+uniform, the values are unit vectors, and every projection after them is the identity. What is random
+is judged by the exact tail of the binomial distribution, with a probability of `FALSE_ALARM` for each
+comparison to fail where the layer is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import comb
+
+import numpy as np
+
+from suite.judge.cell import check
+from suite.judge.layers import LayerCell
+from suite.judge.verdict import Deviation, NotElected
+from suite.spec.layers import LayerCase, LayerInputs
+
+FALSE_ALARM = 1e-9
+
+CASES = (
+    "multi-head/none/mha/f32/b16h2q8k8d8/e16.16.16.16/self",
+    "multi-head/none/mha/bf16/b16h2q8k8d8/e16.16.16.16/self",
+    "dot/none/mha/f32/b32h1q8k8d8/e8.8.8.8/unscaled",
+    "additive/none/mha/f32/b32h1q8k8d8/e8.8.8.8/identity",
+)
+
+
+def cases(level: str) -> list[LayerCase]:
+    """float32 at smoke."""
+    found = [LayerCase.parse(text) for text in CASES]
+    return [c for c in found if level != "smoke" or c.dtype.name == "f32"]
+
+
+def readable(inputs: LayerInputs, rate: float, **changes: object) -> LayerInputs:
+    """Inputs whose output, (B, Lq, H Lk), is the weights: uniform before dropout."""
+    s = inputs.sizes
+    unit = np.eye(s.Lk)
+    if inputs.operator != "multi-head":
+        value = np.broadcast_to(unit, (s.B, s.Lk, s.Lk)).copy()
+        zero = {"query": np.zeros_like(inputs.query), "key": np.zeros_like(inputs.key)}
+        return replace(inputs, value=value, rate=rate, training=True, **zero, **changes)  # type: ignore[arg-type]
+    x = np.zeros_like(inputs.query)
+    x[:, :, : s.Lk] = unit
+    parameters = {n: np.zeros_like(a) for n, a in inputs.parameters.items()}
+    for h in range(s.H):
+        parameters["value_kernel"][: s.Lk, h] = unit
+    parameters["output_kernel"] = np.eye(s.H * s.Dv).reshape(s.H, s.Dv, -1)
+    given = {"query": x, "key": x, "value": x, "parameters": parameters}
+    return replace(inputs, rate=rate, training=True, **given, **changes)  # type: ignore[arg-type]
+
+
+def tail(n: int, p: float, count: int) -> float:
+    """Two-sided tail probability of `count` successes of `n` with probability `p`."""
+
+    def upto(k: int) -> float:
+        return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+
+    if n > 1000:  # the terms overflow; the normal tail with Hoeffding's bound is on the safe side
+        return 2 * float(np.exp(-2 * n * (count / n - p) ** 2))
+    return 2 * min(upto(count), 1 - upto(count - 1) if count else 1.0)
+
+
+def expect_probable(n: int, p: float, count: int, what: str) -> None:
+    """Raise Deviation "dropout" where `count` of `n` is less likely than `FALSE_ALARM`."""
+    chance = tail(n, p, count)
+    if chance < FALSE_ALARM:
+        raise Deviation(
+            "dropout",
+            f"{what}: {count} of {n}, expected {p:.4g} of them; the chance of that is {chance:.1g}",
+        )
+
+
+def kept(cell: LayerCell, inputs: LayerInputs) -> np.ndarray:
+    """Which weights were kept, boolean (B, Lq, H, Lk). Raises Deviation where others are off."""
+    s = inputs.sizes
+    got = cell.run(inputs).values.reshape(s.B, s.Lq, s.H, s.Lk)  # type: ignore[arg-type]
+    want = 1.0 / (s.Lk * (1.0 - inputs.rate))
+    # Weight, rescaling and the product with ones: at most three roundings above those of the bound.
+    limit = cell.oracle(replace(inputs, rate=0.0, training=False)).reference.output.error
+    limit = limit.reshape(got.shape) / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
+    zero, whole = got == 0, np.abs(got - want) <= limit
+    wrong = ~(zero | whole)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise Deviation(
+            "dropout",
+            f"a kept weight is {float(got[at]):.6g}, expected 0 or {want:.6g} = weight / (1 - rate); "
+            f"{int(wrong.sum())} of {wrong.size}",
+        )
+    return whole
+
+
+@check(cases, LayerCell)
+def test_layer_dropout(cell: LayerCell) -> None:
+    pattern = getattr(cell.implementation, "dropout", "")
+    if not pattern:
+        raise NotElected("has no dropout")
+    rate = 0.25
+    inputs = readable(cell.inputs, rate)
+    first = kept(cell, inputs)
+    B, Lq, H, Lk = first.shape
+    alone = first[:1, :, :1] if pattern == "shared" else first
+    if pattern == "shared" and not (first == alone).all():
+        raise Deviation("dropout", "declared one pattern for all samples and heads, got several")
+    expect_probable(alone.size, 1 - rate, int(alone.sum()), "weights kept")
+    if pattern == "elements":
+        alike = rate**2 + (1 - rate) ** 2
+        for what, one, other in (
+            ("alike between two heads", first[:, :, 0], first[:, :, -1]),
+            ("alike between two samples", first[::2], first[1::2]),
+        ):
+            if one is not other and (H > 1 or "heads" not in what):
+                expect_probable(one.size, alike, int((one == other).sum()), what)
+    for what, one, other in (
+        ("alike between two queries", alone[:, ::2], alone[:, 1::2]),
+        ("alike between two keys", alone[..., ::2], alone[..., 1::2]),
+    ):
+        alike = rate**2 + (1 - rate) ** 2
+        expect_probable(one.size, alike, int((one == other).sum()), what)
+    if not np.array_equal(kept(cell, inputs), first):
+        raise Deviation("dropout", "the same seed gave another pattern")
+    if np.array_equal(kept(cell, replace(inputs, dropout_seed=1)), first):
+        raise Deviation("dropout", "another seed gave the same pattern")
+
+
+@check(cases, LayerCell)
+def test_layer_dropout_off(cell: LayerCell) -> None:
+    """In evaluation, and at rate 0, dropout changes nothing; at rate 1 it leaves zeros."""
+    if not getattr(cell.implementation, "dropout", ""):
+        raise NotElected("has no dropout")
+    inputs = cell.inputs
+    for what, changed in (
+        ("in evaluation", replace(inputs, rate=0.5)),
+        ("at rate 0", replace(inputs, rate=0.0, training=True)),
+    ):
+        try:
+            cell.judge(cell.run(changed), inputs)  # type: ignore[arg-type]
+        except Deviation as deviation:
+            raise Deviation(deviation.kind, f"{what}: {deviation.message}") from deviation
+    if not cell.implementation.whole_dropout:  # type: ignore[attr-defined]
+        return
+    got = cell.run(readable(inputs, 1.0)).values  # type: ignore[arg-type]
+    if (got != 0).any():
+        raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")

@@ -1,0 +1,49 @@
+"""Promise: flags that choose how a layer computes do not change what it computes."""
+
+from __future__ import annotations
+
+from suite.judge.cell import check
+from suite.judge.layers import LayerCell
+from suite.judge.verdict import Deviation, NotElected
+from suite.spec.layers import LayerCase
+
+PATHS = (
+    "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
+    "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
+    "multi-head/pad/mha/{dt}/b3h2q5k9d6/e12.10.14.12",
+    "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
+    "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+    "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+)
+
+
+def cases(level: str) -> list[LayerCase]:
+    """The first five in float32 at smoke, all in float32 and bfloat16 at standard, in every dtype."""
+    chosen, names = PATHS, {"smoke": ("f32",), "standard": ("f32", "bf16")}
+    if level == "smoke":
+        chosen = PATHS[:5]
+    return [
+        LayerCase.parse(text.format(dt=dt))
+        for text in chosen
+        for dt in names.get(level, ("f64", "f32", "bf16", "f16"))
+    ]
+
+
+@check(cases, LayerCell)
+def test_layer_paths(cell: LayerCell) -> None:
+    """Every path is held against the reference, so that the message says which one is wrong."""
+    cell.judge(cell.run())
+    paths = cell.implementation.paths(cell.inputs)  # type: ignore[attr-defined]
+    if not paths:
+        raise NotElected("has one path")
+    for name, prepared in paths.items():
+        try:
+            cell.judge(cell.read(cell.call(prepared), cell.inputs))
+        except Deviation as deviation:
+            raise Deviation(deviation.kind, f"path {name}: {deviation.message}") from deviation
