@@ -24,7 +24,7 @@ def layers(backend: Backend) -> list[Implementation]:
 class FlaxLayer(Layer):
     """What the layers share: projections and masks of the same shapes, a bias through `attention_fn`."""
 
-    lacks = {
+    lacks: Mapping[str, str] = {
         "average": "Flax sows the weights of every head",
         "value-size": "Flax has one qkv_features",
     }
@@ -47,8 +47,9 @@ class FlaxLayer(Layer):
 
     def settings(self, inputs: LayerInputs, rate: float | None) -> dict[str, Any]:
         """The constructor's arguments that both modules have."""
-        s = inputs.sizes
-        dtype = np.dtype(inputs.dtype.long_name) if inputs.dtype.name != "bf16" else _bfloat16()
+        import jax
+
+        s, dtype = inputs.sizes, jax.numpy.dtype(inputs.dtype.long_name)
         return {
             "num_heads": s.H,
             "qkv_features": s.H * s.D,
@@ -115,7 +116,7 @@ class FlaxLayer(Layer):
         if inputs.dense_mask is None:
             return flags
         split = LayerMasks.of(inputs)
-        if split.causal and self.causal_flag:
+        if split.causal and self.causal_flag and inputs.mask_array is None:
             flags["causal as a mask"] = {"flag": False}
         if LayerMasks.of(inputs, causal=self.causal_flag, lengths=False).rest is not None:
             flags["mask as it broadcasts"] = {"masks": "broadcast"}
@@ -161,7 +162,7 @@ class Nnx(FlaxLayer):
         "bf16": "fused",
         "f16": "fused",
     }
-    lacks: Mapping[str, str] = FlaxLayer.lacks | {
+    lacks = dict(FlaxLayer.lacks) | {
         "weights": "asked for weights it takes another path: flax-nnx-weights",
         "dropout": "with dropout it takes another path: flax-nnx-weights",
     }
@@ -300,7 +301,7 @@ class Linen(FlaxLayer):
     name = "flax-linen"
     numerics = "stepwise"
     dropout = "shared"
-    lacks = FlaxLayer.lacks | {
+    lacks = dict(FlaxLayer.lacks) | {
         "grouped-heads": "Flax Linen has as many key/value heads as query heads",
         "native-causal": "Flax Linen has no causal flag",
     }
@@ -313,7 +314,6 @@ class Linen(FlaxLayer):
         deterministic: bool | None = None,
         rate: float | None = None,
         constructor: bool = False,
-        dropout_rng: bool = False,
         sow: bool = False,
         alias: bool = False,
         jax_nn: bool = False,
@@ -323,35 +323,32 @@ class Linen(FlaxLayer):
     ) -> Prepared:
         """The call by any of the layer's flags; None leaves the plain way.
 
-        `constructor`: deterministic is said there; `dropout_rng`: the key is an argument of the call;
-        `alias`: MultiHeadAttention; `jax_nn`: attention_fn is jax.nn's; `wide_softmax`:
-        force_fp32_for_softmax.
+        `constructor`: deterministic is said there; `alias`: MultiHeadAttention; `jax_nn`: attention_fn is
+        jax.nn's; `wide_softmax`: force_fp32_for_softmax.
         """
         import flax.linen as linen
         import jax
 
-        kind = linen.MultiHeadAttention if alias else linen.MultiHeadDotProductAttention
+        kind: Any = linen.MultiHeadAttention if alias else linen.MultiHeadDotProductAttention
         attention = jax.nn.dot_product_attention if jax_nn else linen.dot_product_attention
         settings = self.settings(inputs, rate) | self.biased(inputs, attention)
         if jax_nn:
             settings.setdefault("attention_fn", attention)
         if wide_softmax:
             settings["force_fp32_for_softmax"] = True
-        static = {"deterministic": not inputs.training if deterministic is None else deterministic}
+        static: dict[str, Any] = {
+            "deterministic": not inputs.training if deterministic is None else deterministic
+        }
         if constructor:
-            settings |= static
-            static = {}
+            settings["deterministic"] = static.pop("deterministic")
         key = jax.random.key(inputs.dropout_seed)
-        if dropout_rng:
-            # The key the layer would make of one handed over as rngs={"dropout": key}.
-            static["dropout_rng"] = key
         sows = sow or inputs.returned != "none"
+        if sows:
+            static |= {"sow_weights": True, "mutable": ["intermediates"]}
         layer = kind(**settings)
-        rngs = {} if dropout_rng else {"rngs": {"dropout": key}}
-        extra = {"sow_weights": True, "mutable": ["intermediates"]} if sows else {}
 
         def called(variables: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
-            made = layer.apply(variables, **arrays, **static, **rngs, **extra)
+            made: Any = layer.apply(variables, rngs={"dropout": key}, **arrays, **static)
             if not sows:
                 return made, None
             return made[0], made[1]["intermediates"]["attention_weights"][0]
@@ -384,9 +381,3 @@ class Linen(FlaxLayer):
             if inputs.returned == "none" and inputs.dtype.name != "f64":
                 flags["attention_fn=jax.nn.dot_product_attention"] = {"jax_nn": True}
         return flags
-
-
-def _bfloat16() -> Any:
-    import jax
-
-    return jax.numpy.bfloat16

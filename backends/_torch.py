@@ -82,6 +82,11 @@ class TorchBackend(Backend):
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
 
+    def settled(self, layer: Any, dtype: DType) -> Any:
+        if not isinstance(layer, self.torch.nn.Module):
+            return layer
+        return layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name)).eval()
+
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         accepted = accepted_parameters(function, known, 3, SDPA)

@@ -109,6 +109,11 @@ class Backend(ABC):
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
 
+    def settled(self, layer: Any, dtype: DType) -> Any:
+        """A user's layer in the dtype, on the device, switched to evaluation, where the framework's
+        layers have these notions."""
+        return layer
+
     def operands(self, inputs: Inputs, layout: str) -> tuple[Any, Any, Any]:
         """query, key and value as the framework's arrays in the axis order `layout`.
 

@@ -7,6 +7,7 @@ they are spelled.
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backends.base import Backend, Implementation, Prepared, dense_of, split_native
-from suite.spec.layers import LayerInputs
+from suite.spec.layers import LayerCase, LayerInputs, draw_layer
 
 class Layer(Implementation):
     """One way in which a framework computes a layer.
@@ -387,3 +388,180 @@ def textbooks(
         PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity, MaskedLarge
     )  # fmt: skip
     return [kind(backend, ops, numerics) for kind in kinds]
+
+
+CONFIGURATION = {
+    "query_width": "cross",
+    "key_width": "key-width",
+    "value_width": "value-width",
+    "output_width": "output-width",
+    "heads": "",
+    "key_heads": "grouped-heads",
+    "key_size": "head-width",
+    "value_size": "value-size",
+    "bias": "no-projection-bias",
+    "dtype": "",
+}
+"""What a user's factory is told, by keyword, where it takes the keyword; and the feature that its layer
+lacks where it does not (see `UserLayer`)."""
+
+CALL = {
+    "mask": ("mask", "mask-array", "window"),
+    "valid": (),
+    "causal": ("native-causal",),
+    "bias": ("bias", "bias-with-mask"),
+    "return_weights": ("average", "weights"),
+}
+"""Keywords a user's layer may take, and the features it lacks where it does not."""
+
+
+class UserLayer(Layer):
+    """A user's own layer, judged like any other; see the documentation of `--like`.
+
+    `factory(**configuration)` returns a callable layer. It is told those of `CONFIGURATION` whose names
+    it takes, and is called with query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), or with the query
+    alone where it takes one array, and with those of `CALL` that it takes: `mask` boolean (B, H, Lq, Lk)
+    or (B, 1, Lq, Lk), True attends; `valid` boolean (B, Lk), True attends; `causal` True; `bias`
+    (B, H, Lq, Lk); `return_weights` True, for which it returns (output, weights (B, H, Lq, Lk)).
+
+    A layer with a method `load_attention(parameters)` is handed the canonical parameters, and judged
+    against the reference; one without keeps its own, and is judged by what needs no reference.
+
+    Raises TypeError where the factory or the layer takes none of what it must.
+    """
+
+    elections: Mapping[str, str | Mapping[str, str]] = {}
+
+    def __init__(
+        self, backend: Backend, factory: Callable[..., Any], name: str, numerics: str, operator: str
+    ) -> None:
+        self.operator = operator
+        super().__init__(backend)
+        self.factory, self.name, self.numerics = factory, name, numerics
+        self.told = _accepted(factory, CONFIGURATION)
+        self.made: dict[tuple, Any] = {}
+        sample = self.build(_sample(operator))
+        self.takes_parameters = hasattr(sample, "load_attention")
+        self.taken = _accepted(_called(sample), CALL)
+        self.arrays = _positional(_called(sample))
+        if self.arrays not in (1, 3):
+            raise TypeError(
+                f"a layer is called with query, key and value, or with one array; {name} takes "
+                f"{self.arrays} positional arrays"
+            )
+        lacks = {"single": "is called with a batch", "dropout": "is judged without dropout"}
+        for keyword, feature in CONFIGURATION.items():
+            if feature and keyword not in self.told:
+                lacks[feature] = f"the factory has no parameter {keyword}"
+        if operator != "multi-head":
+            lacks.pop("cross", None)
+        if self.arrays == 1:
+            lacks |= {"cross": "the layer takes one array"}
+        for keyword, features in CALL.items():
+            if keyword not in self.taken:
+                lacks |= dict.fromkeys(features, f"the layer has no parameter {keyword}")
+        if not self.taken & {"mask", "causal"}:
+            lacks["causal"] = "the layer has neither causal nor mask"
+        if not self.taken & {"mask", "valid"}:
+            lacks["padding"] = "the layer has neither valid nor mask"
+        lacks["average"] = "the layer is asked for the weights of every head"
+        self.lacks = lacks
+
+    def unsupported(self, case: Any) -> str | None:
+        needs = set(case.needs)
+        if needs >= {"causal", "padding", "mask"} and self.taken >= {"causal", "valid"}:
+            # Two parts that the layer takes apart: no mask array is needed.
+            left = [f for f in case.needs if f != "mask"]
+            if getattr(case, "mask_token", "") in ("causal+pad", "pad+causal"):
+                return next((self.lacks[f] for f in left if f in self.lacks), None)
+        return super().unsupported(case)
+
+    def build(self, inputs: LayerInputs) -> Any:
+        """The factory's layer for the inputs' sizes; one that keeps its own parameters is built once."""
+        s, w = inputs.sizes, inputs.widths
+        values = {
+            "query_width": w.query, "key_width": w.key, "value_width": w.value,
+            "output_width": w.output, "heads": s.H, "key_heads": s.Hkv, "key_size": s.D,
+            "value_size": s.Dv, "bias": "query_bias" in inputs.parameters,
+            "dtype": inputs.dtype.long_name,
+        }  # fmt: skip
+        key = (*values.values(),)
+        if key in self.made:
+            return self.made[key]
+        layer = self.factory(**{n: v for n, v in values.items() if n in self.told})
+        layer = self.backend.settled(layer, inputs.dtype)
+        if hasattr(layer, "load_attention"):
+            layer.load_attention(
+                {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+            )
+        else:
+            self.made[key] = layer
+        return layer
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        backend = self.backend
+        layer = self.build(inputs)
+        masks = LayerMasks.of(inputs, "causal" in self.taken, "valid" in self.taken)
+        arrays: dict[str, Any] = operands(backend, inputs)
+        if self.arrays == 1:
+            arrays = {"query": arrays["query"]}
+        named: dict[str, Any] = {}
+        if masks.causal:
+            named["causal"] = True
+        if masks.valid is not None:
+            named["valid"] = backend.array(masks.valid, None)
+        if masks.rest is not None:
+            mask = full(masks.rest, inputs)
+            same = masks.rest.ndim < 4 or masks.rest.shape[1] == 1
+            named["mask"] = backend.array(mask[:, :1] if same else mask, None)
+        if inputs.bias is not None:
+            named["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
+        if inputs.returned != "none":
+            named["return_weights"] = True
+        order = list(arrays)
+
+        def call(**given: Any) -> tuple[Any, Any]:
+            places = [given.pop(name) for name in order]
+            made = layer(*places, **given)
+            if isinstance(made, tuple) and len(made) == 2:
+                return made
+            return made, None
+
+        return Prepared(call, arrays | named)
+
+
+def _sample(operator: str) -> LayerInputs:
+    text = {
+        "multi-head": "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+        "self-attention": "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self/head",
+        "additive": "additive/none/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
+        "dot": "dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",
+        "concat": "concat/none/mha/f32/b2h1q5k9d8/e8.8.8.8",
+        "masked": "masked/none/mha/f32/b2h1q5k9d8/e8.8.8.8",
+    }[operator]
+    return draw_layer(LayerCase.parse(text))
+
+
+def _called(layer: Any) -> Callable[..., Any]:
+    """What a call of the layer ends in: torch's `forward`, Keras' `call`, else the layer itself."""
+    for name in ("forward", "call"):
+        if callable(getattr(layer, name, None)):
+            return getattr(layer, name)
+    return layer
+
+
+def _accepted(function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset(known)
+    return frozenset(known) & {p.name for p in parameters}
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    """How many arrays a layer must be called with."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+        if p.name not in CALL
+    )

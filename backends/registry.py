@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import Backend, BackendUnavailable
+from backends.layers import UserLayer
 
 REGISTRY: dict[str, tuple[str, str]] = {
     "numpy": ("backends._numpy", "NumpyBackend"),
@@ -132,9 +133,10 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def function_implementation(backend: Backend, text: str, numerics: str) -> Any:
+def function_implementation(backend: Backend, text: str, numerics: str, like: str = "") -> Any:
     """An implementation around the user's function named by `text` (see `load_object`).
 
+    `like` names the layer that it makes; without it, it has the framework's attention signature.
     Raises UsageError where it cannot be imported, is not callable, or has another signature.
     """
     function = load_object(text, "function")
@@ -142,8 +144,12 @@ def function_implementation(backend: Backend, text: str, numerics: str) -> Any:
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     name = text.rpartition(":")[2]
     try:
+        if like:
+            return UserLayer(backend, function, name, numerics, like)
         return backend.function(function, name, numerics)
-    except TypeError as error:
+    except Exception as error:
+        if not like and not isinstance(error, TypeError):
+            raise
         raise UsageError(f"function {text!r}: {error}") from error
 
 

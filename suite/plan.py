@@ -25,6 +25,7 @@ from suite.judge.tolerance import NUMERICS
 from suite.judge.verdict import Verdict
 from suite.spec.catalogue import LEVELS, find
 from suite.spec.dtypes import dtype
+from suite.spec.layers import OPERATORS
 
 DEFAULT_NUMERICS = "stepwise"
 """The class a user's function is held to unless it declares one: the widest in which sums are right."""
@@ -47,6 +48,7 @@ class Options:
     numerics: str = ""
     shard: str = ""
     audit: bool = False
+    like: str = ""
 
     @property
     def backends(self) -> list[str]:
@@ -80,6 +82,10 @@ class Options:
             raise UsageError(
                 f"--function needs exactly one --backend (whose signature it has), got {names}"
             )
+        if self.like and not self.function:
+            raise UsageError("--like says which layer a --function makes, and none is given")
+        if self.like and self.like not in OPERATORS:
+            raise UsageError(f"unknown layer {self.like!r}; valid: {', '.join(OPERATORS)}")
         if self.numerics and self.numerics not in NUMERICS:
             raise UsageError(
                 f"unknown numerics class {self.numerics!r}; valid: {', '.join(NUMERICS)}"
@@ -142,7 +148,7 @@ class Plan:
         if options.function:
             numerics = options.numerics or DEFAULT_NUMERICS
             functions = [
-                registry.function_implementation(backend, text, numerics)
+                registry.function_implementation(backend, text, numerics, options.like)
                 for text in options.function
             ]
             self.functions += functions

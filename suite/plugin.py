@@ -63,6 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="judge a function with the backend's native attention signature; repeatable",
     )  # fmt: skip
     group.addoption(
+        "--like", default="", metavar="LAYER",
+        help="the layer that --function makes: multi-head, self-attention, additive, dot, concat, "
+        "masked (docs/layers.md)",
+    )  # fmt: skip
+    group.addoption(
         "--numerics", default="", metavar="CLASS",
         help="numerics class that --function declares: exact, fused, eager, stepwise "
         "(default), working, single",
@@ -132,6 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
         numerics=given("--numerics"),
         shard=given("--shard"),
         audit=given("--audit"),
+        like=given("--like"),
     )
     config.stash[OPTIONS] = options
     results = given("--results")
@@ -354,6 +360,7 @@ def _rerun(node: str, options: Options) -> str:
     words = ["pytest", shlex.quote(node)]
     words += [f"--backend={name}" for name in options.backend]
     words += [f"--function={shlex.quote(text)}" for text in options.function]
+    words += [f"--like={options.like}"] if options.like else []
     if options.audit:
         words.append("--audit")
     for name in ("device", "level", "seed", "numerics"):

@@ -41,6 +41,8 @@ def probe_layer(question: str, implementation: Implementation, dtype: DType) -> 
 
 class _Probe:
     def __init__(self, implementation: Implementation, dtype: DType) -> None:
+        if not getattr(implementation, "takes_parameters", True):
+            raise NotElected("the layer takes no parameters: no answer can be recognised")
         self.implementation, self.dtype = implementation, dtype
         declared = implementation.numerics_for(dtype)
         least = "single" if dtype.name == "f64" else "stepwise"
