@@ -128,6 +128,7 @@ def _operations(jax: Any) -> Operations:
         transpose=jnp.transpose,
         reshape=jnp.reshape,
         repeat=lambda x, times, axis: jnp.repeat(x, times, axis),
+        overflowing_fill="nan",
     )
 
 

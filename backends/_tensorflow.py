@@ -99,6 +99,7 @@ def _operations(tf: Any) -> Operations:
         transpose=lambda x, axes: tf.transpose(x, axes),
         reshape=lambda x, shape: tf.reshape(x, shape),
         repeat=lambda x, times, axis: tf.repeat(x, times, axis),
+        overflowing_fill="nan",
     )
 
 

@@ -34,6 +34,7 @@ def _operations() -> Operations:
         transpose=lambda x, axes: x.permute(*axes),
         reshape=lambda x, shape: x.reshape(shape),
         repeat=lambda x, times, axis: x.repeat_interleave(times, axis),
+        overflowing_fill="raises",
     )
 
 
@@ -51,6 +52,15 @@ class MultiheadAttention(Layer):
         "average": "asked for weights it takes another path: nn-mha-weights",
         "weights": "asked for weights it takes another path: nn-mha-weights",
         "causal-alone": "is_causal is a hint beside a mask",
+    }
+    elections: Mapping[str, str | Mapping[str, str]] = {
+        "fully-masked-row": "zeros",
+        "padded-sample": "zeros",
+        "minus-inf-row": "zeros",
+        "causal-with-mask": "mask-ignored",
+        "mask-polarity": "hides",
+        "nan-in-masked-key": "leaks",
+        "nan-in-masked-value": "leaks",
     }
     asks_weights = False
     without_gradients = False
@@ -143,7 +153,7 @@ class MultiheadAttention(Layer):
         if given.rest is not None or inputs.bias is not None:
             hidden = None if given.rest is None else ~given.rest
             if inputs.form == "raw":
-                hidden = given.rest
+                return {"attn_mask": backend.array(given.rest, None)}  # type: ignore[arg-type]
             if inputs.bias is not None or float_mask:
                 added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
                 if hidden is not None:
@@ -197,6 +207,13 @@ class MultiheadAttentionWeights(MultiheadAttention):
     name = "nn-mha-weights"
     numerics: str | Mapping[str, str] = "eager"
     asks_weights = True
+    elections = MultiheadAttention.elections | {
+        "fully-masked-row": "nan",
+        "padded-sample": "nan",
+        "minus-inf-row": "nan",
+        "causal-with-mask": "causal-ignored",
+        "returned-weights": "after-dropout",
+    }
     lacks = {
         n: why for n, why in MultiheadAttention.lacks.items() if n not in ("average", "weights")
     }
@@ -208,6 +225,12 @@ class MultiheadAttentionFast(MultiheadAttention):
     name = "nn-mha-fast"
     without_gradients = True
     dropout = ""
+    elections = {
+        "fully-masked-row": "nan",
+        "padded-sample": "nan",
+        "causal-with-mask": "causal-ignored",
+        "mask-polarity": "hides",
+    }
     lacks = MultiheadAttention.lacks | {
         "cross": "the fast path is for self-attention",
         "single": "the fast path is for batches",

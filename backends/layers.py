@@ -112,6 +112,8 @@ class Operations:
     transpose: Callable[[Any, tuple[int, ...]], Any]
     reshape: Callable[[Any, tuple[int, ...]], Any]
     repeat: Callable[[Any, int, int], Any]
+    overflowing_fill: str
+    """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""
 
 
 class Textbook(Layer):
@@ -119,13 +121,25 @@ class Textbook(Layer):
 
     fill = -np.inf
     heads_apart = False
+    elections: Mapping[str, str | Mapping[str, str]] = {
+        "fully-masked-row": "nan",
+        "padded-sample": "nan",
+        "minus-inf-row": "nan",
+        "mask-polarity": "attends",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+    }
 
     def __init__(
         self, backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
     ) -> None:
         super().__init__(backend)
         self.ops, self.numerics = ops, numerics
-        self.lacks = {"native-causal": "textbook code has no causal flag", **self.lacks}
+        self.lacks = {
+            "native-causal": "textbook code has no causal flag",
+            "splits-width": "textbook code is given parameters, not a width to split",
+            **self.lacks,
+        }
 
     def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
         backend = self.backend
@@ -134,8 +148,10 @@ class Textbook(Layer):
         weights = {n: backend.array(a, inputs.dtype) for n, a in self.laid_out(inputs).items()}
         arrays |= weights
         if masks.rest is not None:
-            mask = full(masks.rest, inputs)
-            arrays["hidden"] = backend.array(~(mask if self.heads_apart else mask[:, 0]), None)
+            mask = masks.rest
+            if inputs.form != "raw":
+                mask = full(mask, inputs) if self.heads_apart else full(mask, inputs)[:, 0]
+            arrays["hidden"] = backend.array(~mask, None)
         if inputs.bias is not None:
             arrays["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
         returned = inputs.returned
@@ -221,7 +237,7 @@ class PerHead(Textbook):
 
     name = "per-head"
     heads_apart = True
-    lacks = {"single": "takes a batch"}
+    lacks = {"single": "takes a batch", "raw-mask": "takes a mask for every head"}
 
     def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
         ops, s = self.ops, inputs.sizes
@@ -265,7 +281,10 @@ class SingleSample(PerHead):
     """The form most tutorials start from: one sample (L, width), a loop over the heads, concat."""
 
     name = "single-sample"
-    lacks = {"batch": "takes one sample without a batch axis"}
+    lacks = {
+        "batch": "takes one sample without a batch axis",
+        "raw-mask": "takes a mask for every head",
+    }
 
     def of_head(self, array: Any, h: int) -> Any:
         return array[0, h]
@@ -379,6 +398,14 @@ class MaskedLarge(MaskedInfinity):
     name = "masked-1e9"
     fill = -1e9
 
+    def __init__(
+        self, backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
+    ) -> None:
+        super().__init__(backend, ops, numerics)
+        empty = dict.fromkeys(self.dtypes, "uniform") | {"f16": ops.overflowing_fill}
+        if backend.device == "cpu":
+            self.elections = {"fully-masked-row": empty, "padded-sample": empty}
+
 
 def textbooks(
     backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
@@ -449,7 +476,11 @@ class UserLayer(Layer):
                 f"a layer is called with query, key and value, or with one array; {name} takes "
                 f"{self.arrays} positional arrays"
             )
-        lacks = {"single": "is called with a batch", "dropout": "is judged without dropout"}
+        lacks = {
+            "single": "is called with a batch",
+            "dropout": "is judged without dropout",
+            "splits-width": "is told the sizes of its heads, or works them out",
+        }
         for keyword, feature in CONFIGURATION.items():
             if feature and keyword not in self.told:
                 lacks[feature] = f"the factory has no parameter {keyword}"
@@ -511,9 +542,11 @@ class UserLayer(Layer):
         if masks.valid is not None:
             named["valid"] = backend.array(masks.valid, None)
         if masks.rest is not None:
-            mask = full(masks.rest, inputs)
-            same = masks.rest.ndim < 4 or masks.rest.shape[1] == 1
-            named["mask"] = backend.array(mask[:, :1] if same else mask, None)
+            mask = masks.rest
+            if inputs.form != "raw":
+                same = mask.ndim < 4 or mask.shape[1] == 1
+                mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
+            named["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             named["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
         if inputs.returned != "none":

@@ -49,8 +49,8 @@ class _Probe:
         # A probe tells meanings apart, not roundings: the class is wide.
         self.numerics = max(declared, least, key=NUMERICS.index)
 
-    def inputs(self, mask: str = "none", **changes: Any) -> LayerInputs:
-        text = BASES[self.implementation.operator].format(mask, self.dtype.name)
+    def inputs(self, token: str = "none", **changes: Any) -> LayerInputs:
+        text = BASES[self.implementation.operator].format(token, self.dtype.name)
         return replace(draw_layer(LayerCase.parse(text)), **changes)
 
     def call(self, inputs: LayerInputs) -> tuple[np.ndarray, np.ndarray | None] | None:

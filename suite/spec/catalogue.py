@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import product
 from typing import cast
 
-from suite.spec.badproblems import BAD_CASES, BadCase
+from suite.spec.badproblems import BAD_CASES, LAYER_BAD_CASES, BadCase, LayerBadCase
 from suite.spec.covering import Row, each_value, pairwise
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import ELECTION_CASES, ElectionCase
@@ -21,7 +21,7 @@ from suite.spec.layers import OPERATORS, LayerCase
 from suite.spec.masks import Sizes, parse_mask
 from suite.spec.problem import RECIPES, Case, Problem
 
-AnyCase = Case | LayerCase | ElectionCase | BadCase
+AnyCase = Case | LayerCase | ElectionCase | BadCase | LayerBadCase
 
 LEVELS = ("smoke", "standard", "full")
 
@@ -236,7 +236,7 @@ def cases(level: str = "standard") -> tuple[Case, ...]:
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
     """Value cases, layers, elections and bad problems of a level."""
-    return cases(level) + layer_cases(level) + ELECTION_CASES + BAD_CASES
+    return cases(level) + layer_cases(level) + ELECTION_CASES + BAD_CASES + LAYER_BAD_CASES
 
 
 def find(case_id: str) -> AnyCase:
@@ -244,7 +244,7 @@ def find(case_id: str) -> AnyCase:
 
     Raises ValueError where the id names nothing.
     """
-    for case in ELECTION_CASES + BAD_CASES:
+    for case in ELECTION_CASES + BAD_CASES + LAYER_BAD_CASES:
         if case.id == case_id:
             return case
     if case_id.split("/")[0] in OPERATORS:

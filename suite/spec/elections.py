@@ -77,7 +77,7 @@ QUESTIONS: dict[str, Question] = {
             "True in a boolean mask",
             ("attends", "hides", "raises"),
             ("f32",),
-            ("mask",),
+            ("mask", "raw-mask"),
             ("multi-head",),
         ),
         Question(

@@ -73,6 +73,8 @@ LAYER_FEATURES = {
     "score-vector": "a learned vector the hidden units are weighted with",
     "learned-scale": "a learned scale",
     "odd-heads": "an odd number of heads",
+    "splits-width": "a width that is split among the heads",
+    "raw-mask": "a mask array as the caller made it",
     "causal-alone": "a causal flag without a mask",
     "dropout": "dropout of the weights",
 }
