@@ -124,6 +124,7 @@ def _operations(jax: Any) -> Operations:
         tanh=jnp.tanh,
         total=lambda x, axis: x.sum(axis),
         mean=lambda x, axis: x.mean(axis),
+        root=jnp.sqrt,
         concat=lambda arrays, axis: jnp.concatenate(list(arrays), axis),
         transpose=jnp.transpose,
         reshape=jnp.reshape,

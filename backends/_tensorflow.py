@@ -95,6 +95,7 @@ def _operations(tf: Any) -> Operations:
         tanh=tf.tanh,
         total=lambda x, axis: tf.reduce_sum(x, axis),
         mean=lambda x, axis: tf.reduce_mean(x, axis),
+        root=tf.sqrt,
         concat=lambda arrays, axis: tf.concat(list(arrays), axis),
         transpose=lambda x, axes: tf.transpose(x, axes),
         reshape=lambda x, shape: tf.reshape(x, shape),

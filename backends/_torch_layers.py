@@ -10,14 +10,17 @@ import numpy as np
 
 from backends.base import Backend, Implementation, Prepared
 from backends.layers import Layer, LayerMasks, Operations, full, operands, textbooks
-from suite.spec.layers import LayerInputs
+from suite.spec.layers import EPSILON, LayerInputs
 
 SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
 
 def layers(backend: Backend) -> list[Implementation]:
     """Every layer judged in PyTorch."""
-    kinds = (MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast)
+    kinds = (
+        MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast, TorchLayerNorm,
+        TorchBatchNorm,
+    )  # fmt: skip
     return [*textbooks(backend, _operations(), "eager"), *(kind(backend) for kind in kinds)]
 
 
@@ -30,6 +33,7 @@ def _operations() -> Operations:
         tanh=torch.tanh,
         total=lambda x, axis: x.sum(axis),
         mean=lambda x, axis: x.mean(axis),
+        root=torch.sqrt,
         concat=lambda arrays, axis: torch.cat(list(arrays), axis),
         transpose=lambda x, axes: x.permute(*axes),
         reshape=lambda x, shape: x.reshape(shape),
@@ -242,6 +246,55 @@ class MultiheadAttentionFast(MultiheadAttention):
 
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
         return {}
+
+
+class TorchLayerNorm(Layer):
+    """`torch.nn.LayerNorm` over the last axis."""
+
+    name = "nn-layer-norm"
+    operator = "layer-norm"
+    numerics = "exact"
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        import torch
+
+        p, width = inputs.parameters, inputs.widths.query
+        layer = torch.nn.LayerNorm(width, eps=EPSILON, elementwise_affine="gain" in p)
+        layer = self.backend.settled(layer, inputs.dtype)
+        if "gain" in p:
+            names = {"weight": "gain", "bias": "offset"}
+            layer.load_state_dict({n: self.backend.array(p[g], inputs.dtype) for n, g in names.items()})
+        made = operands(self.backend, inputs)
+        return Prepared(lambda query: (layer(query), None), {"query": made["query"]})
+
+
+class TorchBatchNorm(Layer):
+    """`torch.nn.BatchNorm1d`, which takes features in the second axis."""
+
+    name = "nn-batch-norm"
+    operator = "batch-norm"
+    # With parameters in 16 bits the batch's mean and variance are stored in 16 bits, too.
+    numerics: str | Mapping[str, str] = {
+        "f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"
+    }  # fmt: skip
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        import torch
+
+        p, width, backend = inputs.parameters, inputs.widths.query, self.backend
+        layer = torch.nn.BatchNorm1d(width, eps=EPSILON, affine="gain" in p)
+        layer = backend.settled(layer, inputs.dtype).train(inputs.training)
+        names = {"running_mean": "mean", "running_var": "variance"}
+        if "gain" in p:
+            names |= {"weight": "gain", "bias": "offset"}
+        given = {n: backend.array(p[g], inputs.dtype) for n, g in names.items()}
+        layer.load_state_dict(given, strict=False)
+        made = operands(backend, inputs)
+
+        def call(query: Any) -> tuple[Any, None]:
+            return layer(query.transpose(1, 2)).transpose(1, 2), None
+
+        return Prepared(call, {"query": made["query"]})
 
 
 def fast_path_taken(function: Callable[[], Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from backends.base import Backend, Implementation, Prepared, dense_of, split_native
-from suite.spec.layers import LayerCase, LayerInputs, draw_layer
+from suite.spec.layers import EPSILON, LayerCase, LayerInputs, draw_layer
 
 class Layer(Implementation):
     """One way in which a framework computes a layer.
@@ -108,6 +108,7 @@ class Operations:
     tanh: Callable[[Any], Any]
     total: Callable[[Any, int], Any]
     mean: Callable[[Any, int], Any]
+    root: Callable[[Any], Any]
     concat: Callable[[Sequence[Any], int], Any]
     transpose: Callable[[Any, tuple[int, ...]], Any]
     reshape: Callable[[Any, tuple[int, ...]], Any]
@@ -407,12 +408,52 @@ class MaskedLarge(MaskedInfinity):
             self.elections = {"fully-masked-row": empty, "padded-sample": empty}
 
 
+class TextbookLayerNorm(Textbook):
+    """Layer norm in single steps: mean and variance of each token over its features."""
+
+    name = "textbook-layer-norm"
+    operator = "layer-norm"
+    elections: Mapping[str, str | Mapping[str, str]] = {}
+
+    def __init__(
+        self, backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
+    ) -> None:
+        # Mean, variance, root and quotient are operations of their own, each stored.
+        super().__init__(backend, ops, "stepwise")
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        ops, (B, L, E) = self.ops, query.shape
+        mean = ops.reshape(ops.mean(query, 2), (B, L, 1))
+        variance = ops.reshape(ops.mean((query - mean) * (query - mean), 2), (B, L, 1))
+        return self.normalised(query, mean, variance, parameters, inputs), None
+
+    def normalised(self, x: Any, mean: Any, variance: Any, parameters: Any, inputs: Any) -> Any:
+        y = (x - mean) / self.ops.root(variance + self.number(EPSILON, inputs))
+        return y * parameters["gain"] + parameters["offset"] if "gain" in parameters else y
+
+
+class TextbookBatchNorm(TextbookLayerNorm):
+    """Batch norm in single steps: mean and variance of each feature over samples and positions."""
+
+    name = "textbook-batch-norm"
+    operator = "batch-norm"
+
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        mean, variance = parameters["mean"], parameters["variance"]
+        if inputs.training:
+            tokens = self.ops.reshape(query, (-1, query.shape[-1]))  # (B L, E)
+            mean = self.ops.mean(tokens, 0)
+            variance = self.ops.mean((tokens - mean) * (tokens - mean), 0)
+        return self.normalised(query, mean, variance, parameters, inputs), None
+
+
 def textbooks(
     backend: Backend, ops: Operations, numerics: str | Mapping[str, str]
 ) -> list[Implementation]:
     """Every textbook layer in a framework's operations, in the numerics class these have."""
     kinds = (
-        PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity, MaskedLarge
+        PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity,
+        MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
     )  # fmt: skip
     return [kind(backend, ops, numerics) for kind in kinds]
 

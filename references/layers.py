@@ -22,6 +22,7 @@ from references.running import (
     added,
     attend,
     contracted,
+    gamma,
     linear,
     scaled_scores,
     stored,
@@ -209,3 +210,78 @@ def _without_minus_inf(allowed: np.ndarray | None, bias: np.ndarray) -> np.ndarr
     if not hides.any():
         return allowed
     return ~hides if allowed is None else allowed & ~hides
+
+
+def layer_norm(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    epsilon: float,
+    rounding: Roundoffs,
+    training: bool = False,
+) -> LayerReference:
+    """(x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance over the features.
+
+    query (B, L, E) is x, key and value are not looked at; gain and offset (E,) or absent.
+    """
+    return _normalised(Approx.exact(query), (2,), parameters, None, epsilon, rounding)
+
+
+def batch_norm(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Parameters,
+    *,
+    epsilon: float,
+    rounding: Roundoffs,
+    training: bool = False,
+) -> LayerReference:
+    """The same with mean and variance (divided by B L) of each feature over samples and positions in
+    training, and the learned `mean` and `variance` (E,) in evaluation: E statistics, whatever B and L.
+    """
+    learned = None if training else (parameters["mean"], parameters["variance"])
+    return _normalised(Approx.exact(query), (0, 1), parameters, learned, epsilon, rounding)
+
+
+def _normalised(
+    x: Approx, axes: tuple[int, ...], parameters: Parameters,
+    learned: tuple[np.ndarray, np.ndarray] | None, epsilon: float, u: Roundoffs,
+) -> LayerReference:  # fmt: skip
+    # The bound holds for two passes and for the mean of squares less the square of the mean.
+    unit = max(u.accumulate, u.step)
+    if learned is None:
+        n = int(np.prod([x.value.shape[axis] for axis in axes]))
+        mean = x.value.mean(axes, keepdims=True)
+        variance = np.square(x.value - mean).mean(axes, keepdims=True)
+        squares = np.square(np.abs(x.value).astype(np.float64)).mean(axes, keepdims=True)
+        mean_error = gamma(n + 1, unit) * np.abs(x.value).astype(np.float64).mean(
+            axes, keepdims=True
+        )
+        variance_error = gamma(n + 4, unit) * 2 * squares + 2 * np.sqrt(squares) * mean_error
+    else:
+        mean, variance = learned
+        mean_error = variance_error = np.zeros(mean.shape)
+    shifted = stored(Approx(x.value - mean, x.error + mean_error), unit)
+    total = (variance + epsilon).astype(np.float64)
+    # d(t^-1/2) = t^-3/2 / 2; the root's argument stays above total - error.
+    least = np.maximum(total - variance_error, total / 4)
+    relative = 0.5 * (variance_error + unit * total) / least * np.sqrt(total / least) + 3 * unit
+    root = 1 / np.sqrt(variance + epsilon)
+    value = shifted.value * root
+    size = np.abs(value).astype(np.float64)
+    scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
+    out = stored(Approx(value, scaled_error), unit)
+    if "gain" in parameters:
+        gain, offset = parameters["gain"], parameters["offset"]
+        absolute = np.abs(gain).astype(np.float64)
+        out = stored(Approx(out.value * gain, out.error * absolute), unit)
+        # What folds offset - mean root gain into one number rounds that, too.
+        folded = unit * np.abs(mean * root * gain).astype(np.float64) * 3
+        out = Approx(out.value + offset, out.error + folded + unit * np.abs(offset))
+    out = stored(out, u.output, u.floor)
+    B, L, _ = x.value.shape
+    nothing = np.zeros((B, 1, L, 0))
+    return LayerReference(out, Approx.exact(nothing), np.ones((B, 1, L), int))

@@ -17,7 +17,7 @@ from suite.judge.oracle import digest_of, hold, judged_elements
 from suite.judge.tolerance import NUMERICS, ratios, roundoffs
 from suite.judge.verdict import Deviation, HarnessError, Measured
 from suite.spec.dtypes import DType
-from suite.spec.layers import LayerCase, LayerInputs, draw_layer
+from suite.spec.layers import EPSILON, LayerCase, LayerInputs, draw_layer
 
 _DEFINITIONS = {
     "multi-head": definitions.multi_head,
@@ -26,6 +26,8 @@ _DEFINITIONS = {
     "dot": definitions.dot,
     "concat": definitions.concat,
     "masked": definitions.masked,
+    "layer-norm": definitions.layer_norm,
+    "batch-norm": definitions.batch_norm,
 }
 
 
@@ -122,14 +124,16 @@ def _compute(
     arguments: dict[str, Any] = {}
     if inputs.bias is not None:
         arguments["bias"] = inputs.bias.astype(precision)
-    filled = "zeros" if empty_rows == "unmasked" else empty_rows
+    if inputs.operator.endswith("norm"):
+        arguments = {"epsilon": EPSILON, "training": inputs.training}
+    else:
+        filled = "zeros" if empty_rows == "unmasked" else empty_rows
+        arguments |= {"allowed": allowed, "empty_rows": filled}
     parameters = {n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()}
     with np.errstate(all="ignore"):
         return _DEFINITIONS[inputs.operator](
             *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
             parameters,
-            allowed=allowed,
-            empty_rows=filled,
             rounding=roundoffs(numerics, inputs.dtype, flushes),
             **arguments,
         )

@@ -92,9 +92,14 @@ SMOKE_DESIGNED = (
     "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
     "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
     "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
 )
 
 DESIGNED = (
+    "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
     "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",

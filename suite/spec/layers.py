@@ -35,6 +35,8 @@ OPERATORS = {
     "dot": "dot-product (Luong) attention, scores s q.k",
     "concat": "concat attention as Keras reads it, scores c sum tanh(s (q + k))",
     "masked": "scaled dot-product attention without heads, separate causal and padding masks",
+    "layer-norm": "layer norm: mean and variance of each token over its features",
+    "batch-norm": "batch norm: mean and variance of each feature over all samples and positions",
 }
 """The layers, by operator."""
 
@@ -50,9 +52,17 @@ PARAMETERS = {
     "score_vector": "(U,), additive",
     "scale": "(), dot and concat",
     "concat_weight": "(), concat",
+    "gain": "(E,), norms",
+    "offset": "(E,), norms",
+    "mean": "(E,), batch norm: the mean it has learned, used in evaluation",
+    "variance": "(E,), batch norm: the variance it has learned",
 }
 """Canonical parameters with their shapes: y = x kernel + bias, features of a head last. Eq, Ek, Ev, Eo
 are the widths of query, key, value and output, H and Hkv the heads, D and Dv their sizes."""
+
+EPSILON = 2.0**-10
+"""What norms add to a variance: a number of every dtype, larger than any framework's default, so that
+leaving it out or adding it after the root stands out."""
 
 RETURNED = ("none", "average", "head")
 """What is returned beside the output: no weights, their mean over the heads (B, Lq, Lk), or those of
@@ -82,10 +92,11 @@ LAYER_FEATURES = {
 
 _OPTIONS = {
     "bias": r"bias\.(" + "|".join(BIASES[1:]) + ")",
-    "bare": "(nobias|identity|unscaled)",
+    "bare": "(nobias|identity|unscaled|plain)",
     "self": "(self)",
     "single": "(single)",
     "returned": "(average|head)",
+    "train": "(train)",
     "form": "(dense)",
 }
 
@@ -109,7 +120,8 @@ class LayerCase:
     """One layer asked one thing. `bare` leaves out what an operator can do without: biases
     (multi-head, self-attention), projections and score vector (additive), the scale (dot, concat).
     `own` hands one tensor in as query, key and value; `single` hands in (L, width) without a batch
-    (multi-head), or one query (B, width) without an axis for queries (additive).
+    (multi-head), or one query (B, width) without an axis for queries (additive). `train`: batch norm
+    takes the statistics of the batch.
 
     Raises ValueError where the sizes make no sense for the operator.
     """
@@ -124,6 +136,7 @@ class LayerCase:
     own: bool = False
     single: bool = False
     returned: str = "none"
+    train: bool = False
     form: str = "native"
 
     kind = "layer"
@@ -143,6 +156,8 @@ class LayerCase:
                 raise ValueError(f"{self.operator} does not project values: {self.id}")
             if not self._projects and not (w.query == w.key == s.D) and not self._additive:
                 raise ValueError(f"{self.operator} needs queries and keys of size d: {self.id}")
+        if self.train and self.operator != "batch-norm":
+            raise ValueError(f"{self.operator} is not asked in training: {self.id}")
         if self.single and s.B != 1 and self.operator == "multi-head":
             raise ValueError(f"an input without a batch axis has B = 1: {self.id}")
         if self.single and self.operator == "additive" and s.Lq != 1:
@@ -181,6 +196,8 @@ class LayerCase:
             parts.append("single")
         if self.returned != "none":
             parts.append(self.returned)
+        if self.train:
+            parts.append("train")
         if self.form != "native":
             parts.append(self.form)
         return "/".join(parts)
@@ -209,6 +226,7 @@ class LayerCase:
             own="self" in values,
             single="single" in values,
             returned=values.get("returned", "none"),
+            train="train" in values,
             form=values.get("form", "native"),
         )
         if case.id != text:
@@ -250,6 +268,8 @@ _BARE = {
     "dot": "unscaled",
     "concat": "unscaled",
     "masked": "nobias",
+    "layer-norm": "plain",
+    "batch-norm": "plain",
 }
 
 
@@ -358,6 +378,11 @@ def draw_layer(case: LayerCase, seed: int = 0) -> LayerInputs:
     rng = generator(case.id, seed)
     s, w = case.sizes, case.widths
     query = rng.standard_normal((s.B, s.Lq, w.query))
+    if case.operator.endswith("norm"):
+        # Features and tokens of different means and spreads, or no axis could be told from another.
+        spread = np.exp(rng.standard_normal((1, 1, w.query)) / 2)
+        level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(w.query)
+        query = query * spread + level
     key = query if case.own else rng.standard_normal((s.B, s.Lk, w.key))
     value = query if case.own else rng.standard_normal((s.B, s.Lk, w.value))
     parameters = {
@@ -369,6 +394,7 @@ def draw_layer(case: LayerCase, seed: int = 0) -> LayerInputs:
         case.operator, q, k, v, parameters, s, case.dtype, case.mask,
         bias=None if bias is None else round_to(bias, case.dtype),
         own=case.own, single=case.single, returned=case.returned, form=case.form, seed=seed,
+        training=case.train,
     )  # fmt: skip
 
 
@@ -399,6 +425,15 @@ def _parameters(case: LayerCase, rng: np.random.Generator) -> dict[str, np.ndarr
         }
     if case.operator == "dot" and not case.bare:
         return {"scale": np.array((1.0 + 0.25 * rng.random()) / np.sqrt(s.D))}
+    if case.operator.endswith("norm"):
+        made = {} if case.bare else {
+            "gain": 1.0 + rng.standard_normal(w.query) / 4,
+            "offset": rng.standard_normal(w.query),
+        }  # fmt: skip
+        if case.operator == "batch-norm":
+            made["mean"] = rng.standard_normal(w.query)
+            made["variance"] = np.exp(rng.standard_normal(w.query))
+        return made
     if case.operator == "concat":
         scale = {} if case.bare else {"scale": np.array(0.5 + 0.25 * rng.random())}
         return {"concat_weight": np.array(0.75 + 0.25 * rng.random()), **scale}
