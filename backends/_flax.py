@@ -162,7 +162,7 @@ class Nnx(FlaxLayer):
         "bf16": "fused",
         "f16": "fused",
     }
-    lacks = dict(FlaxLayer.lacks) | {
+    lacks: Mapping[str, str] = dict(FlaxLayer.lacks) | {
         "weights": "asked for weights it takes another path: flax-nnx-weights",
         "dropout": "with dropout it takes another path: flax-nnx-weights",
     }

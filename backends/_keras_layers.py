@@ -17,6 +17,17 @@ from backends.layers import Layer, LayerMasks, full, operands
 from suite.spec.catalogue import AnyCase
 from suite.spec.layers import LayerCase, LayerInputs
 
+TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
+"""On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
+
+SCORES_NUMERICS: Mapping[str, str | Mapping[str, str]] = {
+    # 1 / sqrt(D), a Python number, passes through float32.
+    "tensorflow": TENSORFLOW | {"f64": "single"},
+    "torch": "eager",
+    "jax": "stepwise",
+}
+"""Of the layers that return scores."""
+
 INFERENCE_RATE = 0.3
 """Dropout of a layer that is called in inference, where it must not matter."""
 
@@ -178,6 +189,13 @@ class MultiHead(KerasLayer):
     """`keras.layers.MultiHeadAttention` without scores: keras.ops.dot_product_attention inside."""
 
     name = "keras-mha"
+    numerics_by_engine: Mapping[str, str | Mapping[str, str]] = {
+        "tensorflow": TENSORFLOW | {"f64": "single"},
+        # keras.ops.dot_product_attention casts float64 to float32.
+        "torch": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        # jax.nn.dot_product_attention has its softmax in float32.
+        "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+    }
     lacks = {
         "grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads",
         "bias": "keras.layers.MultiHeadAttention takes no bias of the scores",
@@ -250,6 +268,7 @@ class MultiHeadScores(MultiHead):
     """The same with return_attention_scores=True: einsum, softmax, einsum."""
 
     name = "keras-mha-scores"
+    numerics_by_engine = SCORES_NUMERICS
     lacks = {n: why for n, why in MultiHead.lacks.items() if n != "weights"}
 
     def asks_scores(self, inputs: LayerInputs) -> bool:
@@ -285,6 +304,7 @@ class GroupQueryScores(GroupQuery):
     """The same with return_attention_scores=True: einsum, softmax, einsum."""
 
     name = "keras-gqa-scores"
+    numerics_by_engine = SCORES_NUMERICS
     lacks = {n: why for n, why in GroupQuery.lacks.items() if n != "weights"}
 
     def asks_scores(self, inputs: LayerInputs) -> bool:
@@ -297,6 +317,12 @@ class GroupQueryScores(GroupQuery):
 class SingleHead(KerasLayer):
     """`keras.layers.Attention` and its subclass: one head, no projections, a mask of keys and a flag."""
 
+    numerics_by_engine: Mapping[str, str | Mapping[str, str]] = {
+        "tensorflow": TENSORFLOW,
+        # keras.ops.matmul gives float32 for float64.
+        "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        "jax": "stepwise",
+    }
     lacks = {
         "single": "takes queries with an axis of their own",
         "mask": "takes valid keys and a causal flag, no mask of pairs",
@@ -343,10 +369,19 @@ class SingleHead(KerasLayer):
         return found
 
 
+TANH_NUMERICS = {
+    **SingleHead.numerics_by_engine,
+    # keras.ops.tanh gives float32 for float64.
+    "jax": {"f64": "single", "f32": "stepwise", "bf16": "stepwise", "f16": "stepwise"},
+}
+"""Of the layers whose scores have a tanh."""
+
+
 class Additive(SingleHead):
     """`keras.layers.AdditiveAttention`: queries and keys are added as they are."""
 
     name = "keras-additive"
+    numerics_by_engine = TANH_NUMERICS
     operator = "additive"
     lacks = SingleHead.lacks | {"projection": "adds queries and keys as they are"}
 
@@ -373,6 +408,7 @@ class Concat(Dot):
     """`keras.layers.Attention` with score_mode="concat"."""
 
     name = "keras-attention-concat"
+    numerics_by_engine = TANH_NUMERICS
     operator = "concat"
     mode_of_score = "concat"
 

@@ -14,6 +14,17 @@ A manifest is a TOML file per backend, `backends/expectations/NAME.toml`, of ent
     versions = ["torch>=2.0"]                   # all must hold; see packaging.requirements
     device = ["cpu"]                            # optional, default any
 
+and of what was found in released software, which several entries may cite by `finding = "name"`:
+
+    [[finding]]
+    name = "short-name"
+    title = "one line: who does what wrong"
+    text = "what differs, and what follows from it"
+    issue = "https://..." or "none found ..."
+    versions = ["torch>=2.0"]
+    seen = "election nan-in-query of torch:sdpa"    # where no entry cites it
+    reproduction = """a script without this project, whose assertions hold while the fault is there"""
+
 A matching cell that fails in this way is `known`. Another kind of failure, another message, a pass,
 and an entry that matches no cell of the catalogue all fail the run.
 """
@@ -23,7 +34,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -53,6 +64,7 @@ class Expectation:
     versions: tuple[str, ...]
     except_: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
+    finding: str = ""
     source: str = ""
 
     def matches(self, implementation: str, check: str, case: str) -> bool:
@@ -83,6 +95,20 @@ class Expectation:
         return True
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A deviation of released software, with a script that shows it without this project."""
+
+    name: str
+    title: str
+    text: str
+    issue: str
+    versions: tuple[str, ...]
+    reproduction: str
+    seen: str = ""
+    crashes: bool = False
+
+
 _REQUIRED = ("implementation", "check", "case", "kind", "message", "cause", "issue", "versions")
 _LISTS = ("implementation", "check", "case", "except", "versions", "device")
 
@@ -99,14 +125,49 @@ def load(path: Path) -> list[Expectation]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ExpectationError(f"{path.name}: not valid TOML: {error}") from error
-    if set(document) - {"expect"}:
+    if set(document) - {"expect", "finding"}:
         raise ExpectationError(
-            f"{path.name}: expected only [[expect]] entries, got {', '.join(document)}"
+            f"{path.name}: expected only [[expect]] and [[finding]] entries, got "
+            f"{', '.join(document)}"
         )
-    return [
+    entries = [
         _entry(values, f"{path.name}, entry {number}")
         for number, values in enumerate(document.get("expect", []), 1)
     ]
+    named = {f.name for f in _findings(document, path.name)}
+    for entry in entries:
+        if entry.finding and entry.finding not in named:
+            raise ExpectationError(f"{entry.source}: cites an unknown finding {entry.finding!r}")
+    return entries
+
+
+def load_findings(path: Path) -> list[Finding]:
+    """The findings of a manifest; none where there is no file.
+
+    Raises ExpectationError for an unknown key, a missing or empty field, and a name given twice.
+    """
+    if not path.is_file():
+        return []
+    return _findings(tomllib.loads(path.read_text(encoding="utf-8")), path.name)
+
+
+def _findings(document: Mapping[str, Any], file: str) -> list[Finding]:
+    found = []
+    known = {f.name for f in fields(Finding)}
+    needed = {f.name for f in fields(Finding) if f.default is MISSING}
+    for number, values in enumerate(document.get("finding", []), 1):
+        place = f"{file}, finding {number}"
+        if unknown := set(values) - known:
+            raise ExpectationError(f"{place}: unknown {', '.join(sorted(unknown))}")
+        if missing := {name for name in needed if not values.get(name)}:
+            raise ExpectationError(f"{place}: {', '.join(sorted(missing))} missing")
+        if not values["issue"].startswith(("https://", "none found")):
+            raise ExpectationError(f"{place}: issue must be a link, or say that none was found")
+        found.append(Finding(**{**values, "versions": tuple(values["versions"])}))
+    names = [f.name for f in found]
+    if len(set(names)) < len(names):
+        raise ExpectationError(f"{file}: two findings have one name")
+    return found
 
 
 def _entry(values: dict[str, Any], where: str) -> Expectation:

@@ -3,7 +3,7 @@
 Works on result files alone, on a machine that has none of the frameworks.
 
 tables    runs -> pandas DataFrames: build, cells, runs, statuses, conformance, conformance_long,
-          accuracy, elections, failures, only_here, everywhere, slowest
+          accuracy, elections, layers, failures, only_here, everywhere, slowest
 diff      what changed between two runs: compare, new_failures, summary, header_changes
 render    tables -> text, Markdown, CSV, Parquet or one HTML page: render
 commands  the command line: add_report_parser, add_diff_parser
@@ -27,13 +27,18 @@ TABLES = {
         "what is then left is unsupported."
     ),
     "accuracy": (
-        "The checks values and layer_values: error ratio = max |error| / bound of the declared numerics class; the "
-        "grade is the narrowest class whose bounds hold for all cells (exact, fused and eager "
-        "coincide for f32 and f64); beyond counts the cells outside their bound."
+        "The checks values and layer_values: error ratio = max |error| / bound of the declared "
+        "numerics class; the grade is the narrowest class whose bounds hold for all cells (exact, "
+        "fused and eager coincide for f32 and f64); beyond counts the cells outside their bound."
     ),
     "elections": (
         "Answers as observed where the field has no single right one, by dtype where dtypes "
         "differ; - where the question cannot be put."
+    ),
+    "layers": (
+        "What each layer does where layers differ: rows and samples without keys, what True means in "
+        "a mask, the causal flag beside a mask, which weights it returns while dropout is on, and "
+        "what it can be asked for."
     ),
     "only_here": "Failures of exactly one implementation where at least one other passes.",
     "everywhere": "Failures of every implementation that supports the case, at least two.",

@@ -235,6 +235,48 @@ def _answer(by_dtype: dict[str, str]) -> str:
     return f"{most} ({others})" if others else most
 
 
+_LAYER_QUESTIONS = (
+    "fully-masked-row", "padded-sample", "mask-polarity", "causal-alignment", "causal-with-mask",
+    "returned-weights",
+)  # fmt: skip
+
+
+def layers(cells: pd.DataFrame) -> pd.DataFrame:
+    """What each layer does where layers differ; index implementation, empty without layers.
+
+    Columns: operator; the elections of layers; and what becomes of values of another size than keys
+    (Dv != D), of averaged weights and of those of every head, and of a batch axis left out: "yes" where
+    an answer of the check `layer_values` was right, "no" where it is not asked, else its status.
+    """
+    kinds = operators(cells)
+    found = cells[kinds != "sdpa"].assign(operator=kinds, label=labels(cells))
+    table = elections(found).reindex(columns=list(_LAYER_QUESTIONS))
+    judged = found[found["check"] == "layer_values"]
+    table = table.reindex(list(judged["label"].drop_duplicates())).fillna("")
+    table.insert(0, "operator", judged.groupby("label", sort=False)["operator"].first())
+    case = judged["case"]
+    for name, asks in (
+        ("Dv != D", case.str.contains(r"/b\d+h\d+q\d+k\d+d\d+v\d+/", regex=True)),
+        ("averaged weights", case.str.contains("/average", regex=False)),
+        ("weights", case.str.contains("/head", regex=False)),
+        ("no batch axis", case.str.contains("/single", regex=False)),
+    ):
+        block = judged[asks]
+        table[name] = {
+            label: _capability(rows) for label, rows in block.groupby("label", sort=False)
+        }  # type: ignore[assignment]
+    table = table.fillna("")
+    said = table.drop(columns="operator").ne("").any(axis=1)
+    return table[said].rename_axis("implementation")
+
+
+def _capability(rows: pd.DataFrame) -> str:
+    if (rows["status"] == "pass").any():
+        return "yes"
+    others = rows["status"][rows["status"] != "unsupported"]
+    return "no" if others.empty else str(others.mode().iloc[0])
+
+
 def failures(cells: pd.DataFrame) -> pd.DataFrame:
     """Every cell whose status is one of `FAILING`, the gravest first."""
     found = cells.assign(implementation=labels(cells))[cells["status"].isin(FAILING)]
@@ -295,6 +337,7 @@ _OF_CELLS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "conformance": conformance,
     "accuracy": accuracy,
     "elections": elections,
+    "layers": layers,
     "only_here": only_here,
     "everywhere": everywhere,
     "failures": failures,

@@ -68,6 +68,11 @@ def rank4(array: np.ndarray) -> np.ndarray:
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
+def dashed(name: str) -> str:
+    """The name of a class as that of an implementation: OnlineTiles16 is online-tiles16."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+
+
 class Kernel(Implementation):
     """Scores, softmax and product in working precision; rounded once, at the end."""
 
@@ -92,7 +97,7 @@ class Kernel(Implementation):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+        cls.name = dashed(cls.__name__)
 
     def prepare(self, inputs: Inputs) -> Prepared:
         backend = self.backend
@@ -315,7 +320,9 @@ class Online(Kernel):
 class KernelBackend(NumpyBackend):
     """A third-party backend of kernels; the objects live as long as it does."""
 
-    def __init__(self, name: str, kernels: tuple[type[Kernel], ...], device: str = "cpu") -> None:
+    def __init__(
+        self, name: str, kernels: tuple[type[Implementation], ...], device: str = "cpu"
+    ) -> None:
         super().__init__(device)
         self.name = name
         self.kernels: list[Implementation] = [kernel(self) for kernel in kernels]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.mutants.kernel import Kernel
+from backends.base import Implementation
 
-K = TypeVar("K", bound=type[Kernel])
+K = TypeVar("K", bound=type[Implementation])
 
-MUTANTS: list[type[Kernel]] = []
+MUTANTS: list[type[Implementation]] = []
 """Every mutant, in the order in which it is written."""
 
 
 def mutant(killed_by: str, like: str = "") -> Callable[[K], K]:
-    """Mark a kernel as a mutant: its docstring names the one fault, `killed_by` the check that must
+    """Mark a kernel or a layer as a mutant: its docstring names the one fault, `killed_by` the check that must
     kill it, `like` the published bug that it is an instance of (the numbers of the list of published
     bugs, "E1").
     """

@@ -1,0 +1,401 @@
+"""Honest layers in NumPy behind the adapter protocol, one method a step (see `tests.mutants.kernel`).
+
+What a class of numerics stores in the case's dtype goes through `LayerKernel.keep`. The layers have a
+causal flag, valid keys, a boolean mask, a float bias and dropout of their own, as libraries' do, and
+flags that choose a path and must not change the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.base import Prepared
+from backends.layers import Layer, LayerMasks, operands
+from suite.spec.dtypes import DType, round_to
+from suite.spec.layers import LayerInputs
+from suite.spec.masks import Sizes
+from tests.mutants.kernel import dashed, rank4
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """The arguments of one call, with a batch and an axis for queries even where `single` lacks one.
+
+    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), one tensor where `own`; canonical parameters;
+    `valid` (B, Lk) and `mask` are True where a pair attends. `training` and `gradients` choose a path.
+    """
+
+    query: Rounded
+    key: Rounded
+    value: Rounded
+    parameters: Mapping[str, Rounded]
+    sizes: Sizes
+    valid: Rounded | None = None
+    mask: Rounded | None = None
+    bias: Rounded | None = None
+    causal: bool = False
+    returned: str = "none"
+    training: bool = False
+    gradients: bool = True
+    rate: float = 0.0
+    seed: int = 0
+    own: bool = False
+    single: bool = False
+
+    @property
+    def fmt(self) -> DType:
+        assert self.query.fmt is not None
+        return self.query.fmt
+
+    @property
+    def work(self) -> type:
+        """The NumPy type of sums."""
+        return np.float64 if self.fmt.name == "f64" else np.float32
+
+
+class LayerKernel(Layer):
+    """One head without projections, in working precision, rounded once; scores are the operator's."""
+
+    numerics: str | Mapping[str, str] = "exact"
+    stores: tuple[str, ...] = ()
+    elections: Mapping[str, str | Mapping[str, str]] = {
+        "fully-masked-row": "zeros",
+        "padded-sample": "zeros",
+    }
+    single_axis = 0
+    """The axis that an input without it leaves out."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = dashed(cls.__name__)
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+        return self.asked(inputs)
+
+    def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
+        found = {
+            "train": self.asked(inputs, training=True),
+            "no-grad": self.asked(inputs, gradients=False),
+        }
+        if inputs.returned == "none":
+            found["weights"] = self.asked(inputs, returned="head")
+        if inputs.mask is not None:
+            found["dense mask"] = self.asked(inputs.with_dense())
+        return found
+
+    def asked(self, inputs: LayerInputs, **flags: Any) -> Prepared:
+        """The call by any of the layer's flags."""
+        array, masks = self.backend.array, LayerMasks.of(inputs)
+        arguments: dict[str, Any] = operands(self.backend, inputs)
+        arguments |= {n: array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+        if masks.valid is not None:
+            arguments["valid"] = array(masks.valid, None)
+        if masks.rest is not None:
+            arguments["mask"] = array(masks.rest, None)
+        if inputs.bias is not None:
+            arguments["bias"] = array(inputs.bias, inputs.dtype)
+        arguments |= {"causal": masks.causal, "returned": inputs.returned, "rate": inputs.rate}
+        arguments |= {"training": inputs.training, "seed": inputs.dropout_seed}
+        return Prepared(self.attention, arguments | {"sizes": inputs.sizes} | flags)
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        """The function under test: (output, weights or None)."""
+        parameters = {n: rest.pop(n) for n in list(rest) if isinstance(rest[n], Rounded)
+                      and n not in ("valid", "mask", "bias")}  # fmt: skip
+        single, own = query.values.ndim == 2, query is key and key is value
+        q, k, v = query, key, value
+        if single:
+            q = Rounded(np.expand_dims(q.values, self.single_axis), q.fmt)
+            k, v = (x if x.values.ndim == 3 else Rounded(x.values[None], x.fmt) for x in (k, v))
+        call = LayerCall(q, k, v, parameters, own=own, single=single, **rest)
+        with np.errstate(all="ignore"):
+            output, weights = self.compute(call)
+            shown = None if call.returned == "none" else self.shown(weights, call)
+            return self.deliver(output, call), shown if shown is None else self.deliver(shown, call)
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        """The output (B, Lq, Eo) and the weights (B, H, Lq, Lk) in working precision."""
+        query, key, value = self.heads(call)  # (B, H, L, D)
+        scores = self.biased(self.scores(query, key, call), call)  # (B, H, Lq, Lk)
+        hidden = self.hide(scores, self.allowed(call), call)
+        weights = self.weights(hidden, call)
+        attended = self.attend(self.dropped(weights, call), self.visible(value, hidden), call)
+        return self.output(self.merge(attended, call), call), weights
+
+    def load(self, array: Rounded, call: LayerCall) -> np.ndarray:
+        return array.values.astype(call.work)
+
+    def keep(self, x: np.ndarray, what: str, call: LayerCall) -> np.ndarray:
+        """`x` as it is stored: in the case's dtype where `what` is among `stores`.
+
+        "features" are what layers hand on, "steps" those of the softmax.
+        """
+        return round_to(x, call.fmt).astype(call.work) if what in self.stores else x
+
+    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        q, k, v = (self.load(x, call)[:, None] for x in (call.query, call.key, call.value))
+        return q, k, v
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        raise NotImplementedError
+
+    def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
+        if call.bias is None:
+            return scores
+        return self.keep(scores + rank4(self.load(call.bias, call)), "scores", call)
+
+    def allowed(self, call: LayerCall) -> np.ndarray | None:
+        """Which pairs attend, rank 4; None where all do."""
+        parts = []
+        if call.mask is not None:
+            parts.append(self.masked(rank4(call.mask.values), call))
+        if call.valid is not None:
+            parts.append(self.padded(call.valid.values, call))
+        if call.causal:
+            parts.append(rank4(self.causal(call)))
+        return self.joined(parts) if parts else None
+
+    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return reduce(np.logical_and, parts)
+
+    def masked(self, mask: np.ndarray, call: LayerCall) -> np.ndarray:
+        return mask
+
+    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
+        return valid[:, None, None]
+
+    def causal(self, call: LayerCall) -> np.ndarray:
+        return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None]
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall) -> np.ndarray:
+        return scores if allowed is None else np.where(allowed, scores, call.work(-np.inf))
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Values with zeros in the slots that no row attends."""
+        return np.where(np.isneginf(scores).all(-2)[..., None], value.dtype.type(0), value)
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        """Scores minus the maximum of their row; rows without keys stay -inf."""
+        maximum = scores.max(-1, keepdims=True)
+        return scores - np.where(np.isneginf(maximum), 0, maximum)
+
+    def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
+        raised = self.keep(
+            np.exp(self.keep(self.shifted(scores), "steps", call)), "steps", call
+        )
+        total = self.keep(raised.sum(-1, keepdims=True), "steps", call)
+        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+
+    def dropped(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+        rate = self.rate(call)
+        if rate == 0:
+            return weights
+        kept = self.pattern(weights.shape, rate, call)
+        return self.keep(
+            np.where(kept, weights * call.work(self.rescale(rate)), 0), "weights", call
+        )
+
+    def rate(self, call: LayerCall) -> float:
+        return call.rate if call.training else 0.0
+
+    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
+        """Which weights are kept."""
+        return self.random(call).random(shape) >= rate
+
+    def random(self, call: LayerCall) -> np.random.Generator:
+        return np.random.default_rng(call.seed)
+
+    def rescale(self, rate: float) -> float:
+        return 1.0 / (1.0 - rate) if rate < 1 else 0.0
+
+    def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
+        return self.keep(weights @ value, "features", call)
+
+    def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+        """(B, H, Lq, Dv) -> (B, Lq, H Dv)."""
+        swapped = attended.swapaxes(1, 2)
+        return swapped.reshape(*swapped.shape[:2], -1)
+
+    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
+        return merged
+
+    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+        """The weights as they are returned."""
+        return weights[:, 0]
+
+    def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
+        if call.single:
+            out = np.take(out, 0, axis=self.single_axis)
+        return Rounded(round_to(out, call.fmt), call.fmt)
+
+
+class MultiHeadKernel(LayerKernel):
+    """Multi-head attention: packed projections, split and merged by a reshape and a transpose."""
+
+    operator = "multi-head"
+    dropout = "elements"
+    elections = LayerKernel.elections | {
+        "minus-inf-row": "zeros",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "mask-polarity": "attends",
+        "returned-weights": "before-dropout",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "blocked",
+    }
+
+    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        q, k, v = (
+            self.projected(self.load(getattr(call, name), call), name, call)
+            for name in ("query", "key", "value")
+        )
+        return q, self.expand(k, call), self.expand(v, call)
+
+    def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        """(B, L, E) -> (B, heads, L, size)."""
+        kernel = self.kernel(name, call)
+        y = self.keep(x @ kernel.reshape(len(kernel), -1), "features", call)
+        return self.split(self.with_bias(y, name, call), kernel.shape[1], call)
+
+    def kernel(self, name: str, call: LayerCall) -> np.ndarray:
+        """(E, heads, size); the output's (H, Dv, Eo)."""
+        return self.load(call.parameters[f"{name}_kernel"], call)
+
+    def bias(self, name: str, call: LayerCall) -> np.ndarray | None:
+        """All heads' biases in one vector; None where there are none."""
+        found = call.parameters.get(f"{name}_bias")
+        return None if found is None else self.load(found, call).reshape(-1)
+
+    def with_bias(self, y: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        bias = self.bias(name, call)
+        return y if bias is None else self.keep(y + bias, "features", call)
+
+    def split(self, y: np.ndarray, heads: int, call: LayerCall) -> np.ndarray:
+        """(B, L, heads size) -> (B, heads, L, size)."""
+        return y.reshape(*y.shape[:2], heads, -1).swapaxes(1, 2)
+
+    def expand(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+        """Key/value heads repeated one by one: (B, Hkv, L, D) -> (B, H, L, D)."""
+        return np.repeat(x, call.sizes.H // call.sizes.Hkv, axis=1)
+
+    def factor(self, call: LayerCall) -> float:
+        return 1.0 / math.sqrt(call.sizes.D)
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        scaled = self.keep(query * call.work(self.factor(call)), "features", call)
+        return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
+
+    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
+        kernel = self.kernel("output", call)
+        y = self.keep(merged @ kernel.reshape(-1, kernel.shape[-1]), "features", call)
+        return self.with_bias(y, "output", call)
+
+    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+        return weights.mean(1) if call.returned == "average" else weights
+
+
+class SelfAttentionKernel(MultiHeadKernel):
+    """One head with projections, and none of the output."""
+
+    operator = "self-attention"
+    dropout = ""
+    elections = {}
+    lacks = {"cross": "projects one input thrice"}
+
+    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
+        return merged
+
+    shown = LayerKernel.shown
+
+
+class TanhKernel(LayerKernel):
+    """Scores that weight the units of tanh(query + key)."""
+
+    def pairs(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        """(B, 1, Lq, Lk, U) before the tanh."""
+        return self.keep(query[:, :, :, None] + key[:, :, None], "features", call)
+
+    def active(self, pairs: np.ndarray, call: LayerCall) -> np.ndarray:
+        return self.keep(np.tanh(pairs), "scores", call)
+
+    def vector(self, call: LayerCall) -> np.ndarray | None:
+        """What the units are weighted with; None for ones."""
+        return None
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        active, vector = self.active(self.pairs(query, key, call), call), self.vector(call)
+        return self.keep(active.sum(-1) if vector is None else active @ vector, "scores", call)
+
+
+class AdditiveKernel(TanhKernel):
+    """Additive attention, with projections and a score vector or without, for many queries or one."""
+
+    operator = "additive"
+    dropout = "elements"
+    elections = {"padded-sample": "zeros", "returned-weights": "before-dropout"}
+    single_axis = 1
+
+    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        q, k, v = super().heads(call)
+        return self.projected(q, "query", call), self.projected(k, "key", call), v
+
+    def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        kernel = call.parameters.get(f"{name}_kernel")
+        return x if kernel is None else self.keep(x @ self.load(kernel, call), "features", call)
+
+    def vector(self, call: LayerCall) -> np.ndarray | None:
+        found = call.parameters.get("score_vector")
+        return None if found is None else self.load(found, call)
+
+
+class ConcatKernel(TanhKernel):
+    """Concat attention: scores c sum tanh(s (query + key))."""
+
+    operator = "concat"
+
+    def number(self, name: str, call: LayerCall) -> np.ndarray:
+        """A scalar parameter, 1 where absent."""
+        found = call.parameters.get(name)
+        return np.ones((), call.work) if found is None else self.load(found, call)
+
+    def pairs(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        pairs = super().pairs(query, key, call)
+        return self.keep(pairs * self.number("scale", call), "features", call)
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        scores = super().scores(query, key, call)
+        return self.keep(scores * self.number("concat_weight", call), "scores", call)
+
+
+class DotKernel(LayerKernel):
+    """Dot-product attention with a learned scale, or none."""
+
+    operator = "dot"
+    dropout = "elements"
+    elections = AdditiveKernel.elections
+
+    def scale(self, call: LayerCall) -> np.ndarray:
+        found = call.parameters.get("scale")
+        return np.ones((), call.work) if found is None else self.load(found, call)
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
+        return self.keep(product * self.scale(call), "scores", call)
+
+
+class MaskedKernel(DotKernel):
+    """Scaled dot-product attention without heads, with a causal and a padding mask."""
+
+    operator = "masked"
+    dropout = ""
+    elections = LayerKernel.elections
+
+    def scale(self, call: LayerCall) -> np.ndarray:
+        return np.asarray(1.0 / math.sqrt(call.sizes.D), call.work)
