@@ -28,6 +28,26 @@ SCORES_NUMERICS: Mapping[str, str | Mapping[str, str]] = {
 }
 """Of the layers that return scores."""
 
+SCORES_ELECTIONS: Mapping[str, str | Mapping[str, str]] = {
+    # The softmax sets hidden weights to zero.
+    "fully-masked-row": "zeros",
+    "padded-sample": "zeros",
+    "causal-alignment": "top-left",
+    "causal-with-mask": "intersect",
+    "mask-polarity": "attends",
+    "nan-in-masked-key": "blocked",
+    "nan-in-masked-value": "leaks",
+    "returned-weights": "before-dropout",
+}
+
+TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"}
+"""The mask becomes a bias of -0.7 max, which in float16, -45853, does not absorb float32 scores."""
+
+UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
+"""1e9 is subtracted from hidden scores, 65504 in float16: float64 scores are not absorbed."""
+
+PAIRS = "takes valid keys and a causal flag, no mask of pairs"
+
 INFERENCE_RATE = 0.3
 """Dropout of a layer that is called in inference, where it must not matter."""
 
@@ -196,6 +216,22 @@ class MultiHead(KerasLayer):
         # jax.nn.dot_product_attention has its softmax in float32.
         "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
     }
+    elections: Mapping[str, str | Mapping[str, str]] = {
+        "fully-masked-row": "uniform",
+        "padded-sample": "uniform",
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "mask-polarity": "attends",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+    }
+    elections_by_engine: Mapping[str, Mapping[str, str | Mapping[str, str]]] = {
+        "torch": {
+            "fully-masked-row": TORCH_EMPTY,
+            "padded-sample": TORCH_EMPTY,
+            "nan-in-masked-key": "leaks",
+        },
+    }
     lacks = {
         "grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads",
         "bias": "keras.layers.MultiHeadAttention takes no bias of the scores",
@@ -269,6 +305,8 @@ class MultiHeadScores(MultiHead):
 
     name = "keras-mha-scores"
     numerics_by_engine = SCORES_NUMERICS
+    elections = SCORES_ELECTIONS
+    elections_by_engine = {}
     lacks = {n: why for n, why in MultiHead.lacks.items() if n != "weights"}
 
     def asks_scores(self, inputs: LayerInputs) -> bool:
@@ -305,6 +343,8 @@ class GroupQueryScores(GroupQuery):
 
     name = "keras-gqa-scores"
     numerics_by_engine = SCORES_NUMERICS
+    elections = SCORES_ELECTIONS
+    elections_by_engine = {}
     lacks = {n: why for n, why in GroupQuery.lacks.items() if n != "weights"}
 
     def asks_scores(self, inputs: LayerInputs) -> bool:
@@ -323,14 +363,23 @@ class SingleHead(KerasLayer):
         "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         "jax": "stepwise",
     }
+    elections: Mapping[str, str | Mapping[str, str]] = {
+        "padded-sample": UNMASKED,
+        "returned-weights": "after-dropout",
+    }
+    elections_by_engine: Mapping[str, Mapping[str, str | Mapping[str, str]]] = {
+        # A torch dtype is not equal to "float16": there, too, 1e9 is subtracted, which gives -inf.
+        "torch": {"padded-sample": UNMASKED | {"f16": "nan"}},
+    }
     lacks = {
         "single": "takes queries with an axis of their own",
-        "mask": "takes valid keys and a causal flag, no mask of pairs",
+        "mask": PAIRS,
+        "window": PAIRS,
     }
 
     def unsupported(self, case: AnyCase) -> str | None:
         reason = super().unsupported(case)
-        if reason != self.lacks["mask"] or not isinstance(case, LayerCase):
+        if reason != PAIRS or not isinstance(case, LayerCase):
             return reason
         # A combination needs "mask", but of valid keys and a causal mask it is taken natively.
         if split_native(case, causal=True, lengths=True)[1]:  # type: ignore[arg-type]
@@ -354,8 +403,10 @@ class SingleHead(KerasLayer):
         return layer
 
     def masks(self, inputs: LayerInputs) -> dict[str, Any]:
-        valid = LayerMasks.of(inputs).valid
-        return {} if valid is None else {"value_mask": self.backend.array(valid, None)}
+        given = LayerMasks.of(inputs)
+        if given.rest is not None:
+            raise ValueError(PAIRS)
+        return {} if given.valid is None else {"value_mask": self.backend.array(given.valid, None)}
 
     def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         names = [name for name in ("query", "value", "key") if name in arrays]
@@ -382,6 +433,7 @@ class Additive(SingleHead):
 
     name = "keras-additive"
     numerics_by_engine = TANH_NUMERICS
+    elections_by_engine = {**SingleHead.elections_by_engine, "jax": {"padded-sample": "uniform"}}
     operator = "additive"
     lacks = SingleHead.lacks | {"projection": "adds queries and keys as they are"}
 
@@ -396,6 +448,9 @@ class Dot(SingleHead):
 
     name = "keras-attention"
     operator = "dot"
+    elections_by_engine: Mapping[str, Mapping[str, str | Mapping[str, str]]] = {
+        "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},
+    }
     mode_of_score = "dot"
 
     def bare(self, inputs: LayerInputs, **flags: Any) -> Any:
@@ -409,6 +464,7 @@ class Concat(Dot):
 
     name = "keras-attention-concat"
     numerics_by_engine = TANH_NUMERICS
+    elections_by_engine = SingleHead.elections_by_engine
     operator = "concat"
     mode_of_score = "concat"
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m suite list | describe | report | diff | expect | mutants`."""
+"""Command line: `python -m suite list | describe | report | diff | expect | findings | mutants`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_list(commands)
     _add_describe(commands)
     _add_expect(commands)
+    _add_findings(commands)
     _add_mutants(commands)
     add_report_parser(commands)
     add_diff_parser(commands)
@@ -139,6 +140,27 @@ def _expect(arguments: argparse.Namespace) -> int:
             return 2
     else:
         print(text or "# no failing cells: nothing to expect")
+    return 0
+
+
+def _add_findings(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "findings", help="the page of what was found in released software, with reproductions"
+    )
+    parser.add_argument("results", nargs="*", metavar="RESULTS", help="result files")
+    parser.set_defaults(run=_findings)
+
+
+def _findings(arguments: argparse.Namespace) -> int:
+    from suite.judge.expectations import ExpectationError
+    from suite.judge.findings import manifests, page
+    from suite.judge.records import RecordError, load
+
+    try:
+        print(page(manifests(), [load(path) for path in arguments.results]), end="")
+    except (RecordError, ExpectationError) as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

@@ -23,7 +23,7 @@ and of what was found in released software, which several entries may cite by `f
     issue = "https://..." or "none found ..."
     versions = ["torch>=2.0"]
     seen = "election nan-in-query of torch:sdpa"    # where no entry cites it
-    reproduction = """a script without this project, whose assertions hold while the fault is there"""
+    reproduction = '''a script without this project, whose assertions hold while the fault is there'''
 
 A matching cell that fails in this way is `known`. Another kind of failure, another message, a pass,
 and an entry that matches no cell of the catalogue all fail the run.
@@ -97,7 +97,10 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Finding:
-    """A deviation of released software, with a script that shows it without this project."""
+    """A deviation of released software, with a script that shows it without this project.
+
+    `crashes`: the script ends its process instead of failing an assertion, and perhaps not every time.
+    """
 
     name: str
     title: str
@@ -171,7 +174,7 @@ def _findings(document: Mapping[str, Any], file: str) -> list[Finding]:
 
 
 def _entry(values: dict[str, Any], where: str) -> Expectation:
-    unknown = set(values) - set(_REQUIRED) - set(_LISTS)
+    unknown = set(values) - set(_REQUIRED) - set(_LISTS) - {"finding"}
     missing = [name for name in _REQUIRED if not values.get(name)]
     if unknown or missing:
         raise ExpectationError(
@@ -211,6 +214,7 @@ def _entry(values: dict[str, Any], where: str) -> Expectation:
         versions=lists["versions"],
         except_=lists["except"],
         device=lists["device"],
+        finding=values.get("finding", ""),
         source=where,
     )
 

@@ -13,6 +13,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_contract,
     faults_flags,
     faults_hidden,
+    faults_layers,
     faults_masks,
     faults_precision,
     faults_scores,

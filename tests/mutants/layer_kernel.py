@@ -19,7 +19,7 @@ from backends._numpy import Rounded
 from backends.base import Prepared
 from backends.layers import Layer, LayerMasks, operands
 from suite.spec.dtypes import DType, round_to
-from suite.spec.layers import LayerInputs
+from suite.spec.layers import EPSILON, PARAMETERS, LayerInputs
 from suite.spec.masks import Sizes
 from tests.mutants.kernel import dashed, rank4
 
@@ -106,19 +106,44 @@ class LayerKernel(Layer):
         return Prepared(self.attention, arguments | {"sizes": inputs.sizes} | flags)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
-        """The function under test: (output, weights or None)."""
-        parameters = {n: rest.pop(n) for n in list(rest) if isinstance(rest[n], Rounded)
-                      and n not in ("valid", "mask", "bias")}  # fmt: skip
+        """The function under test: (output, weights or None). Raises ValueError."""
+        parameters = {n: rest.pop(n) for n in PARAMETERS if n in rest}
         single, own = query.values.ndim == 2, query is key and key is value
         q, k, v = query, key, value
         if single:
             q = Rounded(np.expand_dims(q.values, self.single_axis), q.fmt)
             k, v = (x if x.values.ndim == 3 else Rounded(x.values[None], x.fmt) for x in (k, v))
         call = LayerCall(q, k, v, parameters, own=own, single=single, **rest)
+        self.validate(call)
         with np.errstate(all="ignore"):
             output, weights = self.compute(call)
             shown = None if call.returned == "none" else self.shown(weights, call)
             return self.deliver(output, call), shown if shown is None else self.deliver(shown, call)
+
+    def validate(self, call: LayerCall) -> None:
+        self.validate_lengths(call)
+        self.validate_widths(call)
+        if call.mask is not None:
+            self.validate_mask(call.mask, call)
+
+    def validate_lengths(self, call: LayerCall) -> None:
+        q, k, v = call.query.shape, call.key.shape, call.value.shape
+        if not (q[0] == k[0] == v[0] and k[1] == v[1]):
+            raise ValueError(f"shapes do not fit: {q}, {k}, {v}")
+
+    def validate_widths(self, call: LayerCall) -> None:
+        for name in ("query", "key", "value"):
+            width, kernel = getattr(call, name).shape[-1], call.parameters.get(f"{name}_kernel")
+            if kernel is not None and kernel.shape[0] != width:
+                raise ValueError(f"a {name} of width {width} for a kernel {kernel.shape}")
+        if "query_kernel" not in call.parameters and call.query.shape[-1] != call.key.shape[-1]:
+            raise ValueError(f"query {call.query.shape} and key {call.key.shape} differ in width")
+
+    def validate_mask(self, mask: Rounded, call: LayerCall) -> None:
+        s = call.sizes
+        full = (s.B, s.H, s.Lq, s.Lk)
+        if mask.values.ndim > 4 or np.broadcast_shapes(mask.shape, full) != full:
+            raise ValueError(f"a mask {mask.shape} does not broadcast to {full}")
 
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
         """The output (B, Lq, Eo) and the weights (B, H, Lq, Lk) in working precision."""
@@ -187,9 +212,7 @@ class LayerKernel(Layer):
         return scores - np.where(np.isneginf(maximum), 0, maximum)
 
     def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        raised = self.keep(
-            np.exp(self.keep(self.shifted(scores), "steps", call)), "steps", call
-        )
+        raised = self.keep(np.exp(self.keep(self.shifted(scores), "steps", call)), "steps", call)
         total = self.keep(raised.sum(-1, keepdims=True), "steps", call)
         return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
 
@@ -241,6 +264,7 @@ class MultiHeadKernel(LayerKernel):
 
     operator = "multi-head"
     dropout = "elements"
+    lacks = {"splits-width": "is given kernels, not a width to split"}
     elections = LayerKernel.elections | {
         "minus-inf-row": "zeros",
         "causal-alignment": "top-left",
@@ -399,3 +423,49 @@ class MaskedKernel(DotKernel):
 
     def scale(self, call: LayerCall) -> np.ndarray:
         return np.asarray(1.0 / math.sqrt(call.sizes.D), call.work)
+
+
+class NormKernel(LayerKernel):
+    """(x - mean) / sqrt(variance + epsilon) gain + offset; everything but the answer in full."""
+
+    elections = {}
+    axes: tuple[int, ...]
+    """The axes of (B, L, E) that mean and variance are taken over."""
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        x = self.load(call.query, call)
+        mean, variance = self.moments(x, call)
+        y = (x - mean) * self.reciprocal(variance, call)
+        return self.mapped(y, call), np.zeros(0)
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        mean = x.mean(self.axes, keepdims=True)
+        return mean, np.square(x - mean).mean(self.axes, keepdims=True)
+
+    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
+        return 1 / np.sqrt(variance + call.work(EPSILON))
+
+    def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        found = [self.load(call.parameters[n], call) for n in ("gain", "offset")
+                 if n in call.parameters]  # fmt: skip
+        return y * found[0] + found[1] if found else y
+
+
+class LayerNormKernel(NormKernel):
+    """Layer norm: every token over its features."""
+
+    operator = "layer-norm"
+    axes = (2,)
+
+
+class BatchNormKernel(NormKernel):
+    """Batch norm: every feature over samples and positions, or by what was learned."""
+
+    operator = "batch-norm"
+    axes = (0, 1)
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        if call.training:
+            return super().moments(x, call)
+        mean, variance = (self.load(call.parameters[n], call) for n in ("mean", "variance"))
+        return mean, variance

@@ -14,9 +14,9 @@ MUTANTS: list[type[Implementation]] = []
 
 
 def mutant(killed_by: str, like: str = "") -> Callable[[K], K]:
-    """Mark a kernel or a layer as a mutant: its docstring names the one fault, `killed_by` the check that must
-    kill it, `like` the published bug that it is an instance of (the numbers of the list of published
-    bugs, "E1").
+    """Mark a kernel or a layer as a mutant: its docstring names the one fault, `killed_by` the check
+    that must kill it, `like` the published bug that it is an instance of (the numbers of the list of
+    published bugs, "E1").
     """
 
     def mark(kernel: K) -> K:

@@ -1,0 +1,86 @@
+"""Findings: every reproduction shows what it says, in the framework alone, and the page holds them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from backends.registry import DISTRIBUTIONS
+from suite.__main__ import main
+from suite.judge.expectations import ExpectationError, Finding, load, load_findings
+from suite.judge.findings import manifests, page
+from tests.records_by_hand import cell, run
+
+FOUND = {backend: findings for backend, (findings, _) in manifests().items()}
+
+
+def holds(finding: Finding) -> bool:
+    """Whether the installed versions are those that the finding speaks of."""
+    for text in finding.versions:
+        requirement = Requirement(text)
+        try:
+            installed = version(requirement.name).split("+")[0]
+        except PackageNotFoundError:
+            if requirement.name != "tensorflow":
+                return False
+            installed = version("tensorflow-cpu").split("+")[0]
+        if not requirement.specifier.contains(installed, prereleases=True):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("backend", FOUND)
+def test_reproductions_hold(backend: str) -> None:
+    """All of a backend's scripts in one process, each in a namespace of its own."""
+    modules = DISTRIBUTIONS.get(backend, ())
+    if not all(importlib.util.find_spec(m) for m in modules):
+        pytest.skip(f"needs {', '.join(modules)}")
+    mine = [f for f in FOUND[backend] if not f.crashes and holds(f)]
+    assert mine or not FOUND[backend]
+    program = "\n".join(f"exec({f.reproduction!r}, {{}}); print('#', {f.name!r})" for f in mine)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    shown = [line[2:] for line in done.stdout.splitlines() if line.startswith("# ")]
+    assert shown == [f.name for f in mine], done.stderr[-2000:]
+
+
+def test_reproductions_do_not_know_the_suite() -> None:
+    for findings in FOUND.values():
+        for finding in findings:
+            for line in finding.reproduction.splitlines():
+                assert not line.startswith(("import suite", "from suite", "from backends"))
+            assert finding.crashes or "assert" in finding.reproduction
+
+
+def test_the_page_names_every_finding_and_counts_its_cells() -> None:
+    found = manifests()
+    entry = next(e for e in found["torch"][1] if e.finding == "rank-3-key")
+    known = cell("bad/key-rank-3/f32", status="known", check="bad_problem", kind=entry.kind)
+    text = page(found, [run(known)])
+    for findings in FOUND.values():
+        for finding in findings:
+            assert finding.title in text
+    assert "sdpa (1 cells)" in text
+
+
+def test_findings_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "torch.toml"
+    path.write_text('[[finding]]\nname = "x"\n')
+    with pytest.raises(ExpectationError, match="finding 1: .*issue.* missing"):
+        load_findings(path)
+    path.write_text(
+        '[[expect]]\nimplementation = ["a"]\ncheck = ["*"]\ncase = ["*"]\nkind = "raised"\n'
+        'message = "m"\ncause = "c"\nissue = "none found"\nversions = ["torch>=2"]\nfinding = "y"\n'
+    )
+    with pytest.raises(ExpectationError, match="cites an unknown finding 'y'"):
+        load(path)
+
+
+def test_the_command_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["findings"]) == 0
+    assert capsys.readouterr().out.startswith("# Findings")
