@@ -35,7 +35,7 @@ class HeadsSplitBeforeProjection(MultiHeadKernel):
 
     def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         kernel = self.kernel(name, call)
-        width, heads, size = kernel.shape
+        width, heads, _ = kernel.shape
         if width % heads:
             return super().projected(x, name, call)
         own = np.arange(width)[:, None] // (width // heads) == np.arange(heads)
@@ -316,15 +316,6 @@ class SamplePaddingTiled(MultiHeadKernel):
 
     def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
         return np.tile(valid, (call.sizes.H, 1)).reshape(*valid.shape[:1], -1, 1, valid.shape[1])
-
-
-@mutant("layer_values", like="C13")
-class PaddingPerHead(MultiHeadKernel):
-    """With B == H padding per sample is taken for padding per head."""
-
-    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().padded(valid, call)
-        return made.swapaxes(0, 1) if call.sizes.B == call.sizes.H else made
 
 
 @mutant("layer_values", like="C10")
@@ -881,7 +872,7 @@ class DropoutSeedIgnored(MultiHeadKernel):
 
 
 @mutant("layer_dropout_off")
-class DropoutHasADefault(MultiHeadKernel):
+class DropoutByDefault(MultiHeadKernel):
     """In training a rate of 0 is taken for the default of 0.1."""
 
     def rate(self, call: LayerCall) -> float:
