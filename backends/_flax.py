@@ -38,7 +38,7 @@ class FlaxLayer(Layer):
     }
     causal_flag = False
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         return self.call(inputs)
 
     def call(self, inputs: LayerInputs, **flags: Any) -> Prepared:

@@ -91,7 +91,7 @@ class KerasLayer(Layer):
         """Whether `return_attention_scores` is set."""
         return inputs.returned != "none"
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         return self.call(inputs)
 
     def call(

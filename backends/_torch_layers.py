@@ -69,7 +69,7 @@ class MultiheadAttention(Layer):
     asks_weights = False
     without_gradients = False
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         return self.call(inputs)
 
     def call(
@@ -211,7 +211,7 @@ class MultiheadAttentionWeights(MultiheadAttention):
     name = "nn-mha-weights"
     numerics: str | Mapping[str, str] = "eager"
     asks_weights = True
-    elections = MultiheadAttention.elections | {
+    elections = dict(MultiheadAttention.elections) | {
         "fully-masked-row": "nan",
         "padded-sample": "nan",
         "minus-inf-row": "nan",
@@ -255,7 +255,7 @@ class TorchLayerNorm(Layer):
     operator = "layer-norm"
     numerics = "exact"
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         import torch
 
         p, width = inputs.parameters, inputs.widths.query
@@ -263,7 +263,9 @@ class TorchLayerNorm(Layer):
         layer = self.backend.settled(layer, inputs.dtype)
         if "gain" in p:
             names = {"weight": "gain", "bias": "offset"}
-            layer.load_state_dict({n: self.backend.array(p[g], inputs.dtype) for n, g in names.items()})
+            layer.load_state_dict(
+                {n: self.backend.array(p[g], inputs.dtype) for n, g in names.items()}
+            )
         made = operands(self.backend, inputs)
         return Prepared(lambda query: (layer(query), None), {"query": made["query"]})
 
@@ -278,7 +280,7 @@ class TorchBatchNorm(Layer):
         "f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"
     }  # fmt: skip
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         import torch
 
         p, width, backend = inputs.parameters, inputs.widths.query, self.backend

@@ -140,8 +140,9 @@ class Backend(ABC):
 class Implementation(ABC):
     """One way in which a framework computes attention.
 
-    Declared as data: `operator` (what it computes: only cases of this operator are asked), `numerics` (the class, or one per short dtype name), `elections` (question to
-    answer, or to one answer per short dtype name; a question left out is observed, not held),
+    Declared as data: `operator` (what it computes: only cases of this operator are asked), `numerics`
+    (the class, or one per short dtype name), `elections` (question to answer, or to one answer per
+    short dtype name; a question left out is observed, not held),
     `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`,
     `exp_error` (per short dtype name, where exp is approximated and not rounded), and
     `merges_mask_into_bias` (a mask beside a bias is passed as -inf in the bias, so that rows it
@@ -166,8 +167,11 @@ class Implementation(ABC):
             self.elections, self.exp_error = {}, {}
 
     @abstractmethod
-    def prepare(self, inputs: Inputs) -> Prepared:
-        """Convert the inputs and return the call. Only the call may raise the framework's errors."""
+    def prepare(self, inputs: Any) -> Prepared:
+        """Convert the inputs (`Inputs`, or a layer's `LayerInputs`) and return the call.
+
+        Only the call may raise the framework's errors.
+        """
 
     def unsupported(self, case: AnyCase) -> str | None:
         """Why this case is not supported, or None. Reads declarations only; runs nothing."""

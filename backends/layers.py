@@ -18,6 +18,7 @@ import numpy as np
 from backends.base import Backend, Implementation, Prepared, dense_of, split_native
 from suite.spec.layers import EPSILON, LayerCase, LayerInputs, draw_layer
 
+
 class Layer(Implementation):
     """One way in which a framework computes a layer.
 
@@ -35,7 +36,7 @@ class Layer(Implementation):
             self.lacks = {"dropout": "has no dropout", **self.lacks}
 
     @abstractmethod
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         """A fresh layer with the inputs' parameters, and its call, which returns (output, weights)."""
 
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
@@ -142,7 +143,7 @@ class Textbook(Layer):
             **self.lacks,
         }
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         backend = self.backend
         masks = LayerMasks.of(inputs, causal=False, lengths=False)
         arrays: dict[str, Any] = operands(backend, inputs)
@@ -364,7 +365,7 @@ class MaskedInfinity(Textbook):
     name = "masked-inf"
     operator = "masked"
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         backend, s = self.backend, inputs.sizes
         masks = LayerMasks.of(inputs)
         arrays: dict[str, Any] = operands(backend, inputs)
@@ -422,7 +423,7 @@ class TextbookLayerNorm(Textbook):
         super().__init__(backend, ops, "stepwise")
 
     def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
-        ops, (B, L, E) = self.ops, query.shape
+        ops, (B, L, _) = self.ops, query.shape
         mean = ops.reshape(ops.mean(query, 2), (B, L, 1))
         variance = ops.reshape(ops.mean((query - mean) * (query - mean), 2), (B, L, 1))
         return self.normalised(query, mean, variance, parameters, inputs), None
@@ -570,7 +571,7 @@ class UserLayer(Layer):
             self.made[key] = layer
         return layer
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: LayerInputs) -> Prepared:
         backend = self.backend
         layer = self.build(inputs)
         masks = LayerMasks.of(inputs, "causal" in self.taken, "valid" in self.taken)

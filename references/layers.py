@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,9 +67,7 @@ def multi_head(
         made = linear(Approx.exact(x), parameters[f"{name}_kernel"], _bias(parameters, name), u)
         return made.moved(2, 1)  # (B, heads, L, size)
 
-    q, k, v = (
-        projected(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
-    )
+    q, k, v = (projected(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
     group = q.value.shape[1] // k.value.shape[1]
     k, v = k.repeated(group, 1), v.repeated(group, 1)
     scores = scaled_scores(q, k, 1.0 / _sqrt(q.value), u)
@@ -200,7 +199,7 @@ def _bias(parameters: Parameters, name: str) -> np.ndarray | None:
     return parameters.get(f"{name}_bias")
 
 
-def _sqrt(query: np.ndarray) -> np.floating:
+def _sqrt(query: np.ndarray) -> Any:
     """sqrt(D) in the precision of the computation."""
     return np.sqrt(query.dtype.type(query.shape[-1]))
 

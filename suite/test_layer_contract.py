@@ -29,7 +29,7 @@ def attached(array: Any) -> Any:
 @check(every_third, LayerCell)
 def test_layer_contract(cell: LayerCell) -> None:
     backend, inputs = cell.implementation.backend, cell.inputs
-    prepared = cell.prepare(inputs)  # type: ignore[arg-type]
+    prepared = cell.prepare(inputs)
     arrays = {n: a for n, a in prepared.arguments.items() if backend.is_array(a)}
     before = {name: backend.to_numpy(a).copy() for name, a in arrays.items()}
     masks = {name: attached(a) for name, a in arrays.items()}
@@ -46,12 +46,12 @@ def test_layer_contract(cell: LayerCell) -> None:
         cell.expect_bitwise(again.weights, first.weights, "not-deterministic", "second weights")
     if not cell.has_parameters:
         return
-    fresh = cell.read(cell.call(cell.prepare(inputs)), inputs)  # type: ignore[arg-type]
+    fresh = cell.read(cell.call(cell.prepare(inputs)), inputs)
     cell.expect_bitwise(fresh.values, kept, "not-deterministic", "a fresh layer's first call")
     value = -inputs.value
     other = replace(inputs, value=value, query=value, key=value) if inputs.own else replace(
         inputs, value=value
     )  # fmt: skip
-    cell.call(cell.prepare(other))  # type: ignore[arg-type]
+    cell.call(cell.prepare(other))
     same = backend.to_numpy(first.native).reshape(kept.shape)
     cell.expect_bitwise(same, kept, "overwritten", "an answer after a later layer's call")

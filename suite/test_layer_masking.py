@@ -41,20 +41,20 @@ def replaced(inputs: LayerInputs, keys: np.ndarray, by: Callable) -> LayerInputs
         round_to(np.where(keys[..., None], by(x), x), inputs.dtype)
         for x in (inputs.key, inputs.value)
     )
-    return replace(inputs, key=k, value=v, **({"query": k} if inputs.own else {}))
+    return replace(inputs, query=k if inputs.own else inputs.query, key=k, value=v)
 
 
 def expect_unmoved(cell: LayerCell, changed: LayerInputs, keys: np.ndarray, what: str) -> None:
     """Rows that attend none of `keys`, and are none of them themselves, keep their bits."""
     inputs = cell.inputs
-    judged = ~(inputs.attends & keys[:, None, None]).any((1, 3))  # (B, Lq)
+    judged = np.logical_not((inputs.attends & keys[:, None, None]).any((1, 3)))  # (B, Lq)
     if inputs.own:
         judged &= ~keys
-    judged &= inputs.attends.any(-1).all(1)
+    judged &= np.asarray(inputs.attends.any(-1)).all(1)
     if not judged.any():
         raise NotElected("every row sees what would be changed")
-    before = cell.run(inputs).values.copy()  # type: ignore[arg-type]
-    after = cell.run(changed).values  # type: ignore[arg-type]
+    before = cell.run(inputs).values.copy()
+    after = cell.run(changed).values
     rows = np.broadcast_to(judged[..., None], before.shape)
     cell.expect_bitwise(np.where(rows, after, 0.0), np.where(rows, before, 0.0), "leak", what)
 
@@ -62,8 +62,8 @@ def expect_unmoved(cell: LayerCell, changed: LayerInputs, keys: np.ndarray, what
 @check(masked, LayerCell)
 def test_layer_poison(cell: LayerCell) -> None:
     """Large values in positions that rows cannot see leave these rows as they are."""
-    seen = cell.inputs.attends.any((1, 2))  # (B, Lk)
-    hidden = ~seen
+    seen = np.asarray(cell.inputs.attends.any((1, 2)))  # (B, Lk)
+    hidden = np.logical_not(seen)
     if not hidden.any():
         # The position that fewest rows attend: those that do are left out.
         count = cell.inputs.attends.any(1).sum(1)
@@ -95,8 +95,8 @@ def test_layer_future(cell: LayerCell) -> None:
     t = inputs.sizes.Lq // 2
     future = np.broadcast_to(np.arange(inputs.sizes.Lk) >= t, (inputs.sizes.B, inputs.sizes.Lk))
     other = replaced(inputs, future, lambda x: -2.0 * x)
-    before = cell.run(inputs).values.copy()  # type: ignore[arg-type]
-    after = cell.run(other).values  # type: ignore[arg-type]
+    before = cell.run(inputs).values.copy()
+    after = cell.run(other).values
     cell.expect_bitwise(after[:, :t], before[:, :t], "leak", f"rows before {t}, new future")
     if np.array_equal(after, before):
         raise Deviation("leak", "changing the future changed nothing at all, not even the future")
@@ -106,8 +106,8 @@ def compare(cell: LayerCell, other: LayerInputs, what: str, undo: Callable | Non
     """Two forms agree within the sum of their bounds; `undo` maps the second output to the first."""
     undo = undo or (lambda array: array)
     limit = cell.bound(cell.inputs) + undo(cell.bound(other))
-    first = cell.run(cell.inputs).values.copy()  # type: ignore[arg-type]
-    second = undo(cell.run(other).values)  # type: ignore[arg-type]
+    first = cell.run(cell.inputs).values.copy()
+    second = undo(cell.run(other).values)
     cell.expect_close(second, first, limit, what)
 
 

@@ -25,7 +25,8 @@ PATHS = (
 
 def cases(level: str) -> list[LayerCase]:
     """The first five in float32 at smoke, all in float32 and bfloat16 at standard, in every dtype."""
-    chosen, names = PATHS, {"smoke": ("f32",), "standard": ("f32", "bf16")}
+    chosen: tuple[str, ...] = PATHS
+    names = {"smoke": ("f32",), "standard": ("f32", "bf16")}
     if level == "smoke":
         chosen = PATHS[:5]
     return [

@@ -1,4 +1,4 @@
-"""Promise: a layer's output, and the weights it returns, lie within the derived bound of the reference."""
+"""Promise: a layer's output, and the weights it returns, lie within the reference's derived bound."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_the_page_names_every_finding_and_counts_its_cells() -> None:
 def test_findings_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "torch.toml"
     path.write_text('[[finding]]\nname = "x"\n')
-    with pytest.raises(ExpectationError, match="finding 1: .*issue.* missing"):
+    with pytest.raises(ExpectationError, match=r"finding 1: .*issue.* missing"):
         load_findings(path)
     path.write_text(
         '[[expect]]\nimplementation = ["a"]\ncheck = ["*"]\ncase = ["*"]\nkind = "raised"\n'

@@ -8,12 +8,15 @@ import pytest
 
 from backends.registry import load
 from suite.checks import all_checks
-from suite.judge.cell import Cell, run
+from suite.judge.cell import run
 from tests.mutants.honest import HONEST
 
 NAMES = [variant.name for variant in HONEST]
 
-BITWISE = ("bad_problem", "contract", "election", "empty", "nan", "poison")
+BITWISE = (
+    "bad_problem", "contract", "election", "empty", "nan", "poison",
+    "layer_bad_problem", "layer_contract", "layer_dropout", "layer_future", "layer_poison",
+)  # fmt: skip
 """Checks that hold or not whatever is drawn: asked with one seed."""
 
 Failures = dict[str, list[str]]
@@ -25,13 +28,12 @@ def failures(level: str, seeds: Iterable[int], skip: tuple[str, ...] = ()) -> Fa
     found: Failures = {name: [] for name in NAMES}
     for seed in seeds:
         for check in all_checks():
-            for case in () if check.name in skip else check.cases(level):
-                for variant in variants:
-                    verdict = run(Cell(check, case, variant, seed))
-                    if verdict.status not in ("pass", "unsupported"):
-                        found[variant.name].append(
-                            f"{check.name} {case.id} seed {seed}: {verdict.kind} {verdict.message}"
-                        )
+            for cell in () if check.name in skip else check.cells(level, variants, seed):
+                verdict = run(cell)
+                if verdict.status not in ("pass", "unsupported"):
+                    found[cell.implementation.name].append(
+                        f"{check.name} {cell.case.id} seed {seed}: {verdict.kind} {verdict.message}"
+                    )
     return found
 
 

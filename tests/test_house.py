@@ -15,12 +15,23 @@ FRAMEWORKS = {"torch", "tensorflow", "jax", "jaxlib", "keras", "flax"}
 OURS = {"suite", "backends", "references", "tests"}
 ADAPTERS = {
     "_torch": {"torch"},
+    "_torch_layers": {"torch"},
     "_tensorflow": {"tensorflow"},
     "_jax": {"jax", "jaxlib"},
+    "_flax": {"flax", "jax"},
     "_keras": {"keras", "jax"},  # its JAX engine must be told to keep float64
     "_keras_ops": {"keras"},
+    "_keras_layers": {"keras"},
     "_numpy": set(),
 }
+
+PARTS = {
+    "_torch": ["backends._torch_layers"],
+    "_tensorflow": ["backends._keras_ops", "backends._keras_layers"],
+    "_keras": ["backends._keras_ops", "backends._keras_layers"],
+    "_jax": ["backends._flax"],
+}
+"""Files that an adapter is divided into; two adapters share those of Keras."""
 
 
 def sources() -> list[Path]:
@@ -79,10 +90,10 @@ def test_arrows(path: Path) -> None:
         allowed = ("suite.report", "suite.judge.records", "suite.judge.verdict")
         assert all(within(m, *allowed) or m == "suite.judge" for m in ours), ours
     elif within(name, "backends") and path.stem in ADAPTERS:
-        allowed = ("backends.base", "suite.spec", "backends._keras_ops", "references")
-        if path.stem != "_numpy":
-            allowed = allowed[:-1]
-        assert all(within(m, *allowed) for m in ours), ours
+        allowed = ["backends.base", "backends.layers", "suite.spec", *PARTS.get(path.stem, ())]
+        if path.stem == "_numpy":
+            allowed.append("references")
+        assert all(within(m, *allowed) or m == "backends" for m in ours), ours
     if path.stem in ADAPTERS:
         assert tops & FRAMEWORKS <= ADAPTERS[path.stem]
     else:

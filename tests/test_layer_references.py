@@ -40,7 +40,8 @@ def test_multi_head_equals_loops(text: str) -> None:
     limit = LayerOracle.of(x, "exact").reference
     assert (np.abs(found.output.value - output) <= 2 * limit.output.error + 1e-300).all()
     assert (np.abs(found.weights.value - weights) <= 2 * limit.weights.error + 1e-300).all()
-    assert not found.output.error.any() and not found.weights.error.any()
+    assert not found.output.error.any()
+    assert not found.weights.error.any()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,9 @@ def test_single_heads_equal_loops(text: str) -> None:
             vector = p.get("score_vector", np.ones(len(q)))
             return math.fsum(w * math.tanh(a) for w, a in zip(vector, q + k, strict=True))
         if x.operator == "concat":
-            return float(p["concat_weight"]) * math.fsum(map(math.tanh, float(p["scale"]) * (q + k)))
+            return float(p["concat_weight"]) * math.fsum(
+                map(math.tanh, float(p["scale"]) * (q + k))
+            )
         scale = 1 / math.sqrt(len(q)) if x.operator == "masked" else float(p["scale"])
         return scale * math.fsum(q * k)
 
@@ -136,9 +139,11 @@ def test_bounds_hold_when_every_step_is_rounded(numerics: str, dt: str, seed: in
     p = keep(raised / keep(raised.sum(-1, keepdims=True), u.step), u.weight)
     got = keep(product(p, v), u.output)
 
-    exact = [running.linear(Approx.exact(z), w, None, u) for z, w in zip((x, y, y), kernels, strict=True)]  # fmt: skip
-    scores = running.scaled_scores(exact[0], exact[1], 0.5, u)
-    made = running.attend(scores, exact[2], None, u)
+    chain = [
+        running.linear(Approx.exact(z), w, None, u) for z, w in zip((x, y, y), kernels, strict=True)
+    ]
+    scores = running.scaled_scores(chain[0], chain[1], 0.5, u)
+    made = running.attend(scores, chain[2], None, u)
     assert (np.abs(got - made.output.value) <= made.output.error).all()
     assert (np.abs(p - made.weights.value) <= made.weights.error).all()
 

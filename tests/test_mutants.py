@@ -10,7 +10,7 @@ import pytest
 
 from backends.registry import load
 from suite.checks import all_checks
-from suite.judge.cell import Cell, run
+from suite.judge.cell import run
 from suite.judge.killing import Kill, format_table, kill, kill_table
 from tests.mutants.faults_precision import SingleInside, SumsInDtype
 from tests.mutants.kernel import Kernel, KernelBackend
@@ -62,8 +62,8 @@ def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> N
     backend = KernelBackend("low", (mutant,))
     statuses: dict[str, set[str]] = {}
     for check in all_checks():
-        for case in check.cases("smoke"):
-            verdict = run(Cell(check, case, backend.implementations()[0]))
+        for cell in check.cells("smoke", backend.implementations()):
+            verdict = run(cell)
             statuses.setdefault(verdict.status, set()).add(check.name)
     assert statuses.pop("fail") == {"precision"}
     assert set(statuses) <= {"pass", "unsupported"}

@@ -107,7 +107,7 @@ class Cell:
             raise HarnessError(f"{self.case.id} is no value case and has no inputs of its own")
         return draw(self.case, self.seed)
 
-    def prepare(self, inputs: Inputs) -> Prepared:
+    def prepare(self, inputs: Any) -> Prepared:
         """The implementation's call for these inputs.
 
         Raises NotElected where a variation of the case needs what the implementation lacks.
@@ -145,7 +145,7 @@ class Cell:
         values = backend.to_numpy(native)
         return Answer(native, values if layout == "bhld" else values.swapaxes(1, 2))
 
-    def run(self, inputs: Inputs | None = None) -> Answer:
+    def run(self, inputs: Any = None) -> Answer:
         """Prepare, call and read in one step; `inputs` defaults to the case's own."""
         inputs = self.inputs if inputs is None else inputs
         prepared = self.prepare(inputs)

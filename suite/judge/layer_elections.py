@@ -86,10 +86,12 @@ class _Probe:
             return "raises"
         if np.isnan(got[rows]).all():
             return "nan"
-        for name in ("zeros", "uniform", "unmasked"):
+        for name in ("zeros", "uniform"):
             if self.matches(got, inputs, name, rows):
                 return name
-        return "other"
+        seen = inputs.attends | ~inputs.attends.any(-1, keepdims=True)
+        visible = replace(inputs, bias=None, mask=None, mask_array=seen, form="dense")
+        return "unmasked" if self.matches(got, visible, "zeros", rows) else "other"
 
 
 def _fully_masked(p: _Probe) -> str:

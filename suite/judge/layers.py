@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,9 +110,7 @@ class LayerOracle:
         return "none"
 
 
-def _compute(
-    inputs: LayerInputs, numerics: str, flushes: bool, empty_rows: str
-) -> LayerReference:
+def _compute(inputs: LayerInputs, numerics: str, flushes: bool, empty_rows: str) -> LayerReference:
     wide = inputs.dtype.name == "f64"
     if wide and np.finfo(np.longdouble).nmant < 63:
         raise HarnessError(
@@ -119,8 +118,6 @@ def _compute(
         )
     precision = np.longdouble if wide else np.float64
     allowed = inputs.dense_mask
-    if allowed is not None and empty_rows == "unmasked":
-        allowed = allowed | ~allowed.any(-1, keepdims=True)
     arguments: dict[str, Any] = {}
     if inputs.bias is not None:
         arguments["bias"] = inputs.bias.astype(precision)
@@ -131,7 +128,8 @@ def _compute(
         arguments |= {"allowed": allowed, "empty_rows": filled}
     parameters = {n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()}
     with np.errstate(all="ignore"):
-        return _DEFINITIONS[inputs.operator](
+        define: Callable[..., LayerReference] = _DEFINITIONS[inputs.operator]
+        return define(
             *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
             parameters,
             rounding=roundoffs(numerics, inputs.dtype, flushes),
@@ -178,7 +176,7 @@ class LayerCell(Cell):
         """
         output, weights = native
         s = inputs.sizes
-        lead = (s.B, s.Lq)
+        lead: tuple[int, ...] = (s.B, s.Lq)
         if inputs.single:
             lead = (s.Lq,) if inputs.operator == "multi-head" else (s.B,)
         expected = (*lead, inputs.widths.output)
@@ -188,7 +186,9 @@ class LayerCell(Cell):
             return LayerAnswer(output, values)
         if weights is None:
             raise Deviation("type", "no weights came back, though they were asked for")
-        full = (s.B, s.H, s.Lq, s.Lk) if inputs.returned == "head" else (s.B, s.Lq, s.Lk)
+        full: tuple[int, ...] = (s.B, s.Lq, s.Lk)
+        if inputs.returned == "head":
+            full = (s.B, s.H, s.Lq, s.Lk)
         short = full
         if inputs.single:
             short = full[1:] if inputs.operator == "multi-head" else (s.B, s.Lk)
@@ -203,7 +203,9 @@ class LayerCell(Cell):
         backend = self.implementation.backend
         if not backend.is_array(native):
             got_type = f"{type(native).__module__}.{type(native).__qualname__}"
-            raise Deviation("type", f"expected an array of {backend.name} as {what}, got {got_type}")
+            raise Deviation(
+                "type", f"expected an array of {backend.name} as {what}, got {got_type}"
+            )
         for kind, want, got in (
             ("device", backend.device, backend.device_name(native)),
             ("dtype", dtype.long_name, backend.dtype_name(native)),
@@ -243,7 +245,7 @@ class LayerCell(Cell):
 
     def judge(  # type: ignore[override]
         self,
-        answer: LayerAnswer,
+        answer: Any,
         inputs: LayerInputs | None = None,
         numerics: str | None = None,
     ) -> None:

@@ -220,9 +220,10 @@ def operators(cells: pd.DataFrame) -> pd.Series:
 
     Elections and bad problems of layers name it in the second place of three or more.
     """
-    parts = cells["case"].str.split("/")
-    shared = parts.str[0].isin(["elect", "bad"])
-    return parts.str[0].mask(shared, parts.str[1].where(parts.str.len() > 3, "sdpa"))
+    case = cells["case"]
+    first, second = case.str.split("/").str[0], case.str.split("/").str[1]
+    shared = first.isin(["elect", "bad"])
+    return first.mask(shared, second.where(case.str.count("/") > 2, "sdpa"))
 
 
 def _answer(by_dtype: dict[str, str]) -> str:
@@ -266,7 +267,7 @@ def layers(cells: pd.DataFrame) -> pd.DataFrame:
             label: _capability(rows) for label, rows in block.groupby("label", sort=False)
         }  # type: ignore[assignment]
     table = table.fillna("")
-    said = table.drop(columns="operator").ne("").any(axis=1)
+    said = (table.drop(columns="operator") != "").any(axis=1)
     return table[said].rename_axis("implementation")
 
 

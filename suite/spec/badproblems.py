@@ -197,7 +197,10 @@ LAYER_BAD_CASES: tuple[LayerBadCase, ...] = (
         needs=("batch", "cross", "splits-width"),
     ),
     LayerBadCase(
-        "mask-too-few-keys", "a mask (5, 8) for 9 keys", _raw(5, 8), needs=("batch", "cross", "mask", "raw-mask")
+        "mask-too-few-keys",
+        "a mask (5, 8) for 9 keys",
+        _raw(5, 8),
+        needs=("batch", "cross", "mask", "raw-mask"),
     ),
     LayerBadCase(
         "mask-too-many-queries",
@@ -212,7 +215,10 @@ LAYER_BAD_CASES: tuple[LayerBadCase, ...] = (
         needs=("batch", "cross", "mask", "raw-mask"),
     ),
     LayerBadCase(
-        "mask-rank-5", "a mask of rank 5", _raw(1, 2, 4, 5, 9), needs=("batch", "cross", "mask", "raw-mask")
+        "mask-rank-5",
+        "a mask of rank 5",
+        _raw(1, 2, 4, 5, 9),
+        needs=("batch", "cross", "mask", "raw-mask"),
     ),
     *(
         case

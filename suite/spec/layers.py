@@ -151,7 +151,9 @@ class LayerCase:
             raise ValueError(f"one tensor as query, key and value needs equal sizes: {self.id}")
         if self.operator != "multi-head":
             if s.H != 1 or s.Hkv != 1 or w.output != s.Dv:
-                raise ValueError(f"{self.operator} has one head and an output of its size: {self.id}")
+                raise ValueError(
+                    f"{self.operator} has one head and an output of its size: {self.id}"
+                )
             if not self._projects and s.Dv != w.value:
                 raise ValueError(f"{self.operator} does not project values: {self.id}")
             if not self._projects and not (w.query == w.key == s.D) and not self._additive:
@@ -400,6 +402,8 @@ def draw_layer(case: LayerCase, seed: int = 0) -> LayerInputs:
 
 def _parameters(case: LayerCase, rng: np.random.Generator) -> dict[str, np.ndarray]:
     s, w = case.sizes, case.widths
+
+    shapes: dict[str, tuple[int, ...]]
 
     def kernel(fan_in: int, *shape: int) -> np.ndarray:
         return rng.standard_normal(shape) / np.sqrt(fan_in)

@@ -587,6 +587,46 @@ class EmptyRowsUnmasked(MaskedKernel):
         return np.where(np.isneginf(hidden).all(-1, keepdims=True), scores, hidden)
 
 
+@mutant("layer_values")
+class PaddingLostWithMask(MultiHeadKernel):
+    """Padding is lost where a boolean mask is given."""
+
+    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
+        return super().padded(valid | (call.mask is not None), call)
+
+
+@mutant("layer_values")
+class PaddingLostWithBias(MultiHeadKernel):
+    """Padding is lost where there is a float bias."""
+
+    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
+        return super().padded(valid | (call.bias is not None), call)
+
+
+@mutant("layer_values")
+class PaddingLostWithGroups(MultiHeadKernel):
+    """Padding is lost with grouped heads."""
+
+    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
+        return super().padded(valid | (call.sizes.H != call.sizes.Hkv), call)
+
+
+@mutant("layer_values")
+class CausalLostWithBias(MultiHeadKernel):
+    """The causal flag is lost where there is a float bias."""
+
+    def causal(self, call: LayerCall) -> np.ndarray:
+        return super().causal(call) | (call.bias is not None)
+
+
+@mutant("layer_values")
+class CausalLostForOneQuery(MultiHeadKernel):
+    """The causal flag is lost where there is one query."""
+
+    def causal(self, call: LayerCall) -> np.ndarray:
+        return super().causal(call) | (call.sizes.Lq == 1)
+
+
 @mutant("layer_values", like="C11")
 class PaddingIgnoredForOneQuery(AdditiveKernel):
     """Padding is lost where the query has no axis of queries."""
@@ -672,6 +712,15 @@ class WeightsOfFirstHead(MultiHeadKernel):
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         return weights[:, 0] if call.returned == "average" else weights
+
+
+@mutant("layer_values")
+class WeightsOfGroupLeaders(MultiHeadKernel):
+    """With grouped heads weights are averaged over the first head of each group."""
+
+    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+        leaders = weights[:, :: call.sizes.H // call.sizes.Hkv]
+        return leaders.mean(1) if call.returned == "average" else weights
 
 
 @mutant("layer_values")
@@ -1215,6 +1264,16 @@ class BatchNormPerSample(BatchNormKernel):
     """Batch norm takes mean and variance of every sample apart."""
 
     axes = (1,)
+
+
+@mutant("layer_values")
+class BatchVarianceUnbiased(BatchNormKernel):
+    """The variance of a batch is divided by one less than the number of its tokens."""
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        mean, variance = super().moments(x, call)
+        tokens = x.shape[0] * x.shape[1]
+        return mean, variance * call.work(tokens / (tokens - 1)) if call.training else variance
 
 
 @mutant("layer_values")

@@ -10,6 +10,7 @@ import numpy as np
 from backends._numpy import Rounded
 from backends.base import Implementation
 from suite.spec.dtypes import round_to
+from suite.spec.layers import EPSILON
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
 from tests.mutants.layer_kernel import (
     AdditiveKernel,
@@ -636,6 +637,37 @@ class FoldedNorm(NormKernel):
         return x * factor - mean * factor, mean
 
 
+class NormInSteps(NormKernel):
+    """Every step is stored in the case's dtype; the sums of a mean are not."""
+
+    numerics = "stepwise"
+    stores = ("steps",)
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        x = self.load(call.query, call)
+        mean, variance = self.moments(x, call)
+        epsilon = call.work(EPSILON)
+        root = self.keep(np.sqrt(self.keep(variance + epsilon, "steps", call)), "steps", call)
+        y = self.keep(self.keep(x - mean, "steps", call) / root, "steps", call)
+        return self.mapped(y, call), mean
+
+    def mean_of(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+        return self.keep(x.mean(self.axes, keepdims=True), "steps", call)
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        if "mean" in call.parameters and not call.training:
+            return super().moments(x, call)
+        mean = self.mean_of(x, call)
+        squares = self.keep(np.square(self.keep(x - mean, "steps", call)), "steps", call)
+        return mean, self.mean_of(squares, call)
+
+    def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        if "gain" not in call.parameters:
+            return y
+        scaled = self.keep(y * self.load(call.parameters["gain"], call), "steps", call)
+        return scaled + self.load(call.parameters["offset"], call)
+
+
 class LayerNormTwoPasses(LayerNormKernel):
     """Layer norm in two passes."""
 
@@ -648,12 +680,28 @@ class LayerNormFolded(FoldedNorm, LayerNormKernel):
     """Layer norm as x factor + shift."""
 
 
+class LayerNormStepwise(NormInSteps, LayerNormKernel):
+    """Layer norm, every step stored."""
+
+
 class BatchNormTwoPasses(BatchNormKernel):
     """Batch norm in two passes."""
 
 
 class BatchNormFolded(FoldedNorm, BatchNormKernel):
     """Batch norm as x factor + shift."""
+
+
+class BatchNormOnePass(OnePassNorm, BatchNormKernel):
+    """Batch norm in one pass."""
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        kind = super() if call.training else super(OnePassNorm, self)
+        return kind.moments(x, call)
+
+
+class BatchNormStepwise(NormInSteps, BatchNormKernel):
+    """Batch norm, every step stored."""
 
 
 HONEST: tuple[type[Implementation], ...] = (
@@ -710,7 +758,10 @@ HONEST: tuple[type[Implementation], ...] = (
     LayerNormTwoPasses,
     LayerNormOnePass,
     LayerNormFolded,
+    LayerNormStepwise,
     BatchNormTwoPasses,
     BatchNormFolded,
+    BatchNormOnePass,
+    BatchNormStepwise,
 )
 """Every honest variant, in the order in which they are judged."""
