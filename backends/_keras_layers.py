@@ -470,7 +470,7 @@ class Concat(Dot):
 
 
 def _common(inputs: LayerInputs) -> dict[str, Any]:
-    common = {"dtype": inputs.dtype.long_name, "seed": inputs.seed}
+    common = {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed}
     return common | ({"dropout": inputs.rate} if inputs.rate else {})
 
 

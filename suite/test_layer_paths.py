@@ -38,13 +38,19 @@ def cases(level: str) -> list[LayerCase]:
 
 @check(cases, LayerCell)
 def test_layer_paths(cell: LayerCell) -> None:
-    """Every path is held against the reference, so that the message says which one is wrong."""
+    """Every path is held against the reference, so that the message says which ones are wrong."""
     cell.judge(cell.run())
     paths = cell.implementation.paths(cell.inputs)  # type: ignore[attr-defined]
     if not paths:
         raise NotElected("has one path")
+    wrong: dict[str, Deviation] = {}
     for name, prepared in paths.items():
         try:
             cell.judge(cell.read(cell.call(prepared), cell.inputs))
         except Deviation as deviation:
-            raise Deviation(deviation.kind, f"path {name}: {deviation.message}") from deviation
+            wrong[name] = deviation
+    if wrong:
+        first = next(iter(wrong.values()))
+        raise Deviation(
+            first.kind, f"{len(wrong)} of {len(paths)} paths ({', '.join(wrong)}): {first.message}"
+        )

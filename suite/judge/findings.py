@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from suite.judge.expectations import MANIFESTS, Expectation, Finding, load, load_findings
+from suite.judge.expectations import (
+    MANIFESTS,
+    Expectation,
+    ExpectationError,
+    Finding,
+    load,
+    load_findings,
+)
 from suite.judge.records import CellRecord, Run
 
 HEAD = """# Findings
@@ -19,9 +26,20 @@ made from the manifests in `backends/expectations` and from records:
 
 
 def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[Expectation]]]:
-    """Findings and entries by backend. Raises ExpectationError."""
+    """Findings and entries by manifest: a backend's, or "keras" for what Keras does on every engine.
+
+    Raises ExpectationError for a finding that is cited and not there, and for one name given twice.
+    """
     paths = sorted(folder.glob("*.toml"))
-    return {path.stem: (load_findings(path), load(path)) for path in paths}
+    found = {path.stem: (load_findings(path), load(path)) for path in paths}
+    names = [f.name for findings, _ in found.values() for f in findings]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ExpectationError(f"two findings are called {sorted(twice)[0]!r}")
+    for _, entries in found.values():
+        for entry in entries:
+            if entry.finding and entry.finding not in names:
+                raise ExpectationError(f"{entry.source}: cites unknown finding {entry.finding!r}")
+    return found
 
 
 def page(
@@ -43,31 +61,40 @@ def page(
             lines.append(f"## {backend}\n")
         for finding in findings:
             counted += 1
-            cited = [e for e in entries if e.finding == finding.name]
-            lines.append(_section(counted, finding, cited, _hit(cells, backend, cited)))
+            cited = {
+                name: [e for e in entries if e.finding == finding.name]
+                for name, (_, entries) in found.items()
+            }
+            lines.append(_section(counted, finding, cited, _hit(cells, cited)))
     return "\n".join(lines)
 
 
-def _hit(cells: Iterable[CellRecord], backend: str, cited: Sequence[Expectation]) -> dict[str, int]:
+def _hit(
+    cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]
+) -> dict[str, int]:
     """How many known cells each implementation has that one of the entries speaks of."""
     counts: dict[str, int] = {}
     for cell in cells:
-        if cell.backend == backend and any(
-            e.matches(cell.implementation, cell.check, cell.case) for e in cited
-        ):
-            counts[cell.implementation] = counts.get(cell.implementation, 0) + 1
+        entries = cited.get(cell.backend, ())
+        if any(e.matches(cell.implementation, cell.check, cell.case) for e in entries):
+            name = f"{cell.backend}:{cell.implementation}"
+            counts[name] = counts.get(name, 0) + 1
     return counts
 
 
 def _section(
-    number: int, finding: Finding, cited: Sequence[Expectation], counts: Mapping[str, int]
+    number: int,
+    finding: Finding,
+    cited: Mapping[str, Sequence[Expectation]],
+    counts: Mapping[str, int],
 ) -> str:
     where = finding.seen
-    if cited:
-        checks = dict.fromkeys(c for e in cited for c in e.check)
-        cases = dict.fromkeys(c for e in cited for c in e.case)
+    entries = [(backend, e) for backend, listed in cited.items() for e in listed]
+    if entries:
+        checks = dict.fromkeys(c for _, e in entries for c in e.check)
+        cases = dict.fromkeys(c for _, e in entries for c in e.case)
         of = ", ".join(f"{n} ({count} cells)" for n, count in counts.items())
-        names = dict.fromkeys(name for e in cited for name in e.implementation)
+        names = dict.fromkeys(f"{backend}:{n}" for backend, e in entries for n in e.implementation)
         checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
         where = f"{of or ', '.join(names)}; {checked}; cases {', '.join(f'`{c}`' for c in cases)}"
     lines = [

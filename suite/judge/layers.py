@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +19,10 @@ from suite.judge.verdict import Deviation, HarnessError, Measured
 from suite.spec.dtypes import DType
 from suite.spec.layers import EPSILON, LayerCase, LayerInputs, draw_layer
 
-_DEFINITIONS = {
+if TYPE_CHECKING:
+    from backends.base import Prepared
+
+_DEFINITIONS: dict[str, Any] = {
     "multi-head": definitions.multi_head,
     "self-attention": definitions.multi_head,
     "additive": definitions.additive,
@@ -128,8 +130,7 @@ def _compute(inputs: LayerInputs, numerics: str, flushes: bool, empty_rows: str)
         arguments |= {"allowed": allowed, "empty_rows": filled}
     parameters = {n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()}
     with np.errstate(all="ignore"):
-        define: Callable[..., LayerReference] = _DEFINITIONS[inputs.operator]
-        return define(
+        return _DEFINITIONS[inputs.operator](
             *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
             parameters,
             rounding=roundoffs(numerics, inputs.dtype, flushes),
@@ -168,6 +169,19 @@ class LayerCell(Cell):
     def has_parameters(self) -> bool:
         """Whether the layer computes with the case's parameters; a user's own may have none to take."""
         return getattr(self.implementation, "takes_parameters", True)
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:
+        """The implementation's call for these inputs.
+
+        Raises NotElected where a variation of the case needs what the case does not and the
+        implementation lacks.
+        """
+        if not self.audit:
+            own, lacks = self.case.needs, self.implementation.lacks
+            for feature in inputs.needs:
+                if feature not in own and feature in lacks:
+                    raise NotElected(lacks[feature])
+        return self.implementation.prepare(inputs)
 
     def read(self, native: Any, inputs: LayerInputs, layout: str = "bqe") -> LayerAnswer:  # type: ignore[override]
         """Judge type, device, dtype and shape of the pair (output, weights or None).

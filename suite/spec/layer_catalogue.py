@@ -76,6 +76,9 @@ def covering_rows() -> tuple[Row, ...]:
 
 
 SMOKE_DESIGNED = (
+    # a mask of every head beside padding, with as many samples as heads, and not
+    "multi-head/pad+bool.bhqk/mha/{dt}/b4h4q7k7d3/e12.12.12.12/self",
+    "multi-head/pad+bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b1h4q3k3d4/e16.16.16.16/self/single",
     # {dt} stands for every dtype, at smoke for float32 and bfloat16
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -98,6 +101,9 @@ SMOKE_DESIGNED = (
 )
 
 DESIGNED = (
+    # a mask of every head beside padding, with as many samples as heads, and not
+    "multi-head/pad+bool.bhqk/mha/{dt}/b4h4q7k7d3/e12.12.12.12/self",
+    "multi-head/pad+bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b1h4q3k3d4/e16.16.16.16/self/single",
     "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",

@@ -13,6 +13,8 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_contract,
     faults_flags,
     faults_hidden,
+    faults_layer_calls,
+    faults_layer_masks,
     faults_layers,
     faults_masks,
     faults_precision,

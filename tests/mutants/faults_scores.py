@@ -36,6 +36,14 @@ class ScaleZeroIsDefault(Kernel):
         return call.scale or 1.0 / math.sqrt(call.sizes.D)
 
 
+@mutant("score_variance", like="D3")
+class ScaleOneIsDefault(Kernel):
+    """A scale of 1 is taken for none."""
+
+    def factor(self, call: Call) -> float:
+        return 1.0 / math.sqrt(call.sizes.D) if call.scale in (None, 1.0) else call.scale
+
+
 @mutant("values", like="D1")
 class ScaleSignLost(Kernel):
     """The root of |scale| on queries and keys: a negative scale becomes positive."""

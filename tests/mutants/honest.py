@@ -17,6 +17,7 @@ from tests.mutants.layer_kernel import (
     BatchNormKernel,
     ConcatKernel,
     DotKernel,
+    Heads,
     LayerCall,
     LayerNormKernel,
     MaskedKernel,
@@ -376,7 +377,7 @@ class LayerHeadsSummed(LayerExact):
 class LayerPackedProjection(LayerEager):
     """One product gives queries, keys and values where they come from one tensor."""
 
-    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def heads(self, call: LayerCall) -> Heads:
         if not call.own:
             return super().heads(call)
         names = ("query", "key", "value")

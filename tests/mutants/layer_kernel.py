@@ -23,6 +23,9 @@ from suite.spec.layers import EPSILON, PARAMETERS, LayerInputs
 from suite.spec.masks import Sizes
 from tests.mutants.kernel import dashed, rank4
 
+Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Query, key and value (B, H, L, size)."""
+
 
 @dataclass(frozen=True)
 class LayerCall:
@@ -164,7 +167,7 @@ class LayerKernel(Layer):
         """
         return round_to(x, call.fmt).astype(call.work) if what in self.stores else x
 
-    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def heads(self, call: LayerCall) -> Heads:
         q, k, v = (self.load(x, call)[:, None] for x in (call.query, call.key, call.value))
         return q, k, v
 
@@ -275,7 +278,7 @@ class MultiHeadKernel(LayerKernel):
         "nan-in-masked-value": "blocked",
     }
 
-    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def heads(self, call: LayerCall) -> Heads:
         q, k, v = (
             self.projected(self.load(getattr(call, name), call), name, call)
             for name in ("query", "key", "value")
@@ -366,7 +369,7 @@ class AdditiveKernel(TanhKernel):
     elections = {"padded-sample": "zeros", "returned-weights": "before-dropout"}
     single_axis = 1
 
-    def heads(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def heads(self, call: LayerCall) -> Heads:
         q, k, v = super().heads(call)
         return self.projected(q, "query", call), self.projected(k, "key", call), v
 
