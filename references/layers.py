@@ -249,37 +249,40 @@ def _normalised(
     x: Approx, axes: tuple[int, ...], parameters: Parameters,
     learned: tuple[np.ndarray, np.ndarray] | None, epsilon: float, u: Roundoffs,
 ) -> LayerReference:  # fmt: skip
-    # The bound holds for two passes and for the mean of squares less the square of the mean.
+    # The bound holds for two passes and for the mean of squares less the square of the mean, and for
+    # x root - mean root as well as for (x - mean) root.
     unit = max(u.accumulate, u.step)
     if learned is None:
         n = int(np.prod([x.value.shape[axis] for axis in axes]))
         mean = x.value.mean(axes, keepdims=True)
         variance = np.square(x.value - mean).mean(axes, keepdims=True)
         squares = np.square(np.abs(x.value).astype(np.float64)).mean(axes, keepdims=True)
-        mean_error = gamma(n + 1, unit) * np.abs(x.value).astype(np.float64).mean(
-            axes, keepdims=True
-        )
-        variance_error = gamma(n + 4, unit) * 2 * squares + 2 * np.sqrt(squares) * mean_error
+        sums = gamma(n + 4, u.accumulate) + 4 * u.step
+        mean_error = sums * np.abs(x.value).astype(np.float64).mean(axes, keepdims=True)
+        variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
     else:
         mean, variance = learned
         mean_error = variance_error = np.zeros(mean.shape)
     shifted = stored(Approx(x.value - mean, x.error + mean_error), unit)
     total = (variance + epsilon).astype(np.float64)
-    # d(t^-1/2) = t^-3/2 / 2; the root's argument stays above total - error.
-    least = np.maximum(total - variance_error, total / 4)
-    relative = 0.5 * (variance_error + unit * total) / least * np.sqrt(total / least) + 3 * unit
+    # d(t^-1/2) = t^-3/2 / 2, at most at the least argument of the root; nothing is known where that
+    # may be zero.
+    least = total - variance_error - unit * total
+    sure = least > 0
+    least = np.where(sure, least, 1.0)
+    slope = 0.5 * (variance_error + unit * total) / least * np.sqrt(total / least)
+    relative = np.where(sure, slope + 3 * unit, np.inf)
     root = 1 / np.sqrt(variance + epsilon)
     value = shifted.value * root
     size = np.abs(value).astype(np.float64)
     scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
-    out = stored(Approx(value, scaled_error), unit)
+    folded = 3 * unit * np.abs(mean * root).astype(np.float64)
+    out = stored(Approx(value, scaled_error + folded), unit)
     if "gain" in parameters:
         gain, offset = parameters["gain"], parameters["offset"]
         absolute = np.abs(gain).astype(np.float64)
         out = stored(Approx(out.value * gain, out.error * absolute), unit)
-        # What folds offset - mean root gain into one number rounds that, too.
-        folded = unit * np.abs(mean * root * gain).astype(np.float64) * 3
-        out = Approx(out.value + offset, out.error + folded + unit * np.abs(offset))
+        out = Approx(out.value + offset, out.error + unit * np.abs(offset).astype(np.float64))
     out = stored(out, u.output, u.floor)
     B, L, _ = x.value.shape
     nothing = np.zeros((B, 1, L, 0))

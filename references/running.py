@@ -197,7 +197,10 @@ def attend(
     steps = u.weight + 3 * u.step + products
 
     weight_error = moved + growth * weight * (weight * d).sum(-1, keepdims=True)
-    weight_error += steps * weight + np.where(attended, u.weight_underflow + u.floor, 0.0)
+    # Weights that are returned are stored in the case's dtype, whatever they were before the product.
+    weight_error += (steps + u.output) * weight + np.where(
+        attended, u.weight_underflow + u.floor, 0.0
+    )
     weight_error = np.where(weight == 0, np.where(attended, weight_error, 0.0), weight_error)
 
     output = p @ value.value

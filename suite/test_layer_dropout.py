@@ -2,15 +2,16 @@
 in training alone.
 
 The layer is made to show its weights: queries and keys are projected to zero, so that weights are
-uniform, the values are unit vectors, and every projection after them is the identity. What is random
-is judged by the exact tail of the binomial distribution, with a probability of `FALSE_ALARM` for each
-comparison to fail where the layer is right.
+uniform, the values are unit vectors, each feature there twice (so that dropout of the output is told
+from dropout of the weights), and every projection after them is the identity. What is random is judged
+by the exact tail of the binomial distribution, with a probability of `FALSE_ALARM` for each comparison
+to fail where the layer is right.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import comb
+from math import exp, fsum, lgamma, log, log1p
 
 import numpy as np
 
@@ -18,14 +19,15 @@ from suite.judge.cell import check
 from suite.judge.layers import LayerCell
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.layers import LayerCase, LayerInputs
+from suite.spec.masks import parse_mask
 
 FALSE_ALARM = 1e-9
 
 CASES = (
-    "multi-head/none/mha/f32/b16h2q8k8d8/e16.16.16.16/self",
-    "multi-head/none/mha/bf16/b16h2q8k8d8/e16.16.16.16/self",
-    "dot/none/mha/f32/b32h1q8k8d8/e8.8.8.8/unscaled",
-    "additive/none/mha/f32/b32h1q8k8d8/e8.8.8.8/identity",
+    "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self",
+    "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self",
+    "dot/none/mha/f32/b64h1q4k4d8/e8.8.8.8/unscaled",
+    "additive/none/mha/f32/b64h1q4k4d8/e8.8.8.8/identity",
 )
 
 
@@ -36,15 +38,15 @@ def cases(level: str) -> list[LayerCase]:
 
 
 def readable(inputs: LayerInputs, rate: float, **changes: object) -> LayerInputs:
-    """Inputs whose output, (B, Lq, H Lk), is the weights: uniform before dropout."""
+    """Inputs whose output, (B, Lq, H, 2, Lk) flattened, is the weights, twice: uniform before dropout."""
     s = inputs.sizes
-    unit = np.eye(s.Lk)
+    unit = np.tile(np.eye(s.Lk), 2)
     if inputs.operator != "multi-head":
-        value = np.broadcast_to(unit, (s.B, s.Lk, s.Lk)).copy()
+        value = np.broadcast_to(unit, (s.B, s.Lk, s.Dv)).copy()
         zero = {"query": np.zeros_like(inputs.query), "key": np.zeros_like(inputs.key)}
         return replace(inputs, value=value, rate=rate, training=True, **zero, **changes)  # type: ignore[arg-type]
     x = np.zeros_like(inputs.query)
-    x[:, :, : s.Lk] = unit
+    x[:, :, : s.Lk] = np.eye(s.Lk)
     parameters = {n: np.zeros_like(a) for n, a in inputs.parameters.items()}
     for h in range(s.H):
         parameters["value_kernel"][: s.Lk, h] = unit
@@ -56,12 +58,14 @@ def readable(inputs: LayerInputs, rate: float, **changes: object) -> LayerInputs
 def tail(n: int, p: float, count: int) -> float:
     """Two-sided tail probability of `count` successes of `n` with probability `p`."""
 
-    def upto(k: int) -> float:
-        return sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+    def chance(successes: range) -> float:
+        logs = (
+            lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) + i * log(p) + (n - i) * log1p(-p)
+            for i in successes
+        )
+        return fsum(exp(x) for x in logs)
 
-    if n > 1000:  # the terms overflow; the normal tail with Hoeffding's bound is on the safe side
-        return 2 * float(np.exp(-2 * n * (count / n - p) ** 2))
-    return 2 * min(upto(count), 1 - upto(count - 1) if count else 1.0)
+    return 2 * min(chance(range(count + 1)), chance(range(count, n + 1)))
 
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:
@@ -77,11 +81,17 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
 def kept(cell: LayerCell, inputs: LayerInputs) -> np.ndarray:
     """Which weights were kept, boolean (B, Lq, H, Lk). Raises Deviation where others are off."""
     s = inputs.sizes
-    got = cell.run(inputs).values.reshape(s.B, s.Lq, s.H, s.Lk)  # type: ignore[arg-type]
+    twice = cell.run(inputs).values.reshape(s.B, s.Lq, s.H, 2, s.Lk)
+    if not np.array_equal(twice[:, :, :, 0], twice[:, :, :, 1]):
+        raise Deviation("dropout", "two features of one value are not dropped together")
+    got = twice[:, :, :, 0]
     want = 1.0 / (s.Lk * (1.0 - inputs.rate))
     # Weight, rescaling and the product with ones: at most three roundings above those of the bound.
     limit = cell.oracle(replace(inputs, rate=0.0, training=False)).reference.output.error
-    limit = limit.reshape(got.shape) / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
+    limit = (
+        limit.reshape(twice.shape)[:, :, :, 0] / (1.0 - inputs.rate)
+        + 3 * cell.dtype.unit_roundoff * want
+    )
     zero, whole = got == 0, np.abs(got - want) <= limit
     wrong = ~(zero | whole)
     if wrong.any():
@@ -102,7 +112,7 @@ def test_layer_dropout(cell: LayerCell) -> None:
     rate = 0.25
     inputs = readable(cell.inputs, rate)
     first = kept(cell, inputs)
-    H = first.shape[2]
+    B, Lq, H, Lk = first.shape
     alone = first[:1, :, :1] if pattern == "shared" else first
     if pattern == "shared" and not (first == alone).all():
         raise Deviation("dropout", "declared one pattern for all samples and heads, got several")
@@ -125,24 +135,38 @@ def test_layer_dropout(cell: LayerCell) -> None:
         raise Deviation("dropout", "the same seed gave another pattern")
     if np.array_equal(kept(cell, replace(inputs, dropout_seed=1)), first):
         raise Deviation("dropout", "another seed gave the same pattern")
+    for masked in with_masks(cell, inputs):
+        got = cell.run(masked).values.reshape(B, Lq, H, 2, Lk)[:, :, :, 0]
+        hidden = np.logical_not(masked.attends).transpose(0, 2, 1, 3)
+        if got[hidden].any():
+            raise Deviation("leak", "while dropout is on a hidden pair has a weight")
+
+
+def with_masks(cell: LayerCell, inputs: LayerInputs) -> list[LayerInputs]:
+    """The inputs under those of a causal and a padding mask that the layer takes."""
+    variations = [replace(inputs, mask=parse_mask(token)) for token in ("causal", "pad")]
+    lacks = cell.implementation.lacks
+    return [changed for changed in variations if not lacks.keys() & set(changed.needs)]
 
 
 @check(cases, LayerCell)
 def test_layer_dropout_off(cell: LayerCell) -> None:
-    """In evaluation, and at rate 0, dropout changes nothing; at rate 1 it leaves zeros."""
+    """In evaluation, and at rate 0, dropout changes nothing, with masks or without; at rate 1 it leaves
+    zeros."""
     if not getattr(cell.implementation, "dropout", ""):
         raise NotElected("has no dropout")
     inputs = cell.inputs
-    for what, changed in (
-        ("in evaluation", replace(inputs, rate=0.5)),
-        ("at rate 0", replace(inputs, rate=0.0, training=True)),
-    ):
-        try:
-            cell.judge(cell.run(changed), inputs)  # type: ignore[arg-type]
-        except Deviation as deviation:
-            raise Deviation(deviation.kind, f"{what}: {deviation.message}") from deviation
+    for plain in (inputs, *with_masks(cell, inputs)):
+        for what, changed in (
+            ("in evaluation", replace(plain, rate=0.5)),
+            ("at rate 0", replace(plain, rate=0.0, training=True)),
+        ):
+            try:
+                cell.judge(cell.run(changed), plain)
+            except Deviation as deviation:
+                raise Deviation(deviation.kind, f"{what}: {deviation.message}") from deviation
     if not cell.implementation.whole_dropout:  # type: ignore[attr-defined]
         return
-    got = cell.run(readable(inputs, 1.0)).values  # type: ignore[arg-type]
+    got = cell.run(readable(inputs, 1.0)).values
     if (got != 0).any():
         raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")

@@ -84,6 +84,7 @@ def test_layer_poison(cell: LayerCell) -> None:
         "multi-head/causal/mha/{dt}/b1h4q3k3d4/e16.16.16.16/self/single",
         "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
         "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+        "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
         "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
         "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
     ),

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from suite.judge.expectations import MANIFESTS, ExpectationError, Manifest, draft, load, load_findings
+from suite.judge.expectations import (
+    MANIFESTS,
+    ExpectationError,
+    Manifest,
+    draft,
+    load,
+    load_findings,
+)
 from suite.judge.verdict import Verdict
 
 GOOD = """

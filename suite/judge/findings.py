@@ -69,9 +69,7 @@ def page(
     return "\n".join(lines)
 
 
-def _hit(
-    cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]
-) -> dict[str, int]:
+def _hit(cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]) -> dict[str, int]:
     """How many known cells each implementation has that one of the entries speaks of."""
     counts: dict[str, int] = {}
     for cell in cells:

@@ -21,7 +21,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool]] = {
     "widths": ((3, 5, 9, 2, 2, 6, 6), (12, 10, 14, 12), False),
     "decode": ((4, 1, 6, 2, 2, 8, 8), (16, 16, 16, 16), False),
     "grouped": ((2, 5, 9, 6, 2, 4, 4), (12, 10, 10, 12), False),
-    "general": ((2, 5, 9, 4, 4, 5, 3), (10, 11, 13, 7), False),
+    "general": ((2, 5, 9, 4, 4, 3, 5), (10, 11, 13, 7), False),
 }
 
 MASKS = (
@@ -76,6 +76,12 @@ def covering_rows() -> tuple[Row, ...]:
 
 
 SMOKE_DESIGNED = (
+    # widths that are equal, so that exchanged projections fit
+    "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
+    "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+    "multi-head/pad/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/average",
+    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
     # a mask of every head beside padding, with as many samples as heads, and not
     "multi-head/pad+bool.bhqk/mha/{dt}/b4h4q7k7d3/e12.12.12.12/self",
     "multi-head/pad+bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -101,6 +107,12 @@ SMOKE_DESIGNED = (
 )
 
 DESIGNED = (
+    # widths that are equal, so that exchanged projections fit
+    "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
+    "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+    "multi-head/pad/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/average",
+    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
     # a mask of every head beside padding, with as many samples as heads, and not
     "multi-head/pad+bool.bhqk/mha/{dt}/b4h4q7k7d3/e12.12.12.12/self",
     "multi-head/pad+bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
