@@ -235,7 +235,7 @@ class LayerCase:
             raise ValueError(f"not a canonical layer's id: {text!r}; expected {case.id!r}")
         return case
 
-    @property
+    @cached_property
     def needs(self) -> tuple[str, ...]:
         """The features an implementation must have to be asked this case."""
         return draw_layer(self, 0).needs
