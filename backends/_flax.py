@@ -10,7 +10,7 @@ import numpy as np
 from backends.base import Backend, Implementation, Prepared, rank4
 from backends.layers import Layer, LayerMasks, full, operands
 from suite.spec.catalogue import AnyCase
-from suite.spec.layers import LayerCase, LayerInputs
+from suite.spec.layers import EPSILON, LayerCase, LayerInputs
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 """Flax's names of the projections, whose kernels and biases have the canonical shapes."""
@@ -18,7 +18,7 @@ PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 
 def layers(backend: Backend) -> list[Implementation]:
     """Every Flax layer judged."""
-    return [kind(backend) for kind in (Nnx, NnxWeights, Linen)]
+    return [kind(backend) for kind in (Nnx, NnxWeights, Linen, LinenLayerNorm, LinenBatchNorm)]
 
 
 class FlaxLayer(Layer):
@@ -381,3 +381,63 @@ class Linen(FlaxLayer):
             if inputs.returned == "none" and inputs.dtype.name != "f64":
                 flags["attention_fn=jax.nn.dot_product_attention"] = {"jax_nn": True}
         return flags
+
+
+class FlaxNorm(Layer):
+    """A norm of Flax Linen, statistics and all as variables."""
+
+    numerics: str | Mapping[str, str] = "exact"
+    statistics = False
+
+    def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
+        """The module with the settings that both norms have."""
+        raise NotImplementedError
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:
+        import flax.linen as linen
+        import jax
+
+        p, backend, dtype = inputs.parameters, self.backend, inputs.dtype
+        number = jax.numpy.dtype(dtype.long_name)
+        settings = {
+            "epsilon": EPSILON, "dtype": number, "param_dtype": number,
+            "use_scale": "gain" in p, "use_bias": "gain" in p,
+        }  # fmt: skip
+        module = self.module(linen, settings, inputs.training)
+        variables: dict[str, Any] = {}
+        if "gain" in p:
+            names = {"scale": "gain", "bias": "offset"}
+            variables["params"] = {n: backend.array(p[g], dtype) for n, g in names.items()}
+        if self.statistics:
+            names = {"mean": "mean", "var": "variance"}
+            variables["batch_stats"] = {n: backend.array(p[g], dtype) for n, g in names.items()}
+        changed = ["batch_stats"] if inputs.training else False
+
+        def call(query: Any) -> tuple[Any, None]:
+            made = module.apply(variables, query, mutable=changed)
+            return (made[0] if inputs.training else made), None
+
+        return Prepared(call, {"query": operands(backend, inputs)["query"]})
+
+
+class LinenLayerNorm(FlaxNorm):
+    """`flax.linen.LayerNorm` over the last axis."""
+
+    name = "flax-layer-norm"
+    operator = "layer-norm"
+
+    def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
+        return linen.LayerNorm(**settings)
+
+
+class LinenBatchNorm(FlaxNorm):
+    """`flax.linen.BatchNorm` over all axes but the last."""
+
+    name = "flax-batch-norm"
+    operator = "batch-norm"
+    statistics = True
+    # In evaluation parameters of 16 bits make every step one of 16 bits.
+    numerics = {"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"}
+
+    def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
+        return linen.BatchNorm(use_running_average=not training, **settings)

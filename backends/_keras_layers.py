@@ -15,7 +15,7 @@ import numpy as np
 from backends.base import Backend, Implementation, Prepared, split_native
 from backends.layers import Layer, LayerMasks, full, operands
 from suite.spec.catalogue import AnyCase
-from suite.spec.layers import LayerCase, LayerInputs
+from suite.spec.layers import EPSILON, LayerCase, LayerInputs
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
 """On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
@@ -58,7 +58,8 @@ def layers(backend: Backend) -> list[Implementation]:
 
     engine = keras.backend.backend()
     kinds = (
-        MultiHead, MultiHeadScores, GroupQuery, GroupQueryScores, Additive, Dot, Concat
+        MultiHead, MultiHeadScores, GroupQuery, GroupQueryScores, Additive, Dot, Concat,
+        KerasLayerNorm, KerasBatchNorm,
     )  # fmt: skip
     return [kind(backend, engine) for kind in kinds]
 
@@ -109,7 +110,8 @@ class KerasLayer(Layer):
 
         `flags` go to the constructor, `masks` stand for the mask arguments, `without` names arguments
         left out. `through` "function" is a functional model, "predict" its predict_on_batch, "attached"
-        a mask attached to the value, "attached again" the second of two calls with such a value.
+        a mask attached to the value, "attached again" the second of two calls with such a value,
+        "attached residual" the mask that is left on the sum of a layer's input and output.
         """
         layer = self.made(inputs, **(flags or {}))
         attached = through.startswith("attached")
@@ -130,7 +132,7 @@ class KerasLayer(Layer):
 
         function: Callable[..., Any] = plain
         if attached:
-            function = _attached(plain, arrays.pop("value_mask"), through == "attached again")
+            function = _attached(plain, arrays.pop("value_mask"), through)
         elif through:
             arrays, function = _functional(
                 self.backend, plain, arrays, inputs, through == "predict"
@@ -159,16 +161,25 @@ class KerasLayer(Layer):
         if LayerMasks.of(inputs).valid is not None:
             found["attached mask"] = {"through": "attached"}
             found["attached mask, second call"] = {"through": "attached again"}
+            if inputs.own:
+                found["attached mask, residual"] = {"through": "attached residual"}
         return found
 
 
-def _attached(plain: Callable[..., Any], mask: Any, again: bool) -> Callable[..., Any]:
+def _attached(plain: Callable[..., Any], mask: Any, through: str) -> Callable[..., Any]:
     def call(**arrays: Any) -> Any:
-        from keras.src.backend import set_keras_mask
+        import keras
+        from keras.src.backend import get_keras_mask, set_keras_mask
 
-        set_keras_mask(arrays["value"], mask)
-        if again:
+        value = arrays["value"]
+        set_keras_mask(value, mask)
+        if through == "attached again":
             plain(**arrays)
+        if through == "attached residual":
+            # The mask that the sum of a layer's input and output carries to the next layer.
+            output = plain(query=value, value=value, **{n: value for n in ("key",) if n in arrays})
+            output = output[0] if isinstance(output, tuple) else output
+            set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
         return plain(**arrays)
 
     return call
@@ -492,3 +503,54 @@ def _dropping(inputs: LayerInputs) -> dict[str, dict[str, Any]]:
     if inputs.returned == "none":
         found["dropout>0 in inference, no scores"] = quiet | {"scores": False}
     return found
+
+
+class KerasNorm(Layer):
+    """A norm of Keras over the last axis: one statistic a token, or one a feature."""
+
+    numerics: str | Mapping[str, str] = "exact"
+    kind = ""
+
+    def __init__(self, backend: Backend, engine: str) -> None:
+        super().__init__(backend)
+        if engine != "tensorflow":
+            # keras.ops maps float64 to float32, and the answer is cast back.
+            self.numerics = dict.fromkeys(self.dtypes, "exact") | {"f64": "single"}
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:
+        import keras
+
+        p, backend = inputs.parameters, self.backend
+        layer = getattr(keras.layers, self.kind)(
+            axis=-1, epsilon=EPSILON, center="gain" in p, scale="gain" in p,
+            dtype=inputs.dtype.long_name,
+        )  # fmt: skip
+        layer.build(inputs.query.shape)
+        names = {
+            "gamma": "gain",
+            "beta": "offset",
+            "moving_mean": "mean",
+            "moving_variance": "variance",
+        }
+        for variable in layer.variables:
+            if variable.name in names:
+                variable.assign(backend.array(p[names[variable.name]], inputs.dtype))
+        options = {"training": inputs.training} if inputs.operator == "batch-norm" else {}
+        arrays = operands(backend, inputs)
+        return Prepared(lambda query: (layer(query, **options), None), {"query": arrays["query"]})
+
+
+class KerasLayerNorm(KerasNorm):
+    """`keras.layers.LayerNormalization`."""
+
+    name = "keras-layer-norm"
+    operator = "layer-norm"
+    kind = "LayerNormalization"
+
+
+class KerasBatchNorm(KerasNorm):
+    """`keras.layers.BatchNormalization`."""
+
+    name = "keras-batch-norm"
+    operator = "batch-norm"
+    kind = "BatchNormalization"

@@ -25,6 +25,7 @@ from references.running import (
     contracted,
     gamma,
     linear,
+    narrowed,
     scaled_scores,
     stored,
     tanh,
@@ -64,7 +65,7 @@ def multi_head(
     u = rounding
 
     def projected(x: np.ndarray, name: str) -> Approx:
-        made = linear(Approx.exact(x), parameters[f"{name}_kernel"], _bias(parameters, name), u)
+        made = linear(narrowed(x, u), parameters[f"{name}_kernel"], _bias(parameters, name), u)
         return made.moved(2, 1)  # (B, heads, L, size)
 
     q, k, v = (projected(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
@@ -103,7 +104,7 @@ def additive(
     for ones.
     """
     u = rounding
-    q, k = Approx.exact(query), Approx.exact(key)
+    q, k = narrowed(query, u), narrowed(key, u)
     if "query_kernel" in parameters:
         q = linear(q, parameters["query_kernel"], None, u)
         k = linear(k, parameters["key_kernel"], None, u)
@@ -124,7 +125,7 @@ def concat(
 
     query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); both parameters are scalars, 1 where absent.
     """
-    q, k = Approx.exact(query), Approx.exact(key)
+    q, k = narrowed(query, rounding), narrowed(key, rounding)
     scale = float(parameters.get("scale", np.ones(())))
     weight = float(parameters.get("concat_weight", np.ones(())))
     return _tanh_scored(q, k, value, {}, scale, weight, allowed, empty_rows, rounding)
@@ -165,7 +166,7 @@ def dot(
     query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev).
     """
     scale = float(parameters.get("scale", np.ones(())))
-    q, k = Approx.exact(query), Approx.exact(key)
+    q, k = narrowed(query, rounding), narrowed(key, rounding)
     return _single_head(scaled_scores(q, k, scale, rounding), value, allowed, empty_rows, rounding)
 
 
@@ -180,7 +181,7 @@ def masked(
     rounding: Roundoffs,
 ) -> LayerReference:
     """Scaled dot-product attention without heads, scores q.k / sqrt(D); no parameters."""
-    q, k = Approx.exact(query), Approx.exact(key)
+    q, k = narrowed(query, rounding), narrowed(key, rounding)
     scores = scaled_scores(q, k, 1.0 / _sqrt(query), rounding)
     return _single_head(scores, value, allowed, empty_rows, rounding)
 
@@ -190,7 +191,7 @@ def _single_head(
 ) -> LayerReference:
     """Scores (B, Lq, Lk) and values (B, Lk, Ev) attended as one head."""
     s = Approx(scores.value[:, None], scores.error[:, None])
-    made = attend(s, Approx.exact(value[:, None]), allowed, u, empty_rows)
+    made = attend(s, narrowed(value[:, None], u), allowed, u, empty_rows)
     B, _, Lq, Ev = made.output.value.shape
     return LayerReference(made.output.reshape(B, Lq, Ev), made.weights, made.keys)
 
@@ -225,7 +226,7 @@ def layer_norm(
 
     query (B, L, E) is x, key and value are not looked at; gain and offset (E,) or absent.
     """
-    return _normalised(Approx.exact(query), (2,), parameters, None, epsilon, rounding)
+    return _normalised(narrowed(query, rounding), (2,), parameters, None, epsilon, rounding)
 
 
 def batch_norm(
@@ -242,7 +243,7 @@ def batch_norm(
     training, and the learned `mean` and `variance` (E,) in evaluation: E statistics, whatever B and L.
     """
     learned = None if training else (parameters["mean"], parameters["variance"])
-    return _normalised(Approx.exact(query), (0, 1), parameters, learned, epsilon, rounding)
+    return _normalised(narrowed(query, rounding), (0, 1), parameters, learned, epsilon, rounding)
 
 
 def _normalised(
@@ -262,7 +263,7 @@ def _normalised(
         variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
     else:
         mean, variance = learned
-        mean_error = variance_error = np.zeros(mean.shape)
+        mean_error, variance_error = narrowed(mean, u).error, narrowed(variance, u).error
     shifted = stored(Approx(x.value - mean, x.error + mean_error), unit)
     total = (variance + epsilon).astype(np.float64)
     # d(t^-1/2) = t^-3/2 / 2, at most at the least argument of the root; nothing is known where that
@@ -281,8 +282,11 @@ def _normalised(
     if "gain" in parameters:
         gain, offset = parameters["gain"], parameters["offset"]
         absolute = np.abs(gain).astype(np.float64)
-        out = stored(Approx(out.value * gain, out.error * absolute), unit)
-        out = Approx(out.value + offset, out.error + unit * np.abs(offset).astype(np.float64))
+        gain_error = narrowed(gain, u).error
+        out = Approx(out.value * gain, out.error * absolute + gain_error * out.size)
+        out = stored(out, unit)
+        offset_error = narrowed(offset, u).error + unit * np.abs(offset).astype(np.float64)
+        out = stored(Approx(out.value + offset, out.error + offset_error), unit)
     out = stored(out, u.output, u.floor)
     B, L, _ = x.value.shape
     nothing = np.zeros((B, 1, L, 0))

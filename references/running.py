@@ -82,6 +82,12 @@ def gamma(n: np.ndarray | float, u: float) -> np.ndarray:
     return np.where(nu < 1, nu / np.where(nu < 1, 1 - nu, 1), np.inf)
 
 
+def narrowed(x: np.ndarray, u: Roundoffs) -> Approx:
+    """An input, exact, or rounded to the working precision where that is less than the dtype's."""
+    lost = u.accumulate if u.accumulate > u.output else 0.0
+    return Approx(x, lost * np.abs(x).astype(np.float64))
+
+
 def stored(x: Approx, unit: float, floor: float = 0.0) -> Approx:
     """`x` rounded once with unit roundoff `unit`; `floor` is the smallest subnormal."""
     return Approx(x.value, x.error + unit * x.size + (floor if unit else 0.0))
@@ -99,6 +105,8 @@ def linear(x: Approx, kernel: np.ndarray, bias: np.ndarray | None, u: Roundoffs)
     value = x.value @ flat
     inherited = x.error @ absolute
     made = gamma(n, u.accumulate) * (x.size @ absolute) + n * u.product_underflow
+    if u.accumulate > u.output:
+        made += u.accumulate * (x.size @ absolute)  # the kernel, rounded like the input
     out = stored(Approx(value, inherited + made), u.output, u.floor)
     if bias is not None:
         out = stored(Approx(out.value + bias.reshape(-1), out.error), u.output, u.floor)

@@ -7,7 +7,9 @@ whatever class the implementation declares.
 from __future__ import annotations
 
 from suite.judge.cell import Cell, check
+from suite.judge.layers import LayerCell
 from suite.spec.dtypes import DTYPES
+from suite.spec.layers import LayerCase
 from suite.spec.problem import Case
 
 # Long sums of unit normals read through one-hot values, weight by weight, under a scale that no binary
@@ -20,4 +22,26 @@ CASES = [
 
 @check(lambda level: CASES)
 def test_precision(cell: Cell) -> None:
+    cell.judge(cell.run(), numerics="stepwise")
+
+
+# float64 alone: the sums of layers' cases are too short to tell a sum in 16 bits.
+LAYERS = [
+    LayerCase.parse(text)
+    for text in (
+        "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/self",
+        "self-attention/none/mha/f64/b2h1q7k7d5v6/e12.12.12.6/self/head",
+        "additive/none/mha/f64/b2h1q5k9d16v14/e12.10.14.14",
+        "additive/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/identity",
+        "dot/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
+        "concat/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/unscaled",
+        "masked/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
+        "layer-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self",
+        "batch-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self/train",
+    )
+]
+
+
+@check(lambda level: LAYERS, LayerCell)
+def test_layer_precision(cell: LayerCell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

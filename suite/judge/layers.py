@@ -263,8 +263,13 @@ class LayerCell(Cell):
         inputs: LayerInputs | None = None,
         numerics: str | None = None,
     ) -> None:
-        """Hold an answer against the oracle; raises Deviation "value" or "non-finite"."""
+        """Hold an answer against the oracle; raises Deviation "value" or "non-finite".
+
+        `numerics` is the class to hold it to, by default the one declared.
+        """
         oracle = self.oracle(inputs)
+        if numerics is not None:
+            oracle = LayerOracle.of(oracle.inputs, numerics, oracle.flushes, oracle.empty_rows)
         try:
             found = oracle.judge(answer)
         except Deviation as deviation:
