@@ -253,7 +253,8 @@ def layers(cells: pd.DataFrame) -> pd.DataFrame:
     found = cells[kinds != "sdpa"].assign(operator=kinds, label=labels(cells))
     table = elections(found).reindex(columns=list(_LAYER_QUESTIONS))
     judged = found[found["check"] == "layer_values"]
-    table = table.reindex(list(judged["label"].drop_duplicates())).fillna("")
+    rows = list(judged["label"].drop_duplicates())
+    table = table.reindex(rows).astype(object).fillna("")
     table.insert(0, "operator", judged.groupby("label", sort=False)["operator"].first())
     case = judged["case"]
     for name, asks in (

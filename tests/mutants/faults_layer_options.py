@@ -240,3 +240,13 @@ class BatchNormUnbiased(BatchNormKernel):
         mean, variance = super().moments(x, call)
         n = x.shape[0] * x.shape[1]
         return mean, variance * call.work(n / (n - 1)) if call.training else variance
+
+
+@mutant("layer_precision")
+class SoftmaxInSingle(MultiHeadKernel):
+    """The softmax of a float64 layer runs in float32, and it says so."""
+
+    numerics = {"f64": "single", "f32": "exact", "bf16": "exact", "f16": "exact"}
+
+    def weights(self, scores, call):
+        return super().weights(scores.astype(np.float32), call).astype(call.work)

@@ -1,0 +1,245 @@
+"""Layers as adapters see them: parameters, code paths, a person's own layer, the table of differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import Implementation
+from backends.layers import LayerMasks, UserLayer, full
+from backends.registry import UsageError, function_implementation, load
+from suite.judge import cell as cells
+from suite.judge.layers import LayerCell
+from suite.report import tables
+from suite.spec.layer_catalogue import layer_cases
+from suite.spec.layers import LayerCase, draw_layer
+from suite.test_layer_masking import test_layer_future as future
+from suite.test_layer_masking import test_layer_poison as poison
+from suite.test_layer_paths import test_layer_paths as paths
+from suite.test_layer_values import test_layer_values as values
+from tests.records_by_hand import cell, run
+
+PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+CAUSAL = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+PADDED = "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+
+OWN = '''
+import torch
+from torch import nn
+
+class Free(nn.Module):
+    def __init__(self, query_width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(query_width, 3 * query_width)
+        self.out = nn.Linear(query_width, query_width)
+
+    def forward(self, x, causal=False, valid=None):
+        B, L, E = x.shape
+        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = split
+        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
+        if causal:
+            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
+        if valid is not None:
+            s = s.masked_fill(~valid[:, None, None], -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
+
+class Loaded(Free):
+    def load_attention(self, p):
+        E = self.out.in_features
+        names = ("query", "key", "value")
+        self.qkv.weight.data = torch.cat([p[f"{n}_kernel"].reshape(E, E).T for n in names])
+        self.qkv.bias.data = torch.cat([p[f"{n}_bias"].reshape(-1) for n in names])
+        self.out.weight.data = p["output_kernel"].reshape(E, E).T
+        self.out.bias.data = p["output_bias"]
+
+class Scaled(Loaded):
+    """sqrt(d_model) instead of sqrt(d_head)."""
+    def __init__(self, query_width, heads):
+        super().__init__(query_width, heads)
+    def forward(self, x, causal=False, valid=None):
+        with torch.no_grad():
+            self.qkv.weight[: x.shape[-1]] /= self.heads**0.5
+            out = super().forward(x, causal, valid)
+            self.qkv.weight[: x.shape[-1]] *= self.heads**0.5
+        return out
+
+class Leaky(Free):
+    """The causal flag is lost where keys are padded."""
+    def forward(self, x, causal=False, valid=None):
+        return super().forward(x, causal and valid is None, valid)
+
+class TwoArrays(nn.Module):
+    def __init__(self, query_width):
+        super().__init__()
+    def forward(self, query, memory):
+        return query
+
+def needs_more(query_width, heads, depth):
+    return None
+'''
+
+
+@pytest.fixture(scope="module")
+def torch_backend() -> Any:
+    pytest.importorskip("torch")
+    return load("torch")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "layers.py"
+    path.write_text(OWN)
+    return path
+
+
+def judged(check: Any, text: str, implementation: Implementation) -> Any:
+    return cells.run(LayerCell(check.check, LayerCase.parse(text), implementation))
+
+
+def made(backend: Any, own: Path, name: str) -> Any:
+    return function_implementation(backend, f"{own}:{name}", "stepwise", "multi-head")
+
+
+def test_a_layer_that_takes_parameters_is_judged_by_the_reference(
+    torch_backend: Any, own: Path
+) -> None:
+    right = made(torch_backend, own, "Loaded")
+    assert judged(values, PLAIN, right).status == "pass"
+    assert judged(values, PADDED, right).status == "pass"
+    wrong = judged(values, PLAIN, made(torch_backend, own, "Scaled"))
+    assert (wrong.status, wrong.kind) == ("fail", "value")
+
+
+def test_a_layer_with_parameters_of_its_own_is_judged_by_what_needs_none(
+    torch_backend: Any, own: Path
+) -> None:
+    free, leaky = made(torch_backend, own, "Free"), made(torch_backend, own, "Leaky")
+    assert judged(values, PLAIN, free).status == "unsupported"
+    assert "takes no parameters" in judged(values, PLAIN, free).message
+    for check, text in ((future, PADDED), (future, CAUSAL), (poison, PADDED)):
+        assert judged(check, text, free).status == "pass"
+    assert judged(future, CAUSAL, leaky).status == "pass"
+    assert judged(future, PADDED, leaky).kind == "leak"
+
+
+def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
+    lacks = made(torch_backend, own, "Loaded").lacks
+    assert lacks["grouped-heads"] == "the factory has no parameter key_heads"
+    assert lacks["mask"] == "the layer has no parameter mask"
+    assert lacks["cross"] == "the layer takes one array"
+    assert "native-causal" not in lacks
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("TwoArrays", "takes 2 positional arrays"), ("needs_more", "depth")],
+)
+def test_what_cannot_be_a_layer_says_why(
+    torch_backend: Any, own: Path, name: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        made(torch_backend, own, name)
+
+
+def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import flax.linen as nn\n"
+        "class Bound:\n"
+        "    def __init__(self, query_width, heads, dtype):\n"
+        "        self.module = nn.MultiHeadDotProductAttention(heads, dtype=dtype)\n"
+        "    def __call__(self, query, key, value, mask=None):\n"
+        "        return self.module.apply(self.variables, query, key, value, mask=mask)\n"
+        "    def load_attention(self, p):\n"
+        "        names = {'query': 'query', 'key': 'key', 'value': 'value', 'out': 'output'}\n"
+        "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
+        "                                     for n, g in names.items()}}\n"
+    )
+    found = function_implementation(load("jax"), f"{path}:Bound", "stepwise", "multi-head")
+    assert judged(values, PADDED, found).status == "pass"
+    cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
+    assert judged(values, cross, found).message == "the layer has no parameter return_weights"
+
+
+def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
+    from backends._torch_layers import fast_path_taken
+
+    by_name = {i.name: i for i in torch_backend.implementations()}
+    fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]
+    asked = [c for c in layer_cases("standard") if c.operator == "multi-head"]
+    supported = [c for c in asked if fast.unsupported(c) is None]
+    assert len(supported) > 20
+    for case in supported:
+        assert fast_path_taken(fast.prepare(draw_layer(case))), case.id
+        assert not fast_path_taken(slow.prepare(draw_layer(case))), case.id
+
+
+def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = next(i for i in torch_backend.implementations() if i.name == "nn-mha")
+    whole = type(layer).paths
+
+    def broken(self: Any, inputs: Any) -> Any:
+        other = replace(inputs, query=2 * inputs.query, key=2 * inputs.key, own=False)
+        return {**whole(self, inputs), "doubled": self.prepare(other)}
+
+    monkeypatch.setattr(type(layer), "paths", broken)
+    verdict = judged(paths, PLAIN, layer)
+    assert verdict.status == "fail"
+    assert verdict.message.startswith("1 of ")
+    assert "paths (doubled): " in verdict.message
+
+
+def test_masks_are_divided_into_what_layers_take() -> None:
+    x = draw_layer(LayerCase.parse(PADDED))
+    taken = LayerMasks.of(x)
+    assert taken.causal
+    assert taken.valid is not None
+    assert taken.valid.shape == (2, 7)
+    assert taken.rest is None
+    rest = LayerMasks.of(x, causal=False, lengths=False).rest
+    assert rest is not None
+    assert np.array_equal(np.broadcast_to(full(rest, x), x.attends.shape), x.attends)
+    per_head = draw_layer(
+        LayerCase.parse("multi-head/bool.bhqk/mha/f32/b2h4q7k7d3/e12.12.12.12/self/dense")
+    )
+    with pytest.raises(ValueError, match="differs between heads"):
+        full(per_head.dense_mask, per_head, heads=False)  # type: ignore[arg-type]
+
+
+def test_the_table_of_layers_says_what_each_does() -> None:
+    elect = "elect/multi-head/mask-polarity/f32"
+    found = tables.layers(
+        tables.cells(
+            run(
+                cell("sdpa/none/mha/f32/b2h3q5k7d8"),
+                cell(elect, "torch:nn-mha", check="election", observed="hides"),
+                cell(PLAIN, "torch:nn-mha", check="layer_values"),
+                cell(
+                    "multi-head/none/mha/f32/b2h4q5k9d3v5/e10.11.13.7",
+                    "torch:nn-mha",
+                    "unsupported",
+                    check="layer_values",
+                    message="splits",
+                ),
+            )
+        )
+    )
+    row = found.loc["torch:nn-mha"]
+    assert list(found.index) == ["torch:nn-mha"]
+    assert (row["operator"], row["mask-polarity"], row["Dv != D"]) == ("multi-head", "hides", "no")
+
+
+def test_user_layers_are_built_once_where_they_keep_their_parameters(
+    torch_backend: Any, own: Path
+) -> None:
+    free = made(torch_backend, own, "Free")
+    assert isinstance(free, UserLayer)
+    x = draw_layer(LayerCase.parse(PLAIN))
+    assert free.build(x) is free.build(x)
