@@ -113,6 +113,8 @@ class KerasLayer(Layer):
         a mask attached to the value, "attached again" the second of two calls with such a value,
         "attached residual" the mask that is left on the sum of a layer's input and output.
         """
+        if inputs.bias is not None:
+            raise ValueError("layers of Keras take no bias of the scores")
         layer = self.made(inputs, **(flags or {}))
         attached = through.startswith("attached")
         # A mask attached to the query's own tensor would be the query's mask, too.

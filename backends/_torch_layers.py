@@ -244,6 +244,17 @@ class MultiheadAttentionFast(MultiheadAttention):
         "bias-with-mask": "the fast path takes no float masks",
     }
 
+    def call(self, inputs: LayerInputs, **flags: Any) -> Prepared:
+        made = super().call(inputs, **flags)
+
+        def forced(**given: Any) -> Any:
+            answer, taken = witnessed(lambda: made.function(**given))
+            if not taken:
+                raise RuntimeError("the fast path was not taken")
+            return answer
+
+        return Prepared(forced, made.arguments)
+
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
         return {}
 
@@ -299,8 +310,8 @@ class TorchBatchNorm(Layer):
         return Prepared(call, {"query": made["query"]})
 
 
-def fast_path_taken(function: Callable[[], Any]) -> bool:
-    """Whether a call runs torch's fast path, seen by the native function it ends in."""
+def witnessed(function: Callable[[], Any]) -> tuple[Any, bool]:
+    """What a call returns, and whether it ran torch's fast path: the native function it ends in."""
     import torch
 
     taken = []
@@ -312,7 +323,7 @@ def fast_path_taken(function: Callable[[], Any]) -> bool:
 
     torch._native_multi_head_attention = witness  # type: ignore[assignment]
     try:
-        function()
+        answer = function()
     finally:
         torch._native_multi_head_attention = original
-    return bool(taken)
+    return answer, bool(taken)

@@ -239,12 +239,13 @@ class PerHead(Textbook):
 
     name = "per-head"
     heads_apart = True
-    lacks = {"single": "takes a batch", "raw-mask": "takes a mask for every head"}
+    lacks = {"raw-mask": "takes a mask for every head"}
 
     def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
         ops, s = self.ops, inputs.sizes
         factor = self.number(s.D**-0.5, inputs)
         outputs, all_weights = [], []
+        lead = 0 if inputs.single else slice(None)  # masks and biases are (B, H, Lq, Lk)
         for h in range(s.H):
             g = h // (s.H // s.Hkv)
             q = self.projected(query, parameters, "query", h)  # (B, Lq, D) or (Lq, D)
@@ -253,8 +254,8 @@ class PerHead(Textbook):
             swapped = (0, 2, 1) if len(k.shape) == 3 else (1, 0)
             scores = q @ ops.transpose(k, swapped) * factor
             if bias is not None:
-                scores = scores + self.of_head(bias, h)
-            weights = self.softmax(scores, None if hidden is None else self.of_head(hidden, h))
+                scores = scores + bias[lead, h]
+            weights = self.softmax(scores, None if hidden is None else hidden[lead, h])
             outputs.append(weights @ v)
             all_weights.append(weights)
         kernel = parameters["output_kernel"]
@@ -268,10 +269,6 @@ class PerHead(Textbook):
         if inputs.returned == "average":
             return output, ops.mean(stacked, axis)
         return output, stacked
-
-    def of_head(self, array: Any, h: int) -> Any:
-        """A head's part of a mask or bias (B, H, Lq, Lk)."""
-        return array[:, h]
 
     def projected(self, x: Any, parameters: dict[str, Any], name: str, head: int) -> Any:
         y = x @ parameters[f"{name}_kernel"][:, head]
@@ -288,8 +285,10 @@ class SingleSample(PerHead):
         "raw-mask": "takes a mask for every head",
     }
 
-    def of_head(self, array: Any, h: int) -> Any:
-        return array[0, h]
+    def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
+        if len(query.shape) != 2:
+            raise ValueError(f"takes one sample (L, width), got {tuple(query.shape)}")
+        return super().compute(query, key, value, hidden, bias, parameters, inputs)
 
 
 class SelfAttention(Textbook):

@@ -169,7 +169,7 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
-    from backends._torch_layers import fast_path_taken
+    from backends._torch_layers import witnessed
 
     by_name = {i.name: i for i in torch_backend.implementations()}
     fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]
@@ -177,8 +177,11 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
     supported = [c for c in asked if fast.unsupported(c) is None]
     assert len(supported) > 20
     for case in supported:
-        assert fast_path_taken(fast.prepare(draw_layer(case))), case.id
-        assert not fast_path_taken(slow.prepare(draw_layer(case))), case.id
+        assert witnessed(fast.prepare(draw_layer(case)))[1], case.id
+        assert not witnessed(slow.prepare(draw_layer(case)))[1], case.id
+    crossed = draw_layer(LayerCase.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12"))
+    with pytest.raises(RuntimeError, match="fast path was not taken"):
+        fast.prepare(crossed)()
 
 
 def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:

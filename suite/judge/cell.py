@@ -21,6 +21,7 @@ from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotElected, Verdict
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES
+from suite.spec.layers import LayerCase
 from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import draw
 
@@ -288,7 +289,7 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
     reason = None
     try:
         reason = cell.implementation.unsupported(cell.case)
-        if reason is not None and not (audit and isinstance(cell.case, Case)):
+        if reason is not None and not (audit and isinstance(cell.case, Case | LayerCase)):
             return verdict("unsupported", "", reason)
         # Whether a warning is an error is for the caller's tests, and no property of a kernel.
         with np.errstate(all="ignore"), warnings.catch_warnings():

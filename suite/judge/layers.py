@@ -176,11 +176,10 @@ class LayerCell(Cell):
         Raises NotElected where a variation of the case needs what the case does not and the
         implementation lacks.
         """
-        if not self.audit:
-            own, lacks = self.case.needs, self.implementation.lacks
-            for feature in inputs.needs:
-                if feature not in own and feature in lacks:
-                    raise NotElected(lacks[feature])
+        own, lacks = self.case.needs, self.implementation.lacks
+        for feature in inputs.needs:
+            if feature not in own and feature in lacks:
+                raise NotElected(lacks[feature])
         return self.implementation.prepare(inputs)
 
     def read(self, native: Any, inputs: LayerInputs, layout: str = "bqe") -> LayerAnswer:  # type: ignore[override]
