@@ -81,7 +81,7 @@ def test_layer_poison(cell: LayerCell) -> None:
         "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
         "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
         "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
-        "multi-head/causal/mha/{dt}/b1h4q3k3d4/e16.16.16.16/self/single",
+        "multi-head/causal/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single",
         "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
         "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
         "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
@@ -115,7 +115,7 @@ def compare(cell: LayerCell, other: LayerInputs, what: str, undo: Callable | Non
 PERMUTED = in_dtypes(
     "multi-head/bool.b1qk/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     "multi-head/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
-    "multi-head/pad/mha/{dt}/b3h2q5k9d6/e12.10.14.12",
+    "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/none/gqa3/{dt}/b2h6q5k9d4/e12.10.10.12",
     "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
     "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",

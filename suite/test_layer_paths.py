@@ -15,7 +15,7 @@ PATHS = (
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
-    "multi-head/pad/mha/{dt}/b3h2q5k9d6/e12.10.14.12",
+    "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
