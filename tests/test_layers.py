@@ -17,7 +17,9 @@ from suite.judge.layers import LayerCell
 from suite.report import tables
 from suite.spec.layer_catalogue import layer_cases
 from suite.spec.layers import LayerCase, draw_layer
+from suite.test_layer_masking import test_layer_batch_permutation as batches
 from suite.test_layer_masking import test_layer_future as future
+from suite.test_layer_masking import test_layer_key_permutation as keys
 from suite.test_layer_masking import test_layer_poison as poison
 from suite.test_layer_paths import test_layer_paths as paths
 from suite.test_layer_values import test_layer_values as values
@@ -74,6 +76,12 @@ class Leaky(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal and valid is None, valid)
 
+class Placed(Free):
+    """Positions are known to it."""
+    def forward(self, x, causal=False, valid=None):
+        place = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return super().forward(x + place[:, None], causal, valid)
+
 class TwoArrays(nn.Module):
     def __init__(self, query_width):
         super().__init__()
@@ -126,6 +134,11 @@ def test_a_layer_with_parameters_of_its_own_is_judged_by_what_needs_none(
         assert judged(check, text, free).status == "pass"
     assert judged(future, CAUSAL, leaky).status == "pass"
     assert judged(future, PADDED, leaky).kind == "leak"
+    assert judged(batches, PLAIN, free).status == "unsupported"
+    double = PLAIN.replace("f32", "f64")
+    for check in (batches, keys):
+        assert judged(check, double, free).status == "pass"
+    assert judged(keys, double, made(torch_backend, own, "Placed")).kind == "unequal"
 
 
 def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
