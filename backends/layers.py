@@ -153,9 +153,11 @@ class Textbook(Layer):
             mask = masks.rest
             if inputs.form != "raw":
                 mask = full(mask, inputs) if self.heads_apart else full(mask, inputs)[:, 0]
-            arrays["hidden"] = backend.array(~mask, None)
+            hidden = self.pairs("hidden", ~mask, inputs)
+            arrays |= {name: backend.array(array, None) for name, array in hidden.items()}
         if inputs.bias is not None:
-            arrays["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
+            added = self.pairs("bias", full(inputs.bias, inputs), inputs)
+            arrays |= {name: backend.array(array, inputs.dtype) for name, array in added.items()}
         returned = inputs.returned
 
         def call(query, key, value, hidden=None, bias=None, **parameters):  # type: ignore[no-untyped-def]
@@ -169,6 +171,10 @@ class Textbook(Layer):
     def laid_out(self, inputs: LayerInputs) -> dict[str, np.ndarray]:
         """The canonical parameters as this layer keeps them."""
         return dict(inputs.parameters)
+
+    def pairs(self, name: str, array: np.ndarray, inputs: LayerInputs) -> dict[str, np.ndarray]:
+        """A mask or bias, (B, H, Lq, Lk) or (B, Lq, Lk), as this layer keeps it."""
+        return {name: array}
 
     @abstractmethod
     def compute(
@@ -235,17 +241,35 @@ class PackedHeads(Textbook):
 
 
 class PerHead(Textbook):
-    """A list of projections, one for each head, whose outputs are concatenated."""
+    """A list of projections, one for each head, whose outputs are concatenated.
+
+    What belongs to head h is handed over on its own, as "query_kernel.h".
+    """
 
     name = "per-head"
     heads_apart = True
     lacks = {"raw-mask": "takes a mask for every head"}
 
+    def laid_out(self, inputs: LayerInputs) -> dict[str, np.ndarray]:
+        made = {}
+        for name, array in inputs.parameters.items():
+            if name == "output_kernel":
+                made[name] = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
+            elif name == "output_bias":
+                made[name] = array
+            else:
+                apart = array.swapaxes(0, 1) if name.endswith("kernel") else array
+                made |= {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(apart)}
+        return made
+
+    def pairs(self, name: str, array: np.ndarray, inputs: LayerInputs) -> dict[str, np.ndarray]:
+        apart = array[0] if inputs.single else array.swapaxes(0, 1)
+        return {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(apart)}
+
     def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
         ops, s = self.ops, inputs.sizes
         factor = self.number(s.D**-0.5, inputs)
         outputs, all_weights = [], []
-        lead = 0 if inputs.single else slice(None)  # masks and biases are (B, H, Lq, Lk)
         for h in range(s.H):
             g = h // (s.H // s.Hkv)
             q = self.projected(query, parameters, "query", h)  # (B, Lq, D) or (Lq, D)
@@ -253,13 +277,12 @@ class PerHead(Textbook):
             v = self.projected(value, parameters, "value", g)
             swapped = (0, 2, 1) if len(k.shape) == 3 else (1, 0)
             scores = q @ ops.transpose(k, swapped) * factor
-            if bias is not None:
-                scores = scores + bias[lead, h]
-            weights = self.softmax(scores, None if hidden is None else hidden[lead, h])
+            if f"bias.{h}" in parameters:
+                scores = scores + parameters[f"bias.{h}"]
+            weights = self.softmax(scores, parameters.get(f"hidden.{h}"))
             outputs.append(weights @ v)
             all_weights.append(weights)
-        kernel = parameters["output_kernel"]
-        output = ops.concat(outputs, -1) @ ops.reshape(kernel, (-1, kernel.shape[-1]))
+        output = ops.concat(outputs, -1) @ parameters["output_kernel"]
         if "output_bias" in parameters:
             output = output + parameters["output_bias"]
         axis = len(output.shape) - 2
@@ -271,9 +294,9 @@ class PerHead(Textbook):
         return output, stacked
 
     def projected(self, x: Any, parameters: dict[str, Any], name: str, head: int) -> Any:
-        y = x @ parameters[f"{name}_kernel"][:, head]
-        bias = parameters.get(f"{name}_bias")
-        return y if bias is None else y + bias[head]
+        y = x @ parameters[f"{name}_kernel.{head}"]
+        bias = parameters.get(f"{name}_bias.{head}")
+        return y if bias is None else y + bias
 
 
 class SingleSample(PerHead):
