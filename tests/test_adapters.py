@@ -71,12 +71,13 @@ def test_operands_have_the_axes_asked_for(backend: Backend, layout: str) -> None
 def test_names_are_unique_and_declarations_are_known(backend: Backend) -> None:
     from suite.judge.tolerance import NUMERICS
     from suite.spec.elections import QUESTIONS
+    from suite.spec.layers import LAYER_FEATURES
     from suite.spec.problem import FEATURES
 
     found = backend.implementations()
     assert len({i.name for i in found}) == len(found)
     for implementation in found:
-        assert set(implementation.lacks) <= set(FEATURES)
+        assert set(implementation.lacks) <= set(FEATURES | LAYER_FEATURES)
         for question, answer in implementation.elections.items():
             answers = [answer] if isinstance(answer, str) else list(answer.values())
             assert set(answers) <= set(QUESTIONS[question].options), (implementation, question)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from suite.spec import catalogue
 from suite.spec.covering import each_value, feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES, dtype, round_to
+from suite.spec.layers import LAYER_FEATURES
 from suite.spec.masks import Boolean, Causal, Index, Padding, Segments, Sizes, Window, parse_mask
 from suite.spec.problem import BIASES, FEATURES, RECIPES, Case, Problem
 from suite.spec.recipes import DRAWS, draw
@@ -31,9 +32,13 @@ def test_ids_are_unique_and_parse_back() -> None:
         assert Case.parse(case.id) == case
         assert catalogue.find(case.id) == case
         assert set(case.needs) <= set(FEATURES)
-    for case in catalogue.ELECTION_CASES + catalogue.BAD_CASES:
+    for case in catalogue.layer_cases("full"):
+        assert catalogue.find(case.id) == case
+        assert set(case.needs) <= set(FEATURES | LAYER_FEATURES)
+    probes = catalogue.ELECTION_CASES + catalogue.BAD_CASES + catalogue.LAYER_BAD_CASES
+    for case in probes:
         assert catalogue.find(case.id) is case
-        assert set(case.needs) <= set(FEATURES)
+        assert set(case.needs) <= set(FEATURES | LAYER_FEATURES)
 
 
 def test_covering_array_covers_every_pair_that_makes_sense() -> None:

@@ -82,7 +82,7 @@ def test_a_check_that_breaks_is_an_error() -> None:
     implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
     for function in (breaks, ill_posed):
         verdict = cells.run(
-            Cell(Check("x", function, lambda level: ()), find(PLAIN), implementation)
+            Cell(Check("x", function, lambda level: (), Cell), find(PLAIN), implementation)
         )
         assert (verdict.status, verdict.kind) == ("error", "harness")
         assert "test_statuses.py" in verdict.message

@@ -250,7 +250,10 @@ def layers(cells: pd.DataFrame) -> pd.DataFrame:
     an answer of the check `layer_values` was right, "no" where it is not asked, else its status.
     """
     kinds = operators(cells)
-    found = cells[kinds != "sdpa"].assign(operator=kinds, label=labels(cells))
+    found = cells.assign(operator=kinds)[kinds != "sdpa"]
+    if found.empty:
+        return pd.DataFrame(index=pd.Index([], name="implementation"))
+    found = found.assign(label=labels(found))
     table = elections(found).reindex(columns=list(_LAYER_QUESTIONS))
     judged = found[found["check"] == "layer_values"]
     rows = list(judged["label"].drop_duplicates())

@@ -84,35 +84,11 @@ class PaddingLostWithDropout(MultiHeadKernel):
 
 
 @mutant("layer_values")
-class CausalLostWithBias(MultiHeadKernel):
-    """The causal flag is lost where there is a float bias."""
-
-    def causal(self, call):
-        return super().causal(call) | (call.bias is not None)
-
-
-@mutant("layer_values")
-class PaddingLostWithBias(MultiHeadKernel):
-    """Padding is lost where there is a float bias."""
-
-    def padded(self, valid, call):
-        return super().padded(valid | (call.bias is not None), call)
-
-
-@mutant("layer_values")
 class PaddingLostAcross(MultiHeadKernel):
     """Padding is lost where the keys are another tensor."""
 
     def padded(self, valid, call):
         return super().padded(valid | (not call.own), call)
-
-
-@mutant("layer_values")
-class PaddingLostWithGroups(MultiHeadKernel):
-    """Padding is lost with grouped heads."""
-
-    def padded(self, valid, call):
-        return super().padded(valid | (call.sizes.H != call.sizes.Hkv), call)
 
 
 @mutant("layer_values")
