@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import Backend, Implementation, Prepared, split_native
+from backends.base import Backend, Implementation, Prepared
 from backends.layers import Layer, LayerMasks, full, operands
-from suite.spec.catalogue import AnyCase
-from suite.spec.layers import EPSILON, LayerCase, LayerInputs
+from suite.spec.layers import EPSILON, LayerInputs
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
 """On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
@@ -389,16 +388,6 @@ class SingleHead(KerasLayer):
         "mask": PAIRS,
         "window": PAIRS,
     }
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        reason = super().unsupported(case)
-        if reason != PAIRS or not isinstance(case, LayerCase):
-            return reason
-        # A combination needs "mask", but of valid keys and a causal mask it is taken natively.
-        if split_native(case, causal=True, lengths=True)[1]:  # type: ignore[arg-type]
-            return reason
-        lacking = (self.lacks[n] for n in case.needs if n != "mask" and n in self.lacks)
-        return next(lacking, None)
 
     def bare(self, inputs: LayerInputs, **flags: Any) -> Any:
         """A layer without parameters."""

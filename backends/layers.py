@@ -562,15 +562,6 @@ class UserLayer(Layer):
         lacks["average"] = "the layer is asked for the weights of every head"
         self.lacks = lacks
 
-    def unsupported(self, case: Any) -> str | None:
-        needs = set(case.needs)
-        if needs >= {"causal", "padding", "mask"} and self.taken >= {"causal", "valid"}:
-            # Two parts that the layer takes apart: no mask array is needed.
-            left = [f for f in case.needs if f != "mask"]
-            if getattr(case, "mask_token", "") in ("causal+pad", "pad+causal"):
-                return next((self.lacks[f] for f in left if f in self.lacks), None)
-        return super().unsupported(case)
-
     def build(self, inputs: LayerInputs) -> Any:
         """The factory's layer for the inputs' sizes; one that keeps its own parameters is built once."""
         s, w = inputs.sizes, inputs.widths

@@ -90,8 +90,7 @@ def test_key_permutation(cell: Cell) -> None:
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     changes = {"key": inputs.key[:, :, order], "value": inputs.value[:, :, order]}
-    mask = inputs.dense_mask
-    permuted = inputs.with_dense(mask_array=None if mask is None else mask[..., order], **changes)
+    permuted = inputs.with_dense(mask_array=inputs.mask_in_order(-1, order), **changes)
     compare(cell, inputs, permuted, "permuted keys")
 
 
@@ -106,9 +105,7 @@ def test_batch_independence(cell: Cell) -> None:
     """A sample's answer does not depend on its place in the batch."""
     inputs = cell.inputs
     order = np.arange(inputs.sizes.B)[::-1]
-    mask = inputs.dense_mask
-    if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
-        mask = mask[order]
+    mask = inputs.mask_in_order(-4, order)
     operands = {n: getattr(inputs, n)[order] for n in ("query", "key", "value")}
     reversed_batch = inputs.with_dense(mask_array=mask, **operands)
     compare(cell, inputs, reversed_batch, "reversed batch", lambda array: array[order])
@@ -124,9 +121,7 @@ def test_head_independence(cell: Cell) -> None:
     """A head's answer does not depend on its place among the heads."""
     inputs = cell.inputs
     order = np.arange(inputs.sizes.H)[::-1]
-    mask = inputs.dense_mask
-    if mask is not None and mask.ndim == 4 and mask.shape[1] > 1:
-        mask = mask[:, order]
+    mask = inputs.mask_in_order(-3, order)
     operands = {n: getattr(inputs, n)[:, order] for n in ("query", "key", "value")}
     reversed_heads = inputs.with_dense(mask_array=mask, **operands)
     compare(cell, inputs, reversed_heads, "reversed heads", lambda array: array[:, order])

@@ -8,23 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import check
+from suite.judge.cell import check, in_every_dtype
 from suite.judge.layers import LayerCell
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.layer_catalogue import layer_cases
 from suite.spec.layers import LayerCase, LayerInputs
 from suite.spec.recipes import generator
-
-
-def in_dtypes(*patterns: str) -> Callable[[str], list[LayerCase]]:
-    """The cases whose ids are `patterns` with {dt} replaced: float32 and bfloat16 at smoke, else all."""
-
-    def found(level: str) -> list[LayerCase]:
-        names = ("f32", "bf16") if level == "smoke" else DTYPES
-        return [LayerCase.parse(p.replace("{dt}", dt)) for p in patterns for dt in names]
-
-    return found
 
 
 def masked(level: str) -> list[LayerCase]:
@@ -75,7 +65,7 @@ def test_layer_poison(cell: LayerCell) -> None:
 
 
 @check(
-    in_dtypes(
+    in_every_dtype(
         "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
         "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
         "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
@@ -125,7 +115,7 @@ def compare(cell: LayerCell, other: LayerInputs, what: str, undo: Callable | Non
     cell.expect_close(second, first, limit, what)
 
 
-PERMUTED = in_dtypes(
+PERMUTED = in_every_dtype(
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/bool.b1qk/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     "multi-head/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
@@ -142,16 +132,15 @@ def test_layer_key_permutation(cell: LayerCell) -> None:
     """The order of keys has no meaning; in self-attention rows are reordered with them."""
     inputs, s = cell.inputs, cell.inputs.sizes
     order = generator(cell.case.id + "/order", cell.seed).permutation(s.Lk)
-    mask = inputs.dense_mask
     changes = {"key": inputs.key[:, order], "value": inputs.value[:, order]}
     if inputs.own:
-        if mask is not None:
+        if inputs.dense_mask is not None:
             raise NotElected("query, key and value are one tensor, and a mask tells rows apart")
         back = np.argsort(order)
         changes["query"] = changes["key"]
         other = inputs.with_dense(**changes)
         return compare(cell, other, "permuted tokens", lambda array: array[:, back])
-    mask = None if mask is None else mask[..., order]
+    mask = inputs.mask_in_order(-1, order)
     compare(cell, inputs.with_dense(mask_array=mask, **changes), "permuted keys")
 
 
@@ -160,9 +149,7 @@ def test_layer_batch_permutation(cell: LayerCell) -> None:
     """A sample's answer does not depend on its place in the batch."""
     inputs = cell.inputs
     order = np.arange(inputs.sizes.B)[::-1]
-    mask = inputs.dense_mask
-    if mask is not None and mask.ndim == 4 and mask.shape[0] > 1:
-        mask = mask[order]
+    mask = inputs.mask_in_order(-4, order)
     operands = {n: getattr(inputs, n)[order] for n in ("query", "key", "value")}
     compare(
         cell, inputs.with_dense(mask_array=mask, **operands), "reversed batch", lambda a: a[order]
@@ -185,7 +172,5 @@ def test_layer_head_permutation(cell: LayerCell) -> None:
         if f"{name}_bias" in parameters:
             parameters[f"{name}_bias"] = parameters[f"{name}_bias"][places]
     parameters["output_kernel"] = parameters["output_kernel"][order]
-    mask = inputs.dense_mask
-    if mask is not None and mask.ndim == 4 and mask.shape[1] > 1:
-        mask = mask[:, order]
+    mask = inputs.mask_in_order(-3, order)
     compare(cell, inputs.with_dense(mask_array=mask, parameters=parameters), "reversed heads")

@@ -19,7 +19,7 @@ import numpy as np
 
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotElected, Verdict
-from suite.spec.catalogue import AnyCase
+from suite.spec.catalogue import AnyCase, parse
 from suite.spec.dtypes import DTYPES
 from suite.spec.layers import LayerCase
 from suite.spec.problem import Case, Inputs
@@ -71,7 +71,7 @@ def in_every_dtype(*patterns: str) -> Callable[[str], list[AnyCase]]:
 
     def found(level: str) -> list[AnyCase]:
         names = ("f32", "bf16") if level == "smoke" else DTYPES
-        return [Case.parse(p.replace("{dt}", dt)) for p in patterns for dt in names]
+        return [parse(p.replace("{dt}", dt)) for p in patterns for dt in names]
 
     return found
 

@@ -17,7 +17,7 @@ from suite.judge.oracle import digest_of, hold, judged_elements
 from suite.judge.tolerance import NUMERICS, ratios, roundoffs
 from suite.judge.verdict import Deviation, HarnessError, Measured
 from suite.spec.dtypes import DType
-from suite.spec.layers import EPSILON, LayerCase, LayerInputs, draw_layer
+from suite.spec.layers import EPSILON, NORMS, LayerCase, LayerInputs, draw_layer
 
 if TYPE_CHECKING:
     from backends.base import Prepared
@@ -123,7 +123,7 @@ def _compute(inputs: LayerInputs, numerics: str, flushes: bool, empty_rows: str)
     arguments: dict[str, Any] = {}
     if inputs.bias is not None:
         arguments["bias"] = inputs.bias.astype(precision)
-    if inputs.operator.endswith("norm"):
+    if inputs.operator in NORMS:
         arguments = {"epsilon": EPSILON, "training": inputs.training}
     else:
         filled = "zeros" if empty_rows == "unmasked" else empty_rows

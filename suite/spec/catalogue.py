@@ -239,6 +239,11 @@ def everything(level: str = "standard") -> tuple[AnyCase, ...]:
     return cases(level) + layer_cases(level) + ELECTION_CASES + BAD_CASES + LAYER_BAD_CASES
 
 
+def parse(text: str) -> Case | LayerCase:
+    """The value case or layer's case that the id's grammar gives. Raises ValueError where it is none."""
+    return LayerCase.parse(text) if text.split("/")[0] in OPERATORS else Case.parse(text)
+
+
 def find(case_id: str) -> AnyCase:
     """The case with this id, in the catalogue or any other that the id's grammar can express.
 
@@ -247,6 +252,4 @@ def find(case_id: str) -> AnyCase:
     for case in ELECTION_CASES + BAD_CASES + LAYER_BAD_CASES:
         if case.id == case_id:
             return case
-    if case_id.split("/")[0] in OPERATORS:
-        return LayerCase.parse(case_id)
-    return Case.parse(case_id)
+    return parse(case_id)

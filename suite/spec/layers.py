@@ -17,15 +17,20 @@ Canonical parameters, and the shapes every adapter converts from, are in `PARAME
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from suite.spec.dtypes import DType, dtype, round_to
 from suite.spec.masks import Mask, Sizes, parse_mask
-from suite.spec.problem import BIASES, mask_features, parse_options, parse_sizes
+from suite.spec.problem import (
+    BIASES,
+    MaskedInputs,
+    parse_options,
+    parse_sizes,
+    part_features,
+)
 from suite.spec.recipes import draw_bias, generator
 
 OPERATORS = {
@@ -39,6 +44,9 @@ OPERATORS = {
     "batch-norm": "batch norm: mean and variance of each feature over all samples and positions",
 }
 """The layers, by operator."""
+
+NORMS = ("layer-norm", "batch-norm")
+"""The operators that attend to nothing."""
 
 PARAMETERS = {
     "query_kernel": "(Eq, H, D); additive: (Eq, U)",
@@ -276,7 +284,7 @@ _BARE = {
 
 
 @dataclass(frozen=True, eq=False)
-class LayerInputs:
+class LayerInputs(MaskedInputs):
     """The values of a layer's case, or of a variation of it, as float64 arrays exact in `dtype`.
 
     query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev); `parameters` as in `PARAMETERS`; `mask`
@@ -313,35 +321,14 @@ class LayerInputs:
             last = self.sizes.Dv
         return Widths(self.query.shape[-1], self.key.shape[-1], self.value.shape[-1], last)
 
-    @cached_property
-    def dense_mask(self) -> np.ndarray | None:
-        """The mask as a boolean array of its natural rank; None where there is no mask."""
-        if self.mask_array is not None:
-            return self.mask_array
-        return self.mask.dense(self.sizes, self.seed) if self.mask else None
-
-    @cached_property
-    def attends(self) -> np.ndarray:
-        """Boolean (B, H, Lq, Lk): the mask and the bias's -inf entries together."""
-        s = self.sizes
-        out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
-        if self.dense_mask is not None:
-            out &= self.dense_mask
-        if self.bias is not None:
-            out &= ~np.isneginf(self.bias)
-        return out
-
-    @property
-    def has_empty_rows(self) -> bool:
-        return bool((~self.attends.any(-1)).any())
-
     @property
     def needs(self) -> tuple[str, ...]:
         """The features an implementation must have to be asked these inputs."""
         s, w, names = self.sizes, self.widths, self.parameters
         masks = ["mask"] if self.mask_array is not None else []
         if self.mask is not None:
-            masks += mask_features(self.mask, self.form)
+            # A layer's causal flag and its mask of keys never exclude each other.
+            masks += part_features(self.mask, self.form)
         many = self.operator == "multi-head"
         asked = {
             "bias": self.bias is not None,
@@ -365,10 +352,6 @@ class LayerInputs:
         }
         return tuple(dict.fromkeys([*masks, *(name for name, needed in asked.items() if needed)]))
 
-    def with_dense(self, **changes: Any) -> LayerInputs:
-        """A variation whose mask is the dense array, so that axes may be permuted freely."""
-        return replace(self, mask=None, form="dense", **{"mask_array": self.dense_mask, **changes})
-
 
 def draw_layer(case: LayerCase, seed: int = 0) -> LayerInputs:
     """The inputs of a layer's case: the same bytes for the same id and seed, on every machine.
@@ -380,7 +363,7 @@ def draw_layer(case: LayerCase, seed: int = 0) -> LayerInputs:
     rng = generator(case.id, seed)
     s, w = case.sizes, case.widths
     query = rng.standard_normal((s.B, s.Lq, w.query))
-    if case.operator.endswith("norm"):
+    if case.operator in NORMS:
         # Features and tokens of different means and spreads, or no axis could be told from another.
         spread = np.exp(rng.standard_normal((1, 1, w.query)) / 2)
         level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(w.query)
@@ -402,7 +385,6 @@ def draw_layer(case: LayerCase, seed: int = 0) -> LayerInputs:
 
 def _parameters(case: LayerCase, rng: np.random.Generator) -> dict[str, np.ndarray]:
     s, w = case.sizes, case.widths
-
     shapes: dict[str, tuple[int, ...]]
 
     def kernel(fan_in: int, *shape: int) -> np.ndarray:
@@ -429,7 +411,7 @@ def _parameters(case: LayerCase, rng: np.random.Generator) -> dict[str, np.ndarr
         }
     if case.operator == "dot" and not case.bare:
         return {"scale": np.array((1.0 + 0.25 * rng.random()) / np.sqrt(s.D))}
-    if case.operator.endswith("norm"):
+    if case.operator in NORMS:
         made = {} if case.bare else {
             "gain": 1.0 + rng.standard_normal(w.query) / 4,
             "offset": rng.standard_normal(w.query),

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -164,7 +164,7 @@ class Case:
     def needs(self) -> tuple[str, ...]:
         """The features an implementation must have to be asked this case (see `FEATURES`)."""
         p = self.problem
-        masks = [] if p.mask is None else mask_features(p.mask, self.form)
+        masks = [] if p.mask is None else _mask_features(p.mask, self.form)
         return _features(p.sizes, masks, p.bias != "none", p.scale, p.softcap, self.layout)
 
     @classmethod
@@ -252,8 +252,55 @@ def parse_options(options: Sequence[str], patterns: Mapping[str, str], text: str
     return values
 
 
+class MaskedInputs:
+    """What the mask and the bias of drawn inputs say; shared by `Inputs` and the inputs of layers."""
+
+    sizes: Any
+    seed: int
+    mask: Mask | None
+    mask_array: np.ndarray | None
+    bias: np.ndarray | None
+
+    @cached_property
+    def dense_mask(self) -> np.ndarray | None:
+        """The mask as a boolean array of its natural rank; None where there is no mask."""
+        if self.mask_array is not None:
+            return self.mask_array
+        return self.mask.dense(self.sizes, self.seed) if self.mask else None
+
+    @cached_property
+    def attends(self) -> np.ndarray:
+        """Boolean (B, H, Lq, Lk): the mask and the bias's -inf entries together."""
+        s = self.sizes
+        out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
+        if self.dense_mask is not None:
+            out &= self.dense_mask
+        if self.bias is not None:
+            out &= ~np.isneginf(self.bias)
+        return out
+
+    @property
+    def has_empty_rows(self) -> bool:
+        return bool((~self.attends.any(-1)).any())
+
+    def with_dense(self, **changes: Any) -> Self:
+        """A variation whose mask is the dense array, so that axes may be permuted freely."""
+        given = {"mask_array": self.dense_mask, **changes}
+        return replace(self, mask=None, form="dense", **given)  # type: ignore[type-var]
+
+    def mask_in_order(self, axis: int, order: np.ndarray) -> np.ndarray | None:
+        """The dense mask with one of its axes (-4 samples, -3 heads, -1 keys) in another order.
+
+        An axis that the mask does not have, or has with size 1, is the same in every order.
+        """
+        mask = self.dense_mask
+        if mask is None or mask.ndim < -axis or mask.shape[axis] == 1:
+            return mask
+        return np.take(mask, order, axis)
+
+
 @dataclass(frozen=True, eq=False)
-class Inputs:
+class Inputs(MaskedInputs):
     """The values of a case, or of a variation of it, as float64 arrays exact in `dtype`.
 
     query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); `mask` symbolic, or None with
@@ -287,7 +334,7 @@ class Inputs:
         """The features an implementation must have to be asked these inputs, as `Case.needs`."""
         masks = ["mask"] if self.mask_array is not None else []
         if self.mask is not None:
-            masks += mask_features(self.mask, self.form)
+            masks += _mask_features(self.mask, self.form)
         added = self.bias is not None
         return _features(self.sizes, masks, added, self.scale, self.softcap, self.layout)
 
@@ -297,13 +344,6 @@ class Inputs:
         if self.scale is not None:
             return self.scale
         return 1.0 / math.sqrt(self.sizes.D) if self.sizes.D else 1.0
-
-    @cached_property
-    def dense_mask(self) -> np.ndarray | None:
-        """The mask as a boolean array of its natural rank; None where there is no mask."""
-        if self.mask_array is not None:
-            return self.mask_array
-        return self.mask.dense(self.sizes, self.seed) if self.mask else None
 
     @property
     def allowed(self) -> Callable[[slice], np.ndarray] | None:
@@ -315,25 +355,6 @@ class Inputs:
         if mask is not None:
             return lambda rows: mask.allowed(Index.of(sizes, seed, rows))
         return None
-
-    @cached_property
-    def attends(self) -> np.ndarray:
-        """Boolean (B, H, Lq, Lk): the mask and the bias's -inf entries together."""
-        s = self.sizes
-        out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
-        if self.dense_mask is not None:
-            out &= self.dense_mask
-        if self.bias is not None:
-            out &= ~np.isneginf(self.bias)
-        return out
-
-    @property
-    def has_empty_rows(self) -> bool:
-        return bool((~self.attends.any(-1)).any())
-
-    def with_dense(self, **changes: Any) -> Inputs:
-        """A variation whose mask is the dense array, so that axes may be permuted freely."""
-        return replace(self, mask=None, form="dense", **{"mask_array": self.dense_mask, **changes})
 
 
 def _features(
@@ -358,10 +379,15 @@ def _features(
     return tuple(dict.fromkeys([*masks, *(name for name, needed in asked.items() if needed)]))
 
 
-def mask_features(mask: Mask, form: str) -> list[str]:
-    """The features a mask needs in the form it is passed in."""
-    found = [_mask_feature(m) if form == "native" else "mask" for m in mask.parts]
+def _mask_features(mask: Mask, form: str) -> list[str]:
+    """The features a mask needs in the form it is passed in, a mask array where it has several parts."""
+    found = part_features(mask, form)
     return [*found, "mask"] if len(mask.parts) > 1 else found
+
+
+def part_features(mask: Mask, form: str) -> list[str]:
+    """The features that the parts of a mask need, each for itself, in the form they are passed in."""
+    return [_mask_feature(m) if form == "native" else "mask" for m in mask.parts]
 
 
 def _mask_feature(mask: Mask) -> str:
