@@ -14,6 +14,7 @@ from suite.judge.expectations import (
     load,
     load_findings,
 )
+from suite.judge.machine import cpu_flags
 from suite.judge.verdict import Verdict
 
 GOOD = """
@@ -90,6 +91,25 @@ def test_versions_and_devices(tmp_path: Path, versions: dict, device: str, holds
     path = tmp_path / "torch.toml"
     path.write_text(GOOD)
     assert bool(Manifest(load(path), versions, device).entries) == holds
+
+
+@pytest.mark.parametrize(
+    ("cpu", "holds"), [('["fma"]', True), ('["!fma"]', False), ('["x9"]', False)]
+)
+def test_an_entry_may_hang_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: str, holds: bool
+) -> None:
+    monkeypatch.setattr("suite.judge.machine.cpu_flags", lambda: frozenset({"fma", "avx2"}))
+    path = tmp_path / "torch.toml"
+    path.write_text(f"{GOOD}cpu = {cpu}\n")
+    assert bool(Manifest(load(path), {"torch": "2.13"}, "cpu").entries) == holds
+
+
+def test_the_flags_are_read_where_linux_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor : 0\nflags\t\t: fpu amx_bf16\nprocessor : 1\nflags : fpu\n")
+    assert cpu_flags(path) == {"fpu", "amx_bf16"}
+    assert cpu_flags(tmp_path / "nowhere") == frozenset()
 
 
 def test_an_entry_that_matches_nothing_is_reported(manifest: Manifest) -> None:

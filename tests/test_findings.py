@@ -15,13 +15,16 @@ from backends.registry import DISTRIBUTIONS
 from suite.__main__ import main
 from suite.judge.expectations import ExpectationError, Finding, load_findings
 from suite.judge.findings import manifests, page
+from suite.judge.machine import cpu_is
 from tests.records_by_hand import cell, run
 
 FOUND = {backend: findings for backend, (findings, _) in manifests().items()}
 
 
 def holds(finding: Finding) -> bool:
-    """Whether the installed versions are those that the finding speaks of."""
+    """Whether the installed versions, and the CPU, are those that the finding speaks of."""
+    if not cpu_is(finding.cpu):
+        return False
     for text in finding.versions:
         requirement = Requirement(text)
         try:

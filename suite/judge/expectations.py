@@ -13,6 +13,7 @@ A manifest is a TOML file per backend, `backends/expectations/NAME.toml`, of ent
     issue = "https://..." or "none found ..."
     versions = ["torch>=2.0"]                   # all must hold; see packaging.requirements
     device = ["cpu"]                            # optional, default any
+    cpu = ["amx_bf16"]                          # optional: what the CPU can do; "!flag": cannot
 
 and of what was found in released software, which entries of any manifest may cite by `finding = "name"`:
 
@@ -41,6 +42,7 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from suite.judge.machine import cpu_is
 from suite.judge.verdict import KINDS, Verdict
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "backends" / "expectations"
@@ -64,6 +66,7 @@ class Expectation:
     versions: tuple[str, ...]
     except_: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
+    cpu: tuple[str, ...] = ()
     finding: str = ""
     source: str = ""
 
@@ -81,8 +84,9 @@ class Expectation:
         )
 
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
-        """Whether the entry is meant for these versions (by distribution name) and this device."""
-        if self.device and device not in self.device:
+        """Whether the entry is meant for these versions (by distribution name), this device and this
+        machine's CPU."""
+        if (self.device and device not in self.device) or not cpu_is(self.cpu):
             return False
         for text in self.versions:
             requirement = Requirement(text)
@@ -100,6 +104,7 @@ class Finding:
     """A deviation of released software, with a script that shows it without this project.
 
     `crashes`: the script ends its process instead of failing an assertion, and perhaps not every time.
+    `cpu`: what the CPU must be able to do, or ("!flag") not, for the script to show anything.
     """
 
     name: str
@@ -110,10 +115,11 @@ class Finding:
     reproduction: str
     seen: str = ""
     crashes: bool = False
+    cpu: tuple[str, ...] = ()
 
 
 _REQUIRED = ("implementation", "check", "case", "kind", "message", "cause", "issue", "versions")
-_LISTS = ("implementation", "check", "case", "except", "versions", "device")
+_LISTS = ("implementation", "check", "case", "except", "versions", "device", "cpu")
 
 
 def load(path: Path) -> list[Expectation]:
@@ -161,7 +167,8 @@ def _findings(document: Mapping[str, Any], file: str) -> list[Finding]:
             raise ExpectationError(f"{place}: {', '.join(sorted(missing))} missing")
         if not values["issue"].startswith(("https://", "none found")):
             raise ExpectationError(f"{place}: issue must be a link, or say that none was found")
-        found.append(Finding(**{**values, "versions": tuple(values["versions"])}))
+        lists = {n: tuple(values.get(n, ())) for n in ("versions", "cpu")}
+        found.append(Finding(**{**values, **lists}))
     names = [f.name for f in found]
     if len(set(names)) < len(names):
         raise ExpectationError(f"{file}: two findings have one name")
@@ -209,6 +216,7 @@ def _entry(values: dict[str, Any], where: str) -> Expectation:
         versions=lists["versions"],
         except_=lists["except"],
         device=lists["device"],
+        cpu=lists["cpu"],
         finding=values.get("finding", ""),
         source=where,
     )

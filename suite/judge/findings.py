@@ -100,6 +100,7 @@ def _section(
         f"{finding.text.strip()}\n",
         f"- Upstream: {finding.issue}",
         f"- Versions: {', '.join(finding.versions)}",
+        *([f"- CPU: {', '.join(finding.cpu).replace('!', 'without ')}"] if finding.cpu else []),
         f"- Seen in: {where}\n",
         "```python",
         finding.reproduction.strip(),
