@@ -130,7 +130,8 @@ class KerasTorchOps(KerasOps):
         "value-size": "accepted",
         "integer-mask": "cast-to-bool",
         # float64 is cast to float32, where 2^-1024 is zero.
-        "subnormal-output": {"f64": "flushed", "f32": "kept", "bf16": "kept", "f16": "kept"},
+        # In bfloat16 that hangs on the CPU, as it does in torch.
+        "subnormal-output": {"f64": "flushed", "f32": "kept", "f16": "kept"},
         "score-overflow": "finite",
     }
 
