@@ -1,0 +1,303 @@
+"""Gradients of scaled dot-product attention, with how far rounding can move them.
+
+For a cotangent G of the output o = p v, p = softmax(s), s = softcap(scale q k^T) + bias (Dao et al.,
+NeurIPS 2022, section 3.1 and appendix B.2):
+
+    dv_j = sum_i p_ij G_i          summed over the query heads of a group
+    dp_ij = G_i . v_j
+    D_i  = sum_j p_ij dp_ij = G_i . o_i
+    ds_ij = p_ij (dp_ij - D_i)     also the gradient of the bias, summed over the axes it lacks
+    dt_ij = ds_ij (1 - tanh(t_ij / cap)^2),  t = scale q k^T;  dt = ds without softcap
+    dq_i = scale sum_j dt_ij k_j,  dk_j = scale sum_i dt_ij q_i
+
+Bounds, by running error analysis, one step at a time, in the notation of `suite.judge.tolerance`; |.|
+is element by element and delta a bound on an error:
+
+    weights  With d_j the error of a score, of its shift and of exp, p'_j = p_j e^{d_j} / sum_l p_l e^{d_l}
+             exactly, so that
+               delta p_j <= p_j (expm1 |d_j| + sum_l p_l expm1 |d_l|) / sum_l p_l e^{-|d_l|}
+             and then the roundings of sum, quotient and store. A backward pass that recomputes weights
+             as exp(s - lse) from a stored log-sum-exp adds u_acc |lse| to d_j.
+    dp       gamma_Dv(u_acc) sum_c |G_c v_jc|, stored like a score (u_s).
+    D        Either sum: sum_j (delta p |dp| + p delta dp) + gamma_n sum_j p |dp|, its products and the sum
+             stored where the steps of a softmax are (u_e); or sum_c |G_c| delta o_c + gamma_Dv sum |G o|
+             with o as it was handed out (u_o). The larger of the two, element by element.
+    ds       delta p |dp - D| + p (delta dp + delta D) + the roundings of a difference, a product and
+             a store: ds is stored like a score (`eager`) or narrowed before the products (u_p). Here
+             cancellation lives: delta dp and delta D stay when dp - D vanishes.
+    dt       ds with scale and, per softcap, the factor 1 - tanh^2, each stored like a score.
+    dq       sum_j delta dt |k| + gamma_{n+2}(u_acc) sum_j |dt k|, stored once (u_o).
+    dk, dv   likewise over the rows; with grouped heads every query head's is stored and then their sum.
+
+Values are computed in the precision the operands come in (float64 or longdouble), errors in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from references.running import Approx, Roundoffs, gamma, narrowed, stored
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) and of the scores
+    before the softmax (B, H, Lq, Lk), each with its bound; which rows have keys (B, H, Lq)."""
+
+    query: Approx
+    key: Approx
+    value: Approx
+    scores: Approx
+    keys: np.ndarray
+    rounding: Roundoffs
+
+    def bias(self, shape: tuple[int, ...]) -> Approx:
+        """The gradient of a bias of this shape, which broadcasts to that of the scores.
+
+        A sum over the axes that the bias lacks, stored once.
+        """
+        u, full = self.rounding, (1,) * (4 - len(shape)) + tuple(shape)
+        axes = tuple(a for a in range(4) if full[a] == 1 and self.scores.value.shape[a] != 1)
+        summed = _summed(self.scores, axes, u)
+        return stored(summed, u.output, u.floor).reshape(*shape)
+
+
+def attention_gradients(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    cotangent: np.ndarray,
+    *,
+    rounding: Roundoffs,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    empty_rows: str = "zeros",
+    exp_error: float = 0.0,
+) -> Gradients:
+    """The gradients of `references.definition.attention` for a cotangent (B, H, Lq, Dv).
+
+    Shapes, mask (True attends, broadcastable to (B, H, Lq, Lk)), bias, scale and softcap are those of
+    `attention`. A row without keys gives zeros and takes no gradient; with `empty_rows` "uniform" its
+    cotangent is shared out evenly among the values, and its scores, which are constants, take none.
+    `exp_error` is the relative error of an approximated exponential. NaN in slots that no row attends
+    is of no influence. Raises ValueError for another `empty_rows`.
+    """
+    if empty_rows not in ("zeros", "uniform"):
+        raise ValueError(f"empty_rows must be zeros or uniform, got {empty_rows!r}")
+    chain = _Backward(query, key, value, cotangent, rounding, mask, bias, scale, softcap, exp_error)
+    chain.uniform = empty_rows == "uniform"
+    with np.errstate(all="ignore"):
+        return chain.gradients()
+
+
+class _Backward:
+    """The chain, one step a method, so that steps can be read beside the derivation."""
+
+    uniform = False
+
+    def __init__(
+        self, query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray,
+        rounding: Roundoffs, mask: np.ndarray | None, bias: np.ndarray | None,
+        scale: float | None, softcap: float | None, exp_error: float,
+    ) -> None:  # fmt: skip
+        B, H, Lq, D = query.shape
+        self.sizes = (B, key.shape[1], H // key.shape[1], Lq, value.shape[2])
+        precision = query.dtype.type
+        self.u, self.softcap, self.exp_error = rounding, softcap, exp_error
+        self.scale = precision(scale) if scale is not None else 1 / np.sqrt(precision(D or 1))
+        shape = (B, H, Lq, value.shape[2])
+        allowed = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
+        self.bias = np.zeros(shape, precision) if bias is None else np.broadcast_to(bias, shape)
+        self.allowed = allowed & ~np.isneginf(self.bias)
+        self.biased = bias is not None
+        group = self.sizes[2]
+        seen = self.allowed.any(-2)[..., None]  # (B, H, Lk, 1)
+        # A row without keys that averages the values sees them all.
+        seen_values = seen | ~self.allowed.any(-1).all(-1)[..., None, None] if self.uniform else seen
+        self.query = narrowed(query, rounding)
+        self.key = narrowed(np.where(seen, np.repeat(key, group, 1), 0), rounding)
+        self.value = narrowed(np.where(seen_values, np.repeat(value, group, 1), 0), rounding)
+        self.cotangent = narrowed(cotangent, rounding)
+        stores_scores = rounding.score >= rounding.output
+        self.score_floor = rounding.floor if stores_scores else rounding.product_underflow
+
+    def gradients(self) -> Gradients:
+        """All gradients."""
+        u = self.u
+        weights, scores = self.weights, self.score_gradient
+        dt = self.scaled(scores)
+        query = self.product(dt, self.key, self.keys[..., None])
+        rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]  # (B, H, Lk, 1)
+        key = self.product(_transposed(dt), self.query, rows)
+        received = weights
+        if self.uniform and weights.value.shape[-1]:
+            share = weights.value.dtype.type(1) / weights.value.shape[-1]
+            empty = (self.keys == 0)[..., None]
+            received = Approx(
+                np.where(empty, share, weights.value),
+                np.where(empty, 2 * (u.weight + 4 * u.accumulate) * float(share), weights.error),
+            )
+            rows = rows + empty.sum(-2, keepdims=True)
+        value = self.product(_transposed(received), self.cotangent, rows)
+        return Gradients(
+            stored(query, u.output, u.floor), self.grouped(key), self.grouped(value),
+            scores, self.keys, u,
+        )  # fmt: skip
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """Number of attended keys, (B, H, Lq)."""
+        return self.allowed.sum(-1)
+
+    @cached_property
+    def capped(self) -> tuple[Approx, np.ndarray]:
+        """Scores after scale and softcap, and tanh(t / cap), zeros without softcap."""
+        u, query, key = self.u, self.query, self.key
+        depth = query.value.shape[-1]
+        factor = abs(float(self.scale))
+        value = (query.value @ np.swapaxes(key.value, -1, -2)) * self.scale
+        product = _product(query, _transposed(key), depth, u)
+        error = factor * product.error + 2 * u.score * _absolute(value)
+        if self.softcap is None:
+            return Approx(value, error), np.zeros(value.shape)
+        bend = np.tanh(value / self.softcap)
+        slope = 1 - np.square(_absolute(bend))
+        # tanh is flatter than its tangent at 0, and steeper elsewhere by 2 error / cap at most.
+        slope = np.minimum(slope + 2 * error / self.softcap, 1.0)
+        out = bend * self.softcap
+        error = error * slope + (4 * u.accumulate + u.score) * _absolute(out)
+        return Approx(out, error), bend
+
+    @cached_property
+    def weights(self) -> Approx:
+        """Weights as the backward pass has them."""
+        u, allowed = self.u, self.allowed
+        scores, _ = self.capped
+        s = scores.value + self.bias if self.biased else scores.value
+        error = scores.error + (u.score * _absolute(s) if self.biased else 0.0)
+        s = np.where(allowed, s, -np.inf)
+        m = s.max(-1, keepdims=True, initial=-np.inf)
+        anchor = np.where(np.isneginf(m), 0, m)
+        p = np.exp(s - anchor)
+        total = p.sum(-1, keepdims=True)
+        p = p / np.where(total == 0, 1, total)
+        distance = np.where(allowed, _absolute(s - anchor), 0.0)
+        lse = _absolute(anchor + np.log(np.where(total == 0, 1, total)))
+        d = error + (u.accumulate + u.step) * distance + u.accumulate * (4 + lse) + self.exp_error
+        d = np.where(allowed, d, 0.0)
+        weight = p.astype(np.float64)
+        moved = weight * np.expm1(d)
+        least = (weight * np.exp(-d)).sum(-1, keepdims=True)
+        products = gamma(self.keys + 4, u.accumulate)[..., None]
+        error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
+        error += (u.weight + 3 * u.step + products) * (weight + error)
+        error += np.where(allowed, u.weight_underflow, 0.0)
+        return Approx(p, np.where(allowed, error, 0.0))
+
+    @cached_property
+    def weight_gradient(self) -> Approx:
+        """dp = G v^T, stored like a score; zero for pairs that do not attend."""
+        out = _product(self.cotangent, _transposed(self.value), self.value.value.shape[-1], self.u)
+        out = stored(out, self.u.score, self.score_floor)
+        return Approx(np.where(self.allowed, out.value, 0), np.where(self.allowed, out.error, 0.0))
+
+    @cached_property
+    def mean(self) -> Approx:
+        """D, (B, H, Lq, 1), by the worse of the two ways."""
+        u, p, dp, cotangent = self.u, self.weights, self.weight_gradient, self.cotangent
+        value = (p.value * dp.value).sum(-1, keepdims=True)
+        inherited = (p.error * dp.size + _absolute(p.value) * dp.error).sum(-1, keepdims=True)
+        sums = (p.size * dp.size).sum(-1, keepdims=True)
+        summed = gamma(self.keys + 2, u.accumulate)[..., None]
+        by_weights = inherited + (summed + 2 * u.step) * sums
+        by_weights += self.keys[..., None] * u.product_underflow
+        size = p.size @ self.value.size  # bounds |o|
+        error = p.error @ self.value.size + _absolute(p.value) @ self.value.error
+        error += gamma(self.keys + 4, u.accumulate)[..., None] * size + u.output * size + u.floor
+        width = self.value.value.shape[-1]
+        products = (cotangent.size * size).sum(-1, keepdims=True)
+        by_output = (cotangent.size * error + cotangent.error * size).sum(-1, keepdims=True)
+        by_output += gamma(width, u.accumulate) * products + width * u.product_underflow
+        return Approx(value, np.maximum(by_weights, by_output))
+
+    @cached_property
+    def score_gradient(self) -> Approx:
+        """ds = p (dp - D), as it is stored."""
+        u, p, dp, mean = self.u, self.weights, self.weight_gradient, self.mean
+        difference = dp.value - mean.value
+        apart = _absolute(difference)
+        inherited = dp.error + mean.error
+        rounded = (u.accumulate + u.step) * (apart + inherited)
+        value = np.where(self.allowed, p.value * difference, 0)
+        error = p.error * apart + p.size * (inherited + rounded)
+        error += (u.accumulate + u.step) * (_absolute(value) + error) + u.product_underflow
+        out = stored(Approx(value, error), max(u.score, u.weight), self.score_floor)
+        return Approx(value, np.where(self.allowed, out.error, 0.0))
+
+    def scaled(self, scores: Approx) -> Approx:
+        """dt times the scale: what the products with queries and keys take."""
+        u, out = self.u, scores
+        if self.softcap is not None:
+            capped, bend = self.capped
+            error_of_bend = capped.error / self.softcap
+            slope = 1 - np.square(bend)
+            size = _absolute(bend)
+            moved = (2 * size + error_of_bend) * error_of_bend + 2 * u.score + 3 * u.accumulate
+            value = out.value * slope
+            error = out.error * (_absolute(slope) + moved) + _absolute(out.value) * moved
+            # Times the cap, times the slope, divided by the cap: each stored.
+            out = stored(Approx(value, error), 3 * (u.score + u.accumulate), 2 * self.score_floor)
+        factor = abs(float(self.scale))
+        out = Approx(out.value * self.scale, out.error * factor)
+        out = stored(out, u.score + 2 * u.accumulate, self.score_floor)
+        # What narrows before the products may do so after the scale, or before it.
+        out = stored(out, u.weight, u.weight_underflow * max(factor, 1.0))
+        return Approx(out.value, np.where(self.allowed, out.error, 0.0))
+
+    def product(self, a: Approx, b: Approx, summands: np.ndarray) -> Approx:
+        return _product(a, b, summands, self.u)
+
+    def grouped(self, x: Approx) -> Approx:
+        """The sum over the query heads of each group, (B, Hkv, Lk, .)."""
+        B, heads, group, _, _ = self.sizes
+        u = self.u
+        x = stored(x, u.output, u.floor)
+        if group == 1:
+            return x
+        split = x.reshape(B, heads, group, *x.value.shape[2:])
+        summed = _summed(split, (2,), u)
+        return stored(
+            Approx(summed.value.squeeze(2), summed.error.squeeze(2)), u.output, u.floor
+        )  # fmt: skip
+
+
+def _absolute(x: np.ndarray) -> np.ndarray:
+    return np.abs(x).astype(np.float64)
+
+
+def _transposed(x: Approx) -> Approx:
+    return Approx(np.swapaxes(x.value, -1, -2), np.swapaxes(x.error, -1, -2))
+
+
+def _product(a: Approx, b: Approx, summands: np.ndarray | int, u: Roundoffs) -> Approx:
+    """a b over the last axis of a, `summands` of whose terms are not zero."""
+    value = a.value @ b.value
+    sums = a.size @ b.size
+    inherited = a.error @ b.size + _absolute(a.value) @ b.error
+    made = gamma(np.asarray(summands) + 2, u.accumulate) * sums + summands * u.product_underflow
+    return Approx(value, inherited + made)
+
+
+def _summed(x: Approx, axes: tuple[int, ...], u: Roundoffs) -> Approx:
+    """The sum over `axes`, which stay with size 1."""
+    if not axes:
+        return x
+    n = int(np.prod([x.value.shape[a] for a in axes]))
+    error = x.error.sum(axes, keepdims=True)
+    error = error + gamma(n, u.accumulate) * x.size.sum(axes, keepdims=True)
+    return Approx(x.value.sum(axes, keepdims=True), error)
