@@ -36,6 +36,13 @@ PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
 RUN = pytest.StashKey["RunState"]()
 RECORD = pytest.StashKey[records.CellRecord]()
+FORGET_EVERY = 20
+"""Cells after which `forget_lowered` is called."""
+LOWERED = (
+    ("jax._src.interpreters.pxla", "_cached_lowering_to_hlo"),
+    ("jax._src.pjit", "_pjit_lower"),
+)
+"""Where JAX keeps what it lowered: module and function with a cache (see `forget_lowered`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -189,6 +196,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     verdict = plan.judge(cell)
     found = record(cell, verdict)
     pyfuncitem.stash[RECORD] = found
+    _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
+    if judged % FORGET_EVERY == 0:
+        forget_lowered()
     if found.status == "unsupported":
         pytest.skip(found.message)
     if found.status == "known":
@@ -394,6 +404,19 @@ def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -
         shard=options.shard,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def forget_lowered() -> None:
+    """Have JAX forget the modules it lowered. Executables stay: nothing is compiled again.
+
+    JAX keeps the modules of the last 2048 compilations, each with an MLIR context of over a megabyte.
+    Among these 3 GB every further lowering takes three times as long. No public function drops them
+    alone; where a release keeps them elsewhere this does nothing.
+    """
+    for module, name in LOWERED:
+        cache = getattr(sys.modules.get(module), name, None)
+        if cache is not None and hasattr(cache, "cache_clear"):
+            cache.cache_clear()
 
 
 def _commit() -> tuple[str, bool]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import check, in_every_dtype
+from suite.judge.cell import check
 from suite.judge.layers import LayerCell
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.layer_catalogue import layer_cases
+from suite.spec.layer_catalogue import in_dtypes, layer_cases
 from suite.spec.layers import LayerCase, LayerInputs
 from suite.spec.recipes import generator
 
@@ -65,7 +65,7 @@ def test_layer_poison(cell: LayerCell) -> None:
 
 
 @check(
-    in_every_dtype(
+    in_dtypes(
         "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
         "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
         "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
@@ -115,7 +115,7 @@ def compare(cell: LayerCell, other: LayerInputs, what: str, undo: Callable | Non
     cell.expect_close(second, first, limit, what)
 
 
-PERMUTED = in_every_dtype(
+PERMUTED = in_dtypes(
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/bool.b1qk/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     "multi-head/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from suite.judge import records
@@ -345,3 +346,22 @@ def test_every_line_of_a_result_file_is_strict_json(smoke) -> None:  # type: ign
 
     for line in smoke[1].read_text().splitlines():
         json.loads(line, parse_constant=refuse)
+
+
+def test_what_jax_lowered_is_forgotten_and_not_compiled_again() -> None:
+    jax = pytest.importorskip("jax")
+    from suite import plugin
+
+    caches = [getattr(sys.modules[module], name) for module, name in plugin.LOWERED]
+
+    def kept() -> int:
+        return sum(cache.cache_info().currsize for cache in caches)
+
+    x = jax.device_put(np.ones((3, 5), np.float32))
+    plugin.forget_lowered()
+    first = x @ x.T
+    assert kept()
+    plugin.forget_lowered()
+    assert not kept()
+    assert np.array_equal(x @ x.T, first)
+    assert not kept(), "the executable went, too"

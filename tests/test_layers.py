@@ -12,10 +12,12 @@ import pytest
 from backends.base import Implementation
 from backends.layers import LayerMasks, UserLayer, full
 from backends.registry import UsageError, function_implementation, load
+from suite.checks import all_checks
 from suite.judge import cell as cells
 from suite.judge.layers import LayerCell
 from suite.report import tables
-from suite.spec.layer_catalogue import layer_cases
+from suite.spec.dtypes import DTYPES
+from suite.spec.layer_catalogue import SHARED, layer_cases
 from suite.spec.layers import LayerCase, draw_layer
 from suite.test_layer_masking import test_layer_batch_permutation as batches
 from suite.test_layer_masking import test_layer_future as future
@@ -259,3 +261,33 @@ def test_user_layers_are_built_once_where_they_keep_their_parameters(
     assert isinstance(free, UserLayer)
     x = draw_layer(LayerCase.parse(PLAIN))
     assert free.build(x) is free.build(x)
+
+
+def asked(level: str) -> dict[tuple, set[str]]:
+    """The dtypes, by operator, sizes and widths, in which any check asks a layer."""
+    found: dict[tuple, set[str]] = {}
+    for check in all_checks():
+        for case in check.cases(level):
+            if isinstance(case, LayerCase):
+                key = (case.operator, case.sizes, case.widths)
+                found.setdefault(key, set()).add(case.dtype.name)
+    return found
+
+
+def test_layers_are_asked_in_few_sizes_and_dtypes() -> None:
+    """JAX compiles 10 to 60 operations anew for each of these, at 25 ms and more: it is what a run
+    costs."""
+    assert sum(map(len, asked("smoke").values())) <= 65
+    assert sum(map(len, asked("standard").values())) <= 100
+    assert sum(map(len, asked("full").values())) <= 130
+
+
+def test_shared_sizes_are_asked_in_every_dtype() -> None:
+    at_standard, at_full = asked("standard"), asked("full")
+    assert at_standard.keys() == at_full.keys()
+    shared = {key for key in at_standard if (key[0], key[1].token) in SHARED}
+    assert {(operator, sizes.token) for operator, sizes, _ in shared} == SHARED
+    for key in shared:
+        assert at_standard[key] == set(DTYPES), key
+    for key in at_standard.keys() - shared:
+        assert at_standard[key] >= {"f32"}, key

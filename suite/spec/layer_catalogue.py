@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
@@ -51,13 +52,17 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
     return True
 
 
+def _sizes(shape: str) -> Sizes:
+    B, Lq, Lk, H, Hkv, D, Dv = SHAPES[shape][0]
+    return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
+
+
 def case_of(row: Row) -> LayerCase:
     """The case of one row of the covering array."""
-    sizes, widths, own = SHAPES[str(row["shape"])]
-    B, Lq, Lk, *heads = sizes
+    _, widths, own = SHAPES[str(row["shape"])]
     return LayerCase(
         "multi-head",
-        Sizes(B, heads[0], heads[1], Lq, Lk, heads[2], heads[3]),
+        _sizes(str(row["shape"])),
         Widths(*widths),
         DTYPES[str(row["dtype"])],
         parse_mask(str(row["mask"])),
@@ -75,7 +80,7 @@ def covering_rows() -> tuple[Row, ...]:
     return tuple(pairwise(AXES, compatible, spread=("mask", "shape", "dtype", "returned")))
 
 
-# {dt} stands for every dtype, at smoke for float32 and bfloat16.
+# {dt} stands for the dtypes that `in_dtypes` says.
 SMOKE_DESIGNED = (
     # widths that are equal, so that exchanged projections fit
     "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
@@ -129,12 +134,37 @@ DESIGNED = (
 )
 
 
+SHARED = {
+    *(("multi-head", _sizes(shape).token) for shape in SHAPES),
+    ("self-attention", "b2h1q7k7d5v6"),
+    ("additive", "b2h1q5k9d16v14"),
+    *((operator, "b2h1q5k9d8v6") for operator in ("dot", "concat", "masked")),
+    *((operator, "b32h1q3k3d64") for operator in ("layer-norm", "batch-norm")),
+}
+"""Operators with the sizes that are asked in every dtype at standard: those of `SHAPES`, and of every
+other layer one or two. A case of other sizes asks what hangs on the sizes, not on the dtype."""
+
+
+def in_dtypes(*patterns: str) -> Callable[[str], list[LayerCase]]:
+    """The cases whose ids are `patterns` with {dt} replaced: at smoke float32 and bfloat16; at standard
+    every dtype where the sizes are `SHARED`, else these two; at full every dtype."""
+
+    def found(level: str) -> list[LayerCase]:
+        cases = [LayerCase.parse(p.replace("{dt}", dt)) for p in patterns for dt in DTYPES]
+        few = ("f32", "bf16")
+        if level == "smoke":
+            return [c for c in cases if c.dtype.name in few]
+        if level == "full":
+            return cases
+        return [c for c in cases if c.dtype.name in few or (c.operator, c.sizes.token) in SHARED]
+
+    return found
+
+
 def designed(level: str = "standard") -> list[LayerCase]:
-    """The designed cases of a level: at smoke some, in float32 and bfloat16."""
-    if level == "smoke":
-        return [LayerCase.parse(t.format(dt=dt)) for t in SMOKE_DESIGNED for dt in ("f32", "bf16")]
-    texts = SMOKE_DESIGNED + DESIGNED
-    return [LayerCase.parse(t.format(dt=dt)) for t in texts for dt in DTYPES]
+    """The designed cases of a level: at smoke some; in the dtypes that `in_dtypes` says."""
+    texts = SMOKE_DESIGNED if level == "smoke" else SMOKE_DESIGNED + DESIGNED
+    return in_dtypes(*texts)(level)
 
 
 @lru_cache(maxsize=3)
