@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +21,7 @@ from backends.base import (
     rank4,
     split_native,
 )
+from backends.differentiation import by_transform
 from backends.layers import Operations, textbooks
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -102,6 +103,11 @@ class JaxBackend(Backend):
             values = values.swapaxes(1, 2)
         return self.array(values, inputs.dtype)
 
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return by_transform(self.jax, prepared, wrt, cotangent)
+
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = (
             "bias",
@@ -147,9 +153,11 @@ class Eager(Implementation):
     }
     elections = {
         "fully-masked-row": "uniform",
+        "fully-masked-row-gradient": "values",
         "minus-inf-row": "nan",
         "no-keys": "zeros",
         "nan-in-masked-key": "blocked",
+        "nan-in-masked-key-gradient": "leaks",
         "nan-in-masked-value": "leaks",
         "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
@@ -200,11 +208,13 @@ class JaxNn(Implementation):
     }
     elections = {
         "fully-masked-row": "uniform",
+        "fully-masked-row-gradient": "values",
         "minus-inf-row": "nan",
         "no-keys": "zeros",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "blocked",
+        "nan-in-masked-key-gradient": "leaks",
         "nan-in-masked-value": "leaks",
         "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
@@ -264,6 +274,7 @@ class JaxNnCudnn(JaxNn):
 class JaxNnFunction(JaxNn):
     """A user's function with the signature of `jax.nn.dot_product_attention`."""
 
+    may_be_forward_only = True
     elections = {}
 
     def __init__(

@@ -1,18 +1,20 @@
 """Keras on its other engines: the same `keras.ops.dot_product_attention` on PyTorch and on JAX.
 
-Arrays are made and read by Keras itself, which is the only framework imported here.
+Arrays are made and read by Keras itself; the engine is imported for what Keras has no word for:
+gradients, and JAX's float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
-from backends.base import Backend, Implementation
+from backends.base import Backend, Implementation, Prepared
+from backends.differentiation import by_autograd, by_transform
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -64,6 +66,13 @@ class KerasTorchBackend(KerasBackend):
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *layers(self)]
 
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        import torch
+
+        return by_autograd(torch, prepared, wrt, cotangent)
+
     def device_name(self, array: Any) -> str:
         return array.device.type
 
@@ -97,6 +106,11 @@ class KerasJaxBackend(KerasBackend):
             values = values.swapaxes(1, 2)
         return self.array(values, inputs.dtype)
 
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return by_transform(self.jax, prepared, wrt, cotangent)
+
     def device_name(self, array: Any) -> str:
         return {"gpu": "cuda"}.get(platform := next(iter(array.devices())).platform, platform)
 
@@ -107,6 +121,7 @@ class KerasTorchOps(KerasOps):
     numerics = "fused"
     # The exponential of torch's CPU flash kernel, which is called underneath.
     exp_error = {"bf16": 1.08e-4, "f16": 1.08e-4}
+    gradient_blocks = {"bf16": (32, 512), "f16": (32, 512)}
     lacks = KerasOps.lacks | {
         "bias-with-mask": "on torch keras.ops takes a bias or a mask, not both",
     }
@@ -119,6 +134,8 @@ class KerasTorchOps(KerasOps):
             "bf16": "uniform",
             "f16": "unmasked",
         },
+        "fully-masked-row-gradient": "scores",
+        "nan-in-masked-key-gradient": "leaks",
         "minus-inf-row": "zeros",
         "no-keys": "zeros",
         "causal-alignment": "top-left",

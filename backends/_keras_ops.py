@@ -82,6 +82,7 @@ class KerasOps(Implementation):
 class KerasFunction(KerasOps):
     """A user's function with the signature of `keras.ops.dot_product_attention`."""
 
+    may_be_forward_only = True
     elections = {}
 
     def __init__(

@@ -6,13 +6,13 @@ float64 values with the format they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from backends.base import Backend, Implementation, Prepared, dense_arguments
+from backends.base import Backend, ForwardOnly, Implementation, Prepared, dense_arguments
 from references.definition import attention
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.problem import Inputs
@@ -29,11 +29,15 @@ class Rounded:
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
+    def __getitem__(self, index: Any) -> Rounded:
+        return Rounded(self.values[index], self.fmt)
+
 
 class NumpyBackend(Backend):
     """The control."""
 
     name = "numpy"
+    has_strides = True
 
     @property
     def versions(self) -> dict[str, str]:
@@ -60,6 +64,27 @@ class NumpyBackend(Backend):
     def transpose(self, array: Rounded, *axes: int) -> Rounded:
         return Rounded(array.values.transpose(*axes), array.fmt)
 
+    def expand(self, array: Rounded, shape: tuple[int, ...]) -> Rounded:
+        return Rounded(np.broadcast_to(array.values, shape), array.fmt)
+
+    def restrided(self, array: Rounded) -> Rounded:
+        values = array.values
+        strides = [
+            7 * values.itemsize if n == 1 else step
+            for n, step in zip(values.shape, values.strides, strict=True)
+        ]
+        return Rounded(np.lib.stride_tricks.as_strided(values, values.shape, strides), array.fmt)
+
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Rounded
+    ) -> tuple[Any, dict[str, Any]]:
+        if prepared.backward is None:
+            raise ForwardOnly("NumPy differentiates nothing", declared=True)
+        arguments = prepared.arguments
+        asked = [prepared.operands[name] for name in wrt]
+        found = prepared.backward(**arguments, cotangent=cotangent, wrt=asked)
+        return prepared(), {name: found[prepared.operands[name]] for name in wrt}
+
 
 class Definition(Implementation):
     """`references.definition.attention`, rounded once to the case's dtype."""
@@ -69,6 +94,7 @@ class Definition(Implementation):
     lacks = {
         "native-causal": "masks are predicates here; there is no separate causal flag",
         "native-window": "masks are predicates here; there is no separate window",
+        "gradient": "NumPy differentiates nothing",
     }
     elections = {
         "fully-masked-row": "zeros",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from backends.base import (
     Prepared,
     dense_arguments,
 )
+from backends.differentiation import by_tape
 from backends.layers import Operations, textbooks
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -84,6 +85,11 @@ class TensorflowBackend(Backend):
             values = values.swapaxes(1, 2)
         return self.array(values, inputs.dtype)
 
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return by_tape(self.tf, prepared, wrt, cotangent)
+
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         return KerasFunction(self, function, name, numerics)
 
@@ -117,9 +123,11 @@ class Eager(Implementation):
     }
     elections = {
         "fully-masked-row": "uniform",
+        "fully-masked-row-gradient": "values",
         "minus-inf-row": "nan",
         "no-keys": "zeros",
         "nan-in-masked-key": "blocked",
+        "nan-in-masked-key-gradient": "leaks",
         "nan-in-masked-value": "leaks",
         "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
@@ -162,11 +170,13 @@ class TensorflowKerasOps(KerasOps):
 
     elections = {
         "fully-masked-row": "uniform",
+        "fully-masked-row-gradient": "values",
         "minus-inf-row": "nan",
         "no-keys": "zeros",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "blocked",
+        "nan-in-masked-key-gradient": "leaks",
         "nan-in-masked-value": "leaks",
         "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",

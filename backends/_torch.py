@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from backends.base import (
     merged_bias,
     split_native,
 )
+from backends.differentiation import by_autograd
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -28,6 +29,10 @@ SDPA = "torch.nn.functional.scaled_dot_product_attention"
 FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
 """Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
 al. 2015, degree 3): 1 + f - p(f) for 2^f is off by 1.071e-4 at most over 0 <= f < 1."""
+
+GRADIENT_BLOCKS = {"bf16": (32, 512), "f16": (32, 512)}
+"""The backward pass of the CPU's flash kernel adds blocks of 32 rows or more, and of 512 keys, to
+gradients in the case's dtype (`cpu_flash_attention_backward`: products with beta = 1)."""
 
 NO_SOFTCAP = "scaled_dot_product_attention has no softcap"
 
@@ -37,6 +42,7 @@ class TorchBackend(Backend):
 
     name = "torch"
     devices = ("cpu", "cuda")
+    has_strides = True
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -82,6 +88,20 @@ class TorchBackend(Backend):
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
 
+    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return array.expand(shape)
+
+    def restrided(self, array: Any) -> Any:
+        strides = [
+            7 if n == 1 else step for n, step in zip(array.shape, array.stride(), strict=True)
+        ]
+        return array.as_strided(array.shape, strides)
+
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        return by_autograd(self.torch, prepared, wrt, cotangent)
+
     def settled(self, layer: Any, dtype: DType) -> Any:
         if not isinstance(layer, self.torch.nn.Module):
             return layer
@@ -106,9 +126,11 @@ class Eager(Implementation):
     }
     elections = {
         "fully-masked-row": "nan",
+        "fully-masked-row-gradient": "nan",
         "minus-inf-row": "nan",
         "no-keys": "zeros",
         "nan-in-masked-key": "blocked",
+        "nan-in-masked-key-gradient": "leaks",
         "nan-in-masked-value": "leaks",
         "nan-in-attended-value": "reaches-them",
         "nan-in-query": "nan",
@@ -153,8 +175,10 @@ class Sdpa(Implementation):
     }
     elections = {
         "fully-masked-row": "zeros",
+        "fully-masked-row-gradient": "nothing",
         "minus-inf-row": "zeros",
         "no-keys": "zeros",
+        "nan-in-masked-key-gradient": "leaks",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "leaks",
@@ -170,6 +194,7 @@ class Sdpa(Implementation):
     }
     merges_mask_into_bias = True
     exp_error = FAST_EXP
+    gradient_blocks = GRADIENT_BLOCKS
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> Prepared:
@@ -192,7 +217,11 @@ class Sdpa(Implementation):
             arguments["scale"] = inputs.scale
         if query.shape[1] != key.shape[1]:
             arguments["enable_gqa"] = True
-        return Prepared(self.caller(torch.nn.functional.scaled_dot_product_attention), arguments)
+        operands = {n: n for n in ("query", "key", "value")}
+        if inputs.bias is not None:
+            operands["bias"] = "attn_mask"
+        caller = self.caller(torch.nn.functional.scaled_dot_product_attention)
+        return Prepared(caller, arguments, operands=operands)
 
     def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function under the forced kernel, or alone where none is forced."""
@@ -218,6 +247,7 @@ class SdpaMath(Sdpa):
     numerics = "exact"
     kernel = "MATH"
     exp_error = {}
+    gradient_blocks = {}
     elections = Sdpa.elections | {
         "causal-with-mask": "raises",
         "nan-in-query": "nan",
@@ -233,6 +263,7 @@ class SdpaFlash(Sdpa):
     lacks = Sdpa.lacks | {
         "value-size": "the flash kernel requires values of the keys' size",
         "inner-stride": "the fused kernels require the last axis to have stride 1",
+        "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
     }
     elections = Sdpa.elections | {"value-size": "raises"}
 
@@ -258,7 +289,7 @@ class Flex(Implementation):
 
     name = "flex"
     numerics = "eager"
-    lacks = {
+    lacks: Mapping[str, str] = {
         "native-causal": "flex_attention has no causal flag",
         "native-window": "flex_attention has no window",
         "mask-array": "flex_attention takes masks and biases as functions of indices",
@@ -276,6 +307,11 @@ class Flex(Implementation):
         "score-overflow": "finite",
     }
 
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        if backend.device == "cpu":
+            self.lacks = self.lacks | {"gradient": "flex_attention has no backward pass on CPU"}
+
     def prepare(self, inputs: Inputs) -> Prepared:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -292,18 +328,18 @@ class Flex(Implementation):
                 return allowed[b, h, i, j]
 
         softcap = inputs.softcap
-        if inputs.bias is not None or softcap is not None:
-            bias = None
-            if inputs.bias is not None:
-                shape = (s.B, s.H, s.Lq, s.Lk)
-                bias = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
+        if inputs.bias is not None:
+            shape = (s.B, s.H, s.Lq, s.Lk)
+            arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
 
+        def modified(bias: Any) -> Callable[..., Any]:
             def score_mod(score, b, h, i, j):  # type: ignore[no-untyped-def]
                 if softcap is not None:
                     score = softcap * torch.tanh(score / softcap)
                 return score if bias is None else score + bias[b, h, i, j]
 
-            arguments["score_mod"] = score_mod
+            return score_mod
+
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         if s.H != s.Hkv:
@@ -311,10 +347,15 @@ class Flex(Implementation):
 
         uncompiled = _uncompiled(flex_attention)
 
-        def call(**arguments: Any) -> Any:
+        def call(bias: Any = None, **arguments: Any) -> Any:
             if mask_mod is not None:
                 sizes = (s.B, s.H, s.Lq, s.Lk)
                 arguments["block_mask"] = create_block_mask(mask_mod, *sizes, device=backend.device)
+            if bias is not None or softcap is not None:
+                arguments["score_mod"] = modified(bias)
+            arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
+            if any(array is not None and array.requires_grad for array in arrays):
+                return flex_attention(**arguments)
             return uncompiled(**arguments)
 
         return Prepared(call, arguments)
@@ -324,7 +365,8 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """flex_attention with the switch its documentation gives for debugging turned on.
 
     Without it every call traces its closures anew through torch.compile with the eager backend, 0.35 s
-    a call, to run the very same operator. (The switch warns of wrong gradients; none are taken here.)
+    a call, to run the very same operator. (The switch warns of wrong gradients: what is differentiated
+    goes the long way.)
     """
     import torch.nn.attention.flex_attention as module
 
@@ -341,8 +383,10 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 class SdpaFunction(Sdpa):
     """A user's function with the signature of `scaled_dot_product_attention`."""
 
+    may_be_forward_only = True
     elections = {}
     exp_error = {}
+    gradient_blocks = {}
 
     def __init__(
         self,
@@ -376,4 +420,4 @@ class SdpaFunction(Sdpa):
         def call(query, key, value, **rest):  # type: ignore[no-untyped-def]
             return self.judged(query, key, value, **rest)
 
-        return Prepared(call, arguments)
+        return Prepared(call, arguments, operands=made.operands)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,20 @@ from suite.spec.elections import QUESTIONS
 from suite.spec.masks import Causal, Mask, Padding, Window
 from suite.spec.problem import Inputs
 
+OPERANDS = ("query", "key", "value", "bias")
+"""What an answer can be differentiated by."""
+
+ARRANGEMENTS = {
+    "contiguous": "C-contiguous",
+    "reversed": "axes in reverse order in memory",
+    "transposed": "the last two axes exchanged in memory",
+    "inner-stride": "every second component of an array twice as wide, NaN between them",
+    "offset": "a window out of a larger array, NaN around it",
+    "expanded": "one sample with stride 0 along the batch",
+    "odd-strides": "axes of size 1 with strides that no contiguous array has",
+}
+"""How values can lie in memory; what the gaps hold must not matter."""
+
 _MEMORY = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
 
 
@@ -34,19 +48,39 @@ class BackendUnavailable(Exception):
     """The framework is not installed, or failed to import; the message says why."""
 
 
+class ForwardOnly(Exception):
+    """What was computed cannot be differentiated; the message says why.
+
+    `declared`: because the backend has no differentiation at all, and not because of the call.
+    """
+
+    def __init__(self, message: str, declared: bool = False) -> None:
+        super().__init__(message)
+        self.declared = declared
+
+
 @dataclass
 class Prepared:
     """A call made ready: `function(**arguments)` gives the framework's own output.
 
-    `layout` is that of the output, "bhld" (B, H, Lq, Dv) or "blhd" (B, Lq, H, Dv).
+    `layout` is that of the output and of the operands, "bhld" (B, H, L, D) or "blhd" (B, L, H, D).
+    `operands` says as which argument an operand is passed that can be differentiated by. `backward` is
+    the call's own derivative, for frameworks that have none: it takes the arguments and the cotangent
+    and returns the gradients by argument.
     """
 
     function: Callable[..., Any]
     arguments: dict[str, Any] = field(default_factory=dict)
     layout: str = "bhld"
+    operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in OPERANDS})
+    backward: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self) -> Any:
         return self.function(**self.arguments)
+
+    def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with other arrays for some of the operands."""
+        return self.arguments | {self.operands[name]: array for name, array in arrays.items()}
 
 
 class Backend(ABC):
@@ -58,6 +92,7 @@ class Backend(ABC):
 
     name: str
     devices: tuple[str, ...] = ("cpu",)
+    has_strides = False
 
     def __init__(self, device: str = "cpu") -> None:
         if device not in self.devices:
@@ -81,6 +116,56 @@ class Backend(ABC):
 
         `dtype` None keeps the NumPy dtype (boolean and integer masks, lengths).
         """
+
+    def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
+        """The framework's array with these values, in memory as `ARRANGEMENTS` says.
+
+        Contiguous where the framework has no strides. Raises KeyError for an unknown arrangement, and
+        ValueError where samples differ that are to be one ("expanded").
+        """
+        if how not in ARRANGEMENTS:
+            raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
+        if how == "contiguous" or not self.has_strides:
+            return self.array(np.ascontiguousarray(values), dtype)
+        axes = list(range(values.ndim))
+        if how in ("reversed", "transposed"):
+            order = axes[::-1] if how == "reversed" else [*axes[:-2], axes[-1], axes[-2]]
+            made = self.array(np.ascontiguousarray(values.transpose(order)), dtype)
+            return self.transpose(made, *order)
+        gap = ~values if values.dtype == bool else np.full(values.shape, np.nan)
+        if how == "inner-stride":
+            return self.array(np.stack([values, gap], -1).reshape(*values.shape[:-1], -1), dtype)[
+                ..., ::2
+            ]
+        if how == "offset":
+            wide = np.concatenate([gap[..., :1], values, gap[..., :2]], -1)
+            around = np.concatenate([~wide if wide.dtype == bool else wide * np.nan] * 2, -2)
+            return self.array(np.concatenate([around, wide, around], -2), dtype)[
+                ..., around.shape[-2] : around.shape[-2] + values.shape[-2], 1:-2
+            ]
+        if how == "expanded":
+            if not (values == values[:1]).all():
+                raise ValueError("samples that lie in one place must be equal")
+            return self.expand(self.array(np.ascontiguousarray(values[:1]), dtype), values.shape)
+        return self.restrided(self.array(np.ascontiguousarray(values), dtype))
+
+    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """The array of size 1 along its first axis as one of `shape`, with stride 0."""
+        raise NotImplementedError
+
+    def restrided(self, array: Any) -> Any:
+        """The array with a stride of 7 elements along every axis of size 1."""
+        raise NotImplementedError
+
+    def differentiate(
+        self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The call's output and its gradients by operand, for a cotangent like the output.
+
+        `wrt` names the operands that ask for a gradient; the others ask for none. An operand without
+        influence has the gradient None. Raises ForwardOnly where the output cannot be differentiated.
+        """
+        raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
     @abstractmethod
     def to_numpy(self, array: Any) -> np.ndarray:
@@ -142,11 +227,12 @@ class Implementation(ABC):
 
     Declared as data: `operator` (what it computes: only cases of this operator are asked), `numerics`
     (the class, or one per short dtype name), `elections` (question to answer, or to one answer per
-    short dtype name; a question left out is observed, not held),
-    `lacks` (feature to the reason it is missing), `dtypes`, `deterministic`,
-    `exp_error` (per short dtype name, where exp is approximated and not rounded), and
-    `merges_mask_into_bias` (a mask beside a bias is passed as -inf in the bias, so that rows it
-    empties follow the election minus-inf-row).
+    short dtype name; a question left out is observed, not held), `lacks` (feature to the reason it is
+    missing), `dtypes`, `deterministic`, `exp_error` (per short dtype name, where exp is approximated
+    and not rounded), `gradient_blocks` (per short dtype name, the rows and the keys after which running
+    sums of gradients are stored in the dtype), `may_be_forward_only` (a user's function need not be
+    differentiable), and `merges_mask_into_bias` (a mask beside a bias is passed as -inf in the bias, so
+    that rows it empties follow the election minus-inf-row).
     """
 
     name: str
@@ -158,13 +244,15 @@ class Implementation(ABC):
     lacks: Mapping[str, str] = {}
     deterministic = True
     exp_error: Mapping[str, float] = {}
+    gradient_blocks: Mapping[str, tuple[int, int]] = {}
+    may_be_forward_only = False
     merges_mask_into_bias = False
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         if backend.device != "cpu":
             # What is declared was verified on CPU: elsewhere answers are observed, and exp is exp.
-            self.elections, self.exp_error = {}, {}
+            self.elections, self.exp_error, self.gradient_blocks = {}, {}, {}
 
     @abstractmethod
     def prepare(self, inputs: Any) -> Prepared:

@@ -13,21 +13,24 @@ NeurIPS 2022, section 3.1 and appendix B.2):
 Bounds, by running error analysis, one step at a time, in the notation of `suite.judge.tolerance`; |.|
 is element by element and delta a bound on an error:
 
-    weights  With d_j the error of a score, of its shift and of exp, p'_j = p_j e^{d_j} / sum_l p_l e^{d_l}
-             exactly, so that
+    weights  With d_j the error of a score, of its shift and of exp exactly
+               p'_j = p_j e^{d_j} / sum_l p_l e^{d_l}, so that
                delta p_j <= p_j (expm1 |d_j| + sum_l p_l expm1 |d_l|) / sum_l p_l e^{-|d_l|}
              and then the roundings of sum, quotient and store. A backward pass that recomputes weights
              as exp(s - lse) from a stored log-sum-exp adds u_acc |lse| to d_j.
     dp       gamma_Dv(u_acc) sum_c |G_c v_jc|, stored like a score (u_s).
-    D        Either sum: sum_j (delta p |dp| + p delta dp) + gamma_n sum_j p |dp|, its products and the sum
-             stored where the steps of a softmax are (u_e); or sum_c |G_c| delta o_c + gamma_Dv sum |G o|
-             with o as it was handed out (u_o). The larger of the two, element by element.
+    D        Either sum: sum_j (delta p |dp| + p delta dp) + gamma_n sum_j p |dp|, its products and
+             the sum stored where the steps of a softmax are (u_e); or sum_c |G_c| delta o_c +
+             gamma_Dv sum |G o| with o as it was handed out (u_o). The larger of the two.
     ds       delta p |dp - D| + p (delta dp + delta D) + the roundings of a difference, a product and
              a store: ds is stored like a score (`eager`) or narrowed before the products (u_p). Here
              cancellation lives: delta dp and delta D stay when dp - D vanishes.
     dt       ds with scale and, per softcap, the factor 1 - tanh^2, each stored like a score.
     dq       sum_j delta dt |k| + gamma_{n+2}(u_acc) sum_j |dt k|, stored once (u_o).
     dk, dv   likewise over the rows; with grouped heads every query head's is stored and then their sum.
+    blocks   Where running sums are stored in the case's dtype after every block of rows (dk, dv, head
+             after head of a group) or of keys (dq), every store of a running sum, which is never more
+             than sum |dt k|, adds u_o times that.
 
 Values are computed in the precision the operands come in (float64 or longdouble), errors in float64.
 """
@@ -78,19 +81,22 @@ def attention_gradients(
     softcap: float | None = None,
     empty_rows: str = "zeros",
     exp_error: float = 0.0,
+    blocks: tuple[int, int] | None = None,
 ) -> Gradients:
     """The gradients of `references.definition.attention` for a cotangent (B, H, Lq, Dv).
 
     Shapes, mask (True attends, broadcastable to (B, H, Lq, Lk)), bias, scale and softcap are those of
     `attention`. A row without keys gives zeros and takes no gradient; with `empty_rows` "uniform" its
     cotangent is shared out evenly among the values, and its scores, which are constants, take none.
-    `exp_error` is the relative error of an approximated exponential. NaN in slots that no row attends
-    is of no influence. Raises ValueError for another `empty_rows`.
+    `exp_error` is the relative error of an approximated exponential; `blocks` are the rows and the keys
+    after which running sums are stored, None where they stay in the accumulator. NaN in slots that no
+    row attends is of no influence. Raises ValueError for another `empty_rows`.
     """
     if empty_rows not in ("zeros", "uniform"):
         raise ValueError(f"empty_rows must be zeros or uniform, got {empty_rows!r}")
     chain = _Backward(query, key, value, cotangent, rounding, mask, bias, scale, softcap, exp_error)
     chain.uniform = empty_rows == "uniform"
+    chain.blocks = blocks
     with np.errstate(all="ignore"):
         return chain.gradients()
 
@@ -99,6 +105,7 @@ class _Backward:
     """The chain, one step a method, so that steps can be read beside the derivation."""
 
     uniform = False
+    blocks: tuple[int, int] | None = None
 
     def __init__(
         self, query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray,
@@ -118,7 +125,9 @@ class _Backward:
         group = self.sizes[2]
         seen = self.allowed.any(-2)[..., None]  # (B, H, Lk, 1)
         # A row without keys that averages the values sees them all.
-        seen_values = seen | ~self.allowed.any(-1).all(-1)[..., None, None] if self.uniform else seen
+        seen_values = (
+            seen | ~self.allowed.any(-1).all(-1)[..., None, None] if self.uniform else seen
+        )
         self.query = narrowed(query, rounding)
         self.key = narrowed(np.where(seen, np.repeat(key, group, 1), 0), rounding)
         self.value = narrowed(np.where(seen_values, np.repeat(value, group, 1), 0), rounding)
@@ -132,6 +141,8 @@ class _Backward:
         weights, scores = self.weights, self.score_gradient
         dt = self.scaled(scores)
         query = self.product(dt, self.key, self.keys[..., None])
+        if self.blocks:
+            query = self.stored_by_blocks(query, dt, self.key, self.blocks[1])
         rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]  # (B, H, Lk, 1)
         key = self.product(_transposed(dt), self.query, rows)
         received = weights
@@ -144,10 +155,14 @@ class _Backward:
             )
             rows = rows + empty.sum(-2, keepdims=True)
         value = self.product(_transposed(received), self.cotangent, rows)
-        return Gradients(
-            stored(query, u.output, u.floor), self.grouped(key), self.grouped(value),
-            scores, self.keys, u,
-        )  # fmt: skip
+        grouped_key, grouped_value = self.grouped(key), self.grouped(value)
+        if self.blocks:
+            grouped_key = self.stored_in_groups(grouped_key, _transposed(dt), self.query)
+            grouped_value = self.stored_in_groups(
+                grouped_value, _transposed(received), self.cotangent
+            )
+        query = stored(query, u.output, u.floor)
+        return Gradients(query, grouped_key, grouped_value, scores, self.keys, u)
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -261,6 +276,20 @@ class _Backward:
 
     def product(self, a: Approx, b: Approx, summands: np.ndarray) -> Approx:
         return _product(a, b, summands, self.u)
+
+    def stored_by_blocks(self, total: Approx, a: Approx, b: Approx, block: int) -> Approx:
+        """`total`, the sum a b, with every running sum stored: one per `block` terms."""
+        stores = -(-a.value.shape[-1] // block)
+        unit = stores * self.u.output
+        return Approx(total.value, total.error + unit * (a.size @ b.size) + stores * self.u.floor)
+
+    def stored_in_groups(self, total: Approx, a: Approx, b: Approx) -> Approx:
+        """`total`, the sum a b over the heads of each group, stored after every block of rows."""
+        assert self.blocks is not None
+        B, heads, group, rows, _ = self.sizes
+        stores = group * -(-rows // self.blocks[0])
+        sums = (a.size @ b.size).reshape(B, heads, group, *total.value.shape[2:]).sum(2)
+        return Approx(total.value, total.error + stores * (self.u.output * sums + self.u.floor))
 
     def grouped(self, x: Approx) -> Approx:
         """The sum over the query heads of each group, (B, Hkv, Lk, .)."""

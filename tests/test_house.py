@@ -19,7 +19,11 @@ ADAPTERS = {
     "_tensorflow": {"tensorflow"},
     "_jax": {"jax", "jaxlib"},
     "_flax": {"flax", "jax"},
-    "_keras": {"keras", "jax"},  # its JAX engine must be told to keep float64
+    "_keras": {
+        "keras",
+        "jax",
+        "torch",
+    },  # its engines differentiate; JAX must be told to keep float64
     "_keras_ops": {"keras"},
     "_keras_layers": {"keras"},
     "_numpy": set(),
@@ -90,7 +94,8 @@ def test_arrows(path: Path) -> None:
         allowed = ("suite.report", "suite.judge.records", "suite.judge.verdict")
         assert all(within(m, *allowed) or m == "suite.judge" for m in ours), ours
     elif within(name, "backends") and path.stem in ADAPTERS:
-        allowed = ["backends.base", "backends.layers", "suite.spec", *PARTS.get(path.stem, ())]
+        shared = ["backends.base", "backends.layers", "backends.differentiation", "suite.spec"]
+        allowed = [*shared, *PARTS.get(path.stem, ())]
         if path.stem == "_numpy":
             allowed.append("references")
         assert all(within(m, *allowed) or m == "backends" for m in ours), ours

@@ -20,7 +20,7 @@ import numpy as np
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotElected, Verdict
 from suite.spec.catalogue import AnyCase, parse
-from suite.spec.dtypes import DTYPES
+from suite.spec.dtypes import DTYPES, DType
 from suite.spec.layers import LayerCase
 from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import draw
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """A promise: its name, the function that judges it, the cases of a level it is asked on, and the
-    kind of cell the function takes."""
+    """A promise: its name, the function that judges it, the cases of a level it is asked on, the kind
+    of cell the function takes, and the features it needs besides those of its cases."""
 
     name: str
     function: Callable[[Any], None]
     cases: Callable[[str], Iterable[AnyCase]]
     cell: type[Cell]
+    needs: tuple[str, ...] = ()
 
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
@@ -48,19 +49,27 @@ class Check:
                 if implementation.operator == case.operator:
                     yield self.cell(self, case, implementation, seed)
 
+    def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
+        """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
+        lacks = implementation.lacks
+        missing = next((lacks[feature] for feature in self.needs if feature in lacks), None)
+        return implementation.unsupported(case) or missing
+
 
 def check(
-    cases: Callable[[str], Iterable[AnyCase]], cell: type[Cell] | None = None
+    cases: Callable[[str], Iterable[AnyCase]],
+    cell: type[Cell] | None = None,
+    needs: tuple[str, ...] = (),
 ) -> Callable[[Callable], Callable]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
     The check is called what the function is, without `test_`. `cell` is the kind of cell it takes, by
-    default `Cell`.
+    default `Cell`; `needs` the features it needs besides those of its cases.
     """
 
     def mark(function: Callable[[Any], None]) -> Callable[[Any], None]:
         name = function.__name__.removeprefix("test_")
-        function.check = Check(name, function, cases, cell or Cell)  # type: ignore[attr-defined]
+        function.check = Check(name, function, cases, cell or Cell, needs)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -122,29 +131,50 @@ class Cell:
 
     def call(self, prepared: Prepared) -> Any:
         """The framework's output. Raises Deviation "raised" with what the framework raised."""
+        return self.attempt(prepared)
+
+    def attempt(self, call: Callable[[], Any]) -> Any:
+        """What the framework returns. Raises Deviation "raised" with what it raised, and NotElected
+        where it was a refusal to differentiate that the implementation may give."""
         try:
-            return prepared()
+            return call()
         except (Exception, SystemExit) as error:
+            # The adapters' ForwardOnly, which no judge imports.
+            declared = getattr(error, "declared", None)
+            if declared or (declared is not None and self.implementation.may_be_forward_only):
+                raise NotElected(f"forward only: {error}") from error
             # JAX adds notes and tracebacks to exceptions; one line is what people compare.
             text = next(iter(str(error).strip().splitlines()), "")
             raise Deviation("raised", f"{type(error).__name__}: {text[:300]}") from error
 
     def read(self, native: Any, inputs: Inputs, layout: str) -> Answer:
         """Judge type, device, dtype and shape, and return the values (B, H, Lq, Dv) in float64."""
-        backend, s = self.implementation.backend, inputs.sizes
+        s = inputs.sizes
+        expected = (s.B, s.H, s.Lq, s.Dv) if layout == "bhld" else (s.B, s.Lq, s.H, s.Dv)
+        values = self.read_array("", native, expected, inputs.dtype)
+        return Answer(native, values if layout == "bhld" else values.swapaxes(1, 2))
+
+    def read_array(
+        self, what: str, native: Any, shape: tuple[int, ...], dtype: DType
+    ) -> np.ndarray:
+        """Judge an array's type, device, dtype and shape, and return its values in float64.
+
+        `what` names it in messages. Raises Deviation.
+        """
+        backend = self.implementation.backend
+        place = f" of {what}" if what else ""
         if not backend.is_array(native):
             got_type = f"{type(native).__module__}.{type(native).__qualname__}"
-            raise Deviation("type", f"expected an array of {backend.name}, got {got_type}")
-        expected = (s.B, s.H, s.Lq, s.Dv) if layout == "bhld" else (s.B, s.Lq, s.H, s.Dv)
+            named = f" as {what}" if what else ""
+            raise Deviation("type", f"expected an array of {backend.name}{named}, got {got_type}")
         for kind, want, got in (
             ("device", backend.device, backend.device_name(native)),
-            ("dtype", inputs.dtype.long_name, backend.dtype_name(native)),
-            ("shape", expected, tuple(native.shape)),
+            ("dtype", dtype.long_name, backend.dtype_name(native)),
+            ("shape", shape, tuple(native.shape)),
         ):
             if want != got:
-                raise Deviation(kind, f"expected {kind} {want}, got {got}")
-        values = backend.to_numpy(native)
-        return Answer(native, values if layout == "bhld" else values.swapaxes(1, 2))
+                raise Deviation(kind, f"expected {kind} {want}{place}, got {got}")
+        return backend.to_numpy(native)
 
     def run(self, inputs: Any = None) -> Answer:
         """Prepare, call and read in one step; `inputs` defaults to the case's own."""
@@ -288,7 +318,7 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
     cell.audit = audit
     reason = None
     try:
-        reason = cell.implementation.unsupported(cell.case)
+        reason = cell.check.unsupported(cell.implementation, cell.case)
         if reason is not None and not (audit and isinstance(cell.case, Case | LayerCase)):
             return verdict("unsupported", "", reason)
         # Whether a warning is an error is for the caller's tests, and no property of a kernel.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from suite.judge.gradients import OPERANDS, GradientOracle
 from suite.judge.oracle import Oracle
-from suite.judge.tolerance import NUMERICS
-from suite.judge.verdict import Deviation
+from suite.judge.tolerance import NUMERICS, ratios
+from suite.judge.verdict import Deviation, NotElected
 from suite.spec.dtypes import DType, round_to
 from suite.spec.masks import Boolean, Causal, Sizes
 from suite.spec.problem import Inputs
@@ -51,6 +52,14 @@ class _Probe:
         self.dtype = dtype
         self.inputs = base_inputs(dtype)
 
+    @property
+    def wide(self) -> str:
+        """A wide class: a probe tells meanings apart, not roundings. In float64 one that recognises
+        what was computed in float32 inside."""
+        declared = self.implementation.numerics_for(self.dtype)
+        least = "single" if self.dtype.name == "f64" else "stepwise"
+        return max(declared, least, key=NUMERICS.index)
+
     def values(self, inputs: Inputs) -> np.ndarray | None:
         """The answer (B, H, Lq, Dv) in float64, or None where the framework raises."""
         prepared = self.implementation.prepare(inputs)
@@ -61,16 +70,38 @@ class _Probe:
         values = self.implementation.backend.to_numpy(out)
         return values if prepared.layout == "bhld" else values.swapaxes(1, 2)
 
+    def gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Gradients of query, key and value, (B, H, L, D), or None where the framework raises."""
+        backend = self.implementation.backend
+        prepared = self.implementation.prepare(inputs)
+        turned = prepared.layout == "blhd"
+        given = backend.array(np.ascontiguousarray(_turned(cotangent, turned)), self.dtype)
+        try:
+            _, found = backend.differentiate(prepared, OPERANDS, given)
+        except Exception as error:
+            if getattr(error, "declared", None) is not None:
+                raise NotElected(f"forward only: {error}") from error
+            return None
+        if any(gradient is None for gradient in found.values()):
+            raise Deviation("no-gradient", "query, key or value got no gradient")
+        return {n: _turned(backend.to_numpy(g), turned) for n, g in found.items()}
+
+    def matches_gradients(
+        self, got: dict[str, np.ndarray], inputs: Inputs, cotangent: np.ndarray, empty_rows: str
+    ) -> bool:
+        """Whether `got` are the gradients of `inputs` with rows without keys read as `empty_rows`."""
+        oracle = GradientOracle.of(inputs, cotangent, self.wide, True, 2e-4, empty_rows)
+        for name, values in got.items():
+            want = oracle.gradient(name, values.shape)
+            if not (ratios(values - want.value, want.error) <= 1).all():
+                return False
+        return True
+
     def matches(self, got: np.ndarray, inputs: Inputs, empty_rows: str = "zeros") -> bool:
         """Whether `got` is the answer to `inputs`."""
-        # A probe tells meanings apart, not roundings: the class is wide, and in float64 one that
-        # recognises what was computed in float32 inside.
-        declared = self.implementation.numerics_for(self.dtype)
-        least = "single" if self.dtype.name == "f64" else "stepwise"
-        numerics = max(declared, least, key=NUMERICS.index)
         flushes = self.implementation.elected("subnormal-output", self.dtype) == "flushed"
         try:
-            Oracle.of(inputs, empty_rows).judge(got, numerics, flushes=flushes)
+            Oracle.of(inputs, empty_rows).judge(got, self.wide, flushes=flushes)
         except Deviation:
             return False
         return True
@@ -93,6 +124,10 @@ class _Probe:
         )
 
 
+def _turned(array: np.ndarray, turned: bool) -> np.ndarray:
+    return array.swapaxes(1, 2) if turned else array
+
+
 def _rows(inputs: Inputs, rows: list[int]) -> Inputs:
     return replace(inputs, query=inputs.query[:, :, rows])
 
@@ -109,6 +144,41 @@ def _minus_inf(p: _Probe) -> str:
     bias[:, :, EMPTY_ROW] = -np.inf
     inputs = replace(p.inputs, bias=bias, bias_kind="inf")
     return p.row_kind(p.values(inputs), inputs, p.inputs)
+
+
+def _cotangent(p: _Probe) -> np.ndarray:
+    s = SIZES
+    rng = generator(f"elections/{p.dtype.name}/cotangent", 0)
+    return round_to(rng.standard_normal((s.B, s.H, s.Lq, s.Dv)), p.dtype)
+
+
+def _fully_masked_gradient(p: _Probe) -> str:
+    mask = np.ones((SIZES.Lq, SIZES.Lk), bool)
+    mask[EMPTY_ROW] = False
+    inputs, cotangent = replace(p.inputs, mask_array=mask, form="dense"), _cotangent(p)
+    got = p.gradients(inputs, cotangent)
+    if got is None:
+        return "raises"
+    if np.isnan(got["query"][:, :, EMPTY_ROW]).all() or np.isnan(got["value"]).any():
+        return "nan"
+    if p.matches_gradients(got, inputs, cotangent, "zeros"):
+        return "nothing"
+    if p.matches_gradients(got, inputs, cotangent, "uniform"):
+        return "values"
+    # Scores that are constants take no gradient; those that are merely large do.
+    return "scores" if (got["query"][:, :, EMPTY_ROW] != 0).any() else "other"
+
+
+def _nan_key_gradient(p: _Probe) -> str:
+    mask = np.ones((SIZES.Lq, SIZES.Lk), bool)
+    mask[:, HIDDEN_KEY] = False
+    key = p.inputs.key.copy()
+    key[:, :, HIDDEN_KEY] = np.nan
+    inputs = replace(p.inputs, mask_array=mask, form="dense", key=key)
+    got = p.gradients(inputs, _cotangent(p))
+    if got is None:
+        raise Deviation("election", "a NaN in a masked key raised in the backward pass")
+    return "leaks" if any(np.isnan(g).any() for g in got.values()) else "blocked"
 
 
 def _no_keys(p: _Probe) -> str:
@@ -237,6 +307,8 @@ def _overflow(p: _Probe) -> str:
 _PROBES = {
     "fully-masked-row": _fully_masked,
     "minus-inf-row": _minus_inf,
+    "fully-masked-row-gradient": _fully_masked_gradient,
+    "nan-in-masked-key-gradient": _nan_key_gradient,
     "no-keys": _no_keys,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,

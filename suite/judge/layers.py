@@ -13,10 +13,9 @@ from references import layers as definitions
 from references.layers import LayerReference
 from references.running import averaged
 from suite.judge.cell import Answer, Cell, NotElected
-from suite.judge.oracle import digest_of, hold, judged_elements
+from suite.judge.oracle import digest_of, hold, judged_elements, precision_for
 from suite.judge.tolerance import NUMERICS, ratios, roundoffs
-from suite.judge.verdict import Deviation, HarnessError, Measured
-from suite.spec.dtypes import DType
+from suite.judge.verdict import Deviation, Measured
 from suite.spec.layers import EPSILON, NORMS, LayerCase, LayerInputs, draw_layer
 
 if TYPE_CHECKING:
@@ -113,12 +112,7 @@ class LayerOracle:
 
 
 def _compute(inputs: LayerInputs, numerics: str, flushes: bool, empty_rows: str) -> LayerReference:
-    wide = inputs.dtype.name == "f64"
-    if wide and np.finfo(np.longdouble).nmant < 63:
-        raise HarnessError(
-            "float64 cases need an extended-precision numpy.longdouble (x86-64 Linux has one)"
-        )
-    precision = np.longdouble if wide else np.float64
+    precision = precision_for(inputs.dtype)
     allowed = inputs.dense_mask
     arguments: dict[str, Any] = {}
     if inputs.bias is not None:
@@ -193,7 +187,7 @@ class LayerCell(Cell):
         if inputs.single:
             lead = (s.Lq,) if inputs.operator == "multi-head" else (s.B,)
         expected = (*lead, inputs.widths.output)
-        values = self._read_array("output", output, expected, inputs.dtype)
+        values = self.read_array("output", output, expected, inputs.dtype)
         values = values.reshape(s.B, s.Lq, -1)
         if inputs.returned == "none":
             return LayerAnswer(output, values)
@@ -207,26 +201,8 @@ class LayerCell(Cell):
             short = full[1:] if inputs.operator == "multi-head" else (s.B, s.Lk)
         if inputs.operator != "multi-head" and not inputs.single:
             short = (s.B, s.Lq, s.Lk)
-        read = self._read_array("weights", weights, short, inputs.dtype)
+        read = self.read_array("weights", weights, short, inputs.dtype)
         return LayerAnswer(output, values, read.reshape(full))
-
-    def _read_array(
-        self, what: str, native: Any, shape: tuple[int, ...], dtype: DType
-    ) -> np.ndarray:
-        backend = self.implementation.backend
-        if not backend.is_array(native):
-            got_type = f"{type(native).__module__}.{type(native).__qualname__}"
-            raise Deviation(
-                "type", f"expected an array of {backend.name} as {what}, got {got_type}"
-            )
-        for kind, want, got in (
-            ("device", backend.device, backend.device_name(native)),
-            ("dtype", dtype.long_name, backend.dtype_name(native)),
-            ("shape", shape, tuple(native.shape)),
-        ):
-            if want != got:
-                raise Deviation(kind, f"expected {kind} {want} of {what}, got {got}")
-        return backend.to_numpy(native)
 
     def empty_rows(self, inputs: LayerInputs) -> str:  # type: ignore[override]
         """What the implementation elects for the rows of `inputs` that have no key."""

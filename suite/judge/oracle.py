@@ -44,11 +44,7 @@ class Oracle:
         if key in _CACHE:
             _CACHE.move_to_end(key)
             return _CACHE[key]
-        wide = inputs.dtype.name == "f64"
-        if wide and np.finfo(np.longdouble).nmant < 63:
-            raise HarnessError(
-                "float64 cases need an extended-precision numpy.longdouble (x86-64 Linux has one)"
-            )
+        precision = precision_for(inputs.dtype)
         reference = attention(
             inputs.query,
             inputs.key,
@@ -58,7 +54,7 @@ class Oracle:
             scale=inputs.scale,
             softcap=inputs.softcap,
             empty_rows=empty_rows,
-            precision=np.longdouble if wide else np.float64,
+            precision=precision,
             terms=True,
             variance=inputs.dtype.is_half,
         )
@@ -115,6 +111,20 @@ class Oracle:
             deviation.measured = measured  # type: ignore[attr-defined]
             raise deviation
         return measured
+
+
+def precision_for(fmt: DType) -> type:
+    """What a reference is computed in: float64, for float64 cases extended precision.
+
+    Raises HarnessError where the platform has no extended precision.
+    """
+    if fmt.name != "f64":
+        return np.float64
+    if np.finfo(np.longdouble).nmant < 63:
+        raise HarnessError(
+            "float64 cases need an extended-precision numpy.longdouble (x86-64 Linux has one)"
+        )
+    return np.longdouble
 
 
 def judged_elements(got: np.ndarray, empty: np.ndarray, nan_rows: str) -> np.ndarray:

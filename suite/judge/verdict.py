@@ -19,6 +19,7 @@ KINDS = {
     "overwritten": "a later call changed an earlier answer",
     "leak": "what the mask hides has influence",
     "unequal": "two forms of one problem give answers further apart than rounding explains",
+    "no-gradient": "an operand that the answer hangs on got no gradient",
     "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
     "no-raise": "a bad problem was answered silently",

@@ -54,6 +54,18 @@ QUESTIONS: dict[str, Question] = {
             operators=("sdpa", "multi-head"),
         ),
         Question(
+            "fully-masked-row-gradient",
+            "The cotangent of a row whose boolean mask hides every key goes to",
+            ("nothing", "values", "scores", "nan", "raises", "other"),
+            needs=("mask", "gradient"),
+        ),
+        Question(
+            "nan-in-masked-key-gradient",
+            "A NaN in a key that the mask hides from every query, seen from the gradients, is",
+            ("blocked", "leaks"),
+            needs=("mask", "gradient"),
+        ),
+        Question(
             "no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")
         ),
         Question(

@@ -61,6 +61,8 @@ FEATURES = {
     "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
     "native-window": "a sliding window of its own",
+    "gradient": "an answer that can be differentiated",
+    "gradient-of-bias": "a bias that can be differentiated by",
 }
 """What a case may need beyond plain attention. Masks an implementation has no flag for are passed
 densely by its adapter, so that only what cannot be passed at all is lacking."""

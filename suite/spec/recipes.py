@@ -138,6 +138,13 @@ def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> n
     return out
 
 
+def draw_cotangent(case: Case, seed: int = 0) -> np.ndarray:
+    """What a case's output is differentiated with: unit normals (B, H, Lq, Dv) in the case's dtype."""
+    s = case.problem.sizes
+    shape = (s.B, s.H, s.Lq, s.Dv)
+    return round_to(generator(f"{case.id}/cotangent", seed).standard_normal(shape), case.dtype)
+
+
 def draw(case: Case, seed: int = 0) -> Inputs:
     """The inputs of a case: the same bytes for the same id and seed, on every machine."""
     rng = generator(case.id, seed)

@@ -12,6 +12,7 @@ from backends.base import Backend
 from tests.mutants import (  # noqa: F401  (imported so that they register their mutants)
     faults_contract,
     faults_flags,
+    faults_gradients,
     faults_hidden,
     faults_layer_calls,
     faults_layer_masks,

@@ -11,6 +11,13 @@ from backends._numpy import Rounded
 from backends.base import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.layers import EPSILON
+from tests.mutants.gradient_kernel import (
+    Differentiable,
+    DifferentiableBlocks,
+    DifferentiableEager,
+    DifferentiableFused,
+    DifferentiableRecomputed,
+)
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
 from tests.mutants.layer_kernel import (
     AdditiveKernel,
@@ -724,6 +731,11 @@ HONEST: tuple[type[Implementation], ...] = (
     UniformRows,
     Flushed,
     HeadsInside,
+    Differentiable,
+    DifferentiableFused,
+    DifferentiableEager,
+    DifferentiableBlocks,
+    DifferentiableRecomputed,
     LayerExact,
     LayerFused,
     LayerEager,

@@ -1,0 +1,42 @@
+"""How each framework differentiates a prepared call; the framework is handed in as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from backends.base import ForwardOnly, Prepared
+
+Found = tuple[Any, dict[str, Any]]
+"""A call's output, and its gradients by operand."""
+
+
+def by_autograd(torch: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
+    """`torch.autograd.grad` from leaves that lie in memory as the call's own arguments do."""
+    arguments = prepared.arguments
+    leaves = {n: arguments[prepared.operands[n]].detach().requires_grad_(True) for n in wrt}
+    out = prepared.function(**prepared.with_operands(leaves))
+    if not (isinstance(out, torch.Tensor) and out.requires_grad):
+        raise ForwardOnly("the output of the call has no gradient function")
+    found = torch.autograd.grad(out, list(leaves.values()), cotangent, allow_unused=True)
+    return out.detach(), dict(zip(leaves, found, strict=True))
+
+
+def by_tape(tf: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
+    """`tf.GradientTape`, which watches the operands that ask for a gradient and nothing else."""
+    sources = {name: prepared.arguments[prepared.operands[name]] for name in wrt}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(list(sources.values()))
+        out = prepared()
+    found = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
+    return out, dict(zip(sources, found, strict=True))
+
+
+def by_transform(jax: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
+    """`jax.vjp` of the call as a function of the operands that ask for a gradient."""
+
+    def call(*arrays: Any) -> Any:
+        return prepared.function(**prepared.with_operands(dict(zip(wrt, arrays, strict=True))))
+
+    out, pull = jax.vjp(call, *(prepared.arguments[prepared.operands[name]] for name in wrt))
+    return out, dict(zip(wrt, pull(cotangent), strict=True))

@@ -1,0 +1,205 @@
+"""Judge gradients: the oracle of a backward pass, and the cell in which a check differentiates."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from references.gradients import Gradients, attention_gradients
+from references.running import Approx
+from suite.judge.cell import Answer, Cell
+from suite.judge.oracle import digest_of, hold, precision_for
+from suite.judge.tolerance import NUMERICS, ratios, roundoffs
+from suite.judge.verdict import Deviation, NotElected
+from suite.spec.problem import Case, Inputs
+from suite.spec.recipes import draw_cotangent
+
+OPERANDS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class GradientOracle:
+    """Gradients of one set of inputs with how far rounding in one numerics class may move them."""
+
+    reference: Gradients
+    inputs: Inputs
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Inputs,
+        cotangent: np.ndarray,
+        numerics: str,
+        flushes: bool = False,
+        exp_error: float = 0.0,
+        empty_rows: str = "zeros",
+        blocks: tuple[int, int] | None = None,
+    ) -> GradientOracle:
+        """The oracle of `inputs` for a cotangent (B, H, Lq, Dv); results are cached.
+
+        Rows without keys take no gradient, or ("uniform") share theirs out among the values. Raises
+        HarnessError where float64 cannot be judged on this platform.
+        """
+        rest = (numerics, flushes, exp_error, empty_rows, blocks)
+        key = (digest_of(inputs), cotangent.tobytes(), *rest)
+        if key not in _CACHE:
+            precision = precision_for(inputs.dtype)
+            _CACHE[key] = attention_gradients(
+                *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value, cotangent)),
+                rounding=roundoffs(numerics, inputs.dtype, flushes),
+                mask=inputs.dense_mask,
+                bias=None if inputs.bias is None else inputs.bias.astype(precision),
+                scale=inputs.scale,
+                softcap=inputs.softcap,
+                empty_rows=empty_rows,
+                exp_error=exp_error,
+                blocks=blocks,
+            )
+        _CACHE.move_to_end(key)
+        while len(_CACHE) > _CACHE_ENTRIES:
+            _CACHE.popitem(last=False)
+        return cls(_CACHE[key], inputs)
+
+    def gradient(self, name: str, shape: tuple[int, ...]) -> Approx:
+        """The gradient of an operand; `shape` is that of a bias as it was passed."""
+        return self.reference.bias(shape) if name == "bias" else getattr(self.reference, name)
+
+
+_CACHE: OrderedDict[tuple, Gradients] = OrderedDict()
+_CACHE_ENTRIES = 64
+
+
+class GradientCell(Cell):
+    """One check x case x implementation, differentiated."""
+
+    case: Case
+
+    @cached_property
+    def cotangent(self) -> np.ndarray:
+        """What the case's output is differentiated with, (B, H, Lq, Dv)."""
+        return draw_cotangent(self.case, self.seed)
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """What the implementation's answer to the case can be differentiated by."""
+        if self.inputs.bias is None or "gradient-of-bias" in self.implementation.lacks:
+            return OPERANDS
+        return (*OPERANDS, "bias")
+
+    def differentiate(
+        self,
+        inputs: Inputs,
+        wrt: Sequence[str],
+        cotangent: np.ndarray | None = None,
+        arranged: str = "reversed",
+    ) -> tuple[Answer, dict[str, np.ndarray]]:
+        """The answer, and the gradients by the operands `wrt`: (B, H, L, D), a bias as it was passed.
+
+        The cotangent (the case's own by default) lies in memory as `arranged` says. Judges type,
+        device, dtype and shape. Raises Deviation "raised" and "no-gradient".
+        """
+        backend = self.implementation.backend
+        prepared = self.prepare(inputs)
+        given = self.cotangent if cotangent is None else cotangent
+        if prepared.layout == "blhd":
+            given = given.swapaxes(1, 2)
+        native = backend.arranged(given, inputs.dtype, arranged)
+        out, found = self.attempt(lambda: backend.differentiate(prepared, wrt, native))
+        answer = self.read(out, inputs, prepared.layout)
+        gradients = {}
+        for name in wrt:
+            argument = prepared.arguments[prepared.operands[name]]
+            gradient = found[name]
+            if gradient is None:
+                raise Deviation("no-gradient", f"the {name} got no gradient")
+            what = f"the gradient of the {name}"
+            values = self.read_array(what, gradient, tuple(argument.shape), inputs.dtype)
+            turned = prepared.layout == "blhd" and name != "bias"
+            gradients[name] = values.swapaxes(1, 2) if turned else values
+        return answer, gradients
+
+    def empty_gradients(self, inputs: Inputs) -> str:
+        """Where the cotangent of a row without keys goes: "nothing", "values", or "nan".
+
+        Raises NotElected for any other election.
+        """
+        if not inputs.has_empty_rows:
+            return "nothing"
+        elected = self.elected("fully-masked-row-gradient")
+        if elected not in ("nothing", "values", "nan"):
+            raise NotElected(f"elects that the cotangent of a row without keys goes to {elected}")
+        return elected
+
+    def gradient_oracle(
+        self, inputs: Inputs, cotangent: np.ndarray | None = None, numerics: str | None = None
+    ) -> GradientOracle:
+        """The oracle of `inputs` under the implementation's elections and in its class."""
+        given = self.cotangent if cotangent is None else cotangent
+        return GradientOracle.of(
+            inputs,
+            given,
+            numerics or self.numerics,
+            self.flushes,
+            self.exp_error,
+            "uniform" if self.empty_gradients(inputs) == "values" else "zeros",
+            self.implementation.gradient_blocks.get(self.dtype.name),
+        )
+
+    def judge_gradients(
+        self,
+        gradients: dict[str, np.ndarray],
+        inputs: Inputs | None = None,
+        cotangent: np.ndarray | None = None,
+    ) -> None:
+        """Hold gradients against the oracle; raises Deviation "value" or "non-finite".
+
+        What NaN reaches from rows without keys, where that is elected, is left out: those rows' own
+        gradients, and all of what their cotangents are summed into.
+        """
+        inputs = self.inputs if inputs is None else inputs
+        oracle = self.gradient_oracle(inputs, cotangent)
+        poisoned = self.empty_gradients(inputs) == "nan"
+        empty = oracle.reference.keys == 0  # (B, H, Lq)
+        shown = []
+        for name, got in gradients.items():
+            want = oracle.gradient(name, got.shape)
+            judged = np.ones(got.shape, bool)
+            if poisoned:
+                judged &= ~_reached(name, empty, got.shape, inputs.sizes.Hkv)
+            error, measured, deviation = hold(
+                got, want.value, want.error, judged, inputs.dtype, self.numerics,
+                f"gradient of the {name}, ",
+            )  # fmt: skip
+            measured.grade = self._grade(name, error, inputs, cotangent)
+            self.measured.worst_of(measured)
+            shown.append(f"{name} {measured.error_ratio:.2g}")
+            if deviation is not None:
+                raise deviation
+        self.measured.observed = ", ".join(shown)
+
+    def _grade(
+        self, name: str, error: np.ndarray, inputs: Inputs, cotangent: np.ndarray | None
+    ) -> str:
+        """The narrowest class whose bound holds for every element; "none" beyond all."""
+        for numerics in NUMERICS:
+            limit = self.gradient_oracle(inputs, cotangent, numerics).gradient(name, error.shape)
+            if not (ratios(error, limit.error) > 1).any():
+                return numerics
+        return "none"
+
+
+def _reached(name: str, empty: np.ndarray, shape: tuple[int, ...], Hkv: int) -> np.ndarray:
+    """Which elements of a gradient of `shape` a row without keys (B, H, Lq) has a part in."""
+    B, H, _ = empty.shape
+    if name == "query":
+        return np.broadcast_to(empty[..., None], shape)
+    if name == "bias":
+        full = (1,) * (4 - len(shape)) + shape
+        axes = tuple(a for a in range(3) if full[a] == 1)
+        return np.broadcast_to(empty.any(axes, keepdims=True)[..., None], full).reshape(shape)
+    heads = empty.any(-1).reshape(B, Hkv, H // Hkv).any(-1)
+    return np.broadcast_to(heads[..., None, None], shape)

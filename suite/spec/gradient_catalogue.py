@@ -1,0 +1,69 @@
+"""The catalogue of cases that are differentiated, by level, made like `suite.spec.catalogue`.
+
+The cases are of the same grammar, but of fewer and smaller shapes: a backward pass costs three forward
+ones, and JAX compiles some forty operations for every new shape and dtype of it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from suite.spec.catalogue import MASKS, case_of, compatible
+from suite.spec.covering import Row, each_value, pairwise
+from suite.spec.dtypes import DTYPES
+from suite.spec.problem import Case
+
+AXES: dict[str, tuple[object, ...]] = {
+    "mask": MASKS,
+    # B, Lq, Lk, D, Dv: distinct and odd, and all equal with a key that is no transposed query
+    "shape": ((2, 11, 9, 6, 6), (2, 5, 13, 8, 10), (4, 4, 4, 4, 4)),
+    "heads": ((4, 2), (3, 3)),
+    "dtype": tuple(DTYPES),
+    "bias": ("none", "qk", "1hqk", "bhqk", "inf"),
+    "scale": (None, 0.3, -0.2),
+    "softcap": (None, 2.0),
+    "recipe": ("normal", "large", "ties", "onehot", "integers", "offset"),
+    "layout": ("bhld", "blhd"),
+    "form": ("native", "dense"),
+}
+
+SMOKE_DESIGNED = (
+    "sdpa/causal/mha/{dt}/b4h4q4k4d4",
+    "sdpa/causalbr/gqa2/{dt}/b2h4q11k9d6",
+    "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6",
+    "sdpa/bool.bhqk/gqa2/{dt}/b2h4q5k13d8v10/bias.bhqk/dense",
+    "sdpa/none/mha/{dt}/b2h3q11k9d6/large",
+)
+
+# Tails around block sizes, one query, many heads of one key, zero sizes: float32 and bfloat16 alone.
+DESIGNED = (
+    "sdpa/causal/mha/{dt}/b1h2q65k65d8",
+    "sdpa/pad/mha/{dt}/b2h3q31k33d7",
+    "sdpa/none/mqa/{dt}/b1h5q129k127d16",
+    "sdpa/none/mqa/{dt}/b2h5q1k65d16",
+    "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
+    "sdpa/none/mha/{dt}/b0h3q5k7d8",
+    "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
+)
+
+
+@lru_cache(maxsize=1)
+def covering_rows() -> tuple[Row, ...]:
+    """The covering array of strength 2 over `AXES`."""
+    return tuple(pairwise(AXES, compatible, spread=("mask", "shape", "heads", "dtype")))
+
+
+@lru_cache(maxsize=3)
+def gradient_cases(level: str = "standard") -> tuple[Case, ...]:
+    """The cases of a level, each once, smoke before standard before full."""
+    half = ("f32", "bf16")
+    found = [Case.parse(text.format(dt=dt)) for text in SMOKE_DESIGNED for dt in half]
+    found += [case_of(row) for row in each_value(covering_rows())]
+    if level != "smoke":
+        found += [Case.parse(text.format(dt=dt)) for text in SMOKE_DESIGNED for dt in DTYPES]
+        found += [Case.parse(text.format(dt=dt)) for text in DESIGNED for dt in half]
+        found += [case_of(row) for row in covering_rows()]
+    if level == "full":
+        found += [Case.parse(text.format(dt=dt)) for text in DESIGNED for dt in DTYPES]
+        found += [case_of(row | {"dtype": dt}) for row in covering_rows() for dt in DTYPES]
+    return tuple({case.id: case for case in found}.values())

@@ -1,0 +1,135 @@
+"""Promise: gradients lie within bounds that are derived like those of the answer, whichever operand
+asks for one, and what a mask hides has neither a gradient nor a part in any."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.judge.cell import NotElected, check
+from suite.judge.gradients import OPERANDS, GradientCell
+from suite.judge.verdict import Deviation
+from suite.spec.gradient_catalogue import gradient_cases
+from suite.spec.problem import Case
+from suite.test_masking import last_seen_by_some, never_attended, poisoned
+
+
+@check(gradient_cases, GradientCell, ("gradient",))
+def test_gradients(cell: GradientCell) -> None:
+    answer, gradients = cell.differentiate(cell.inputs, cell.operands)
+    cell.judge(answer)
+    cell.judge_gradients(gradients)
+
+
+def biased(level: str) -> list[Case]:
+    return [case for case in gradient_cases(level) if case.problem.bias != "none"]
+
+
+@check(biased, GradientCell, ("gradient", "gradient-of-bias"))
+def test_gradient_of_bias(cell: GradientCell) -> None:
+    """The bias alone asks for a gradient (pytorch#148476)."""
+    _, gradients = cell.differentiate(cell.inputs, ("bias",))
+    cell.judge_gradients(gradients)
+
+
+ALONE = (
+    "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
+    "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
+)
+
+
+def alone(level: str) -> list[Case]:
+    names = ("f32",) if level == "smoke" else ("f64", "f32", "bf16", "f16")
+    return [Case.parse(text.format(dt=dt)) for text in ALONE for dt in names]
+
+
+@check(alone, GradientCell, ("gradient",))
+def test_gradient_alone(cell: GradientCell) -> None:
+    """One operand asks for a gradient and the others do not; then the second time is like the first."""
+    for name in OPERANDS:
+        _, gradients = cell.differentiate(cell.inputs, (name,))
+        cell.judge_gradients(gradients)
+        _, again = cell.differentiate(cell.inputs, (name,))
+        if cell.implementation.deterministic:
+            what = f"the gradient of the {name} a second time"
+            cell.expect_bitwise(again[name], gradients[name], "not-deterministic", what)
+
+
+@check(alone, GradientCell, ("gradient",))
+def test_gradient_arrangements(cell: GradientCell) -> None:
+    """Cotangents however they lie in memory: with stride 0, transposed, with gaps, for one component."""
+    ones = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
+    single = np.where(np.arange(cell.cotangent.shape[-1]) == 1, cell.cotangent, 0.0)
+    for arranged, cotangent in (
+        ("expanded", ones),
+        ("transposed", cell.cotangent),
+        ("inner-stride", cell.cotangent),
+        ("offset", cell.cotangent),
+        ("contiguous", single),
+    ):
+        _, gradients = cell.differentiate(cell.inputs, OPERANDS, cotangent, arranged)
+        cell.judge_gradients(gradients, cotangent=cotangent)
+
+
+@check(alone, GradientCell, ("gradient",))
+def test_gradient_contract(cell: GradientCell) -> None:
+    """Nothing handed in is changed, and the answer is the one given without gradients."""
+    backend = cell.implementation.backend
+    prepared = cell.prepare(cell.inputs)
+    before = {
+        n: backend.to_numpy(a).copy() for n, a in prepared.arguments.items() if backend.is_array(a)
+    }
+    turned = prepared.layout == "blhd"
+    given = cell.cotangent.swapaxes(1, 2) if turned else cell.cotangent
+    native = backend.arranged(given, cell.dtype, "reversed")
+    kept = backend.to_numpy(native).copy()
+    plain = cell.read(cell.call(prepared), cell.inputs, prepared.layout)
+    cell.judge(plain)
+    cell.attempt(lambda: backend.differentiate(prepared, OPERANDS, native))
+    for name, values in before.items():
+        if not np.array_equal(backend.to_numpy(prepared.arguments[name]), values, equal_nan=True):
+            raise Deviation("mutated-input", f"differentiation changed the argument {name}")
+    if not np.array_equal(backend.to_numpy(native), kept):
+        raise Deviation("mutated-input", "differentiation changed the cotangent")
+
+
+def hiding(level: str) -> list[Case]:
+    """Cases of ordinary values in which some slot is hidden from all rows, or from many."""
+    return [
+        case
+        for case in gradient_cases(level)
+        if case.problem.mask is not None
+        and case.recipe in ("normal", "ties", "integers", "onehot")
+        and min(case.problem.sizes.B, case.problem.sizes.Lq, case.problem.sizes.Lk - 1) > 0
+    ]
+
+
+@check(hiding, GradientCell, ("gradient",))
+def test_gradient_hidden(cell: GradientCell) -> None:
+    """Other finite keys and values in hidden slots change no gradient of a row that does not see them,
+    and slots that no row sees get exactly no gradient."""
+    inputs, s = cell.inputs, cell.inputs.sizes
+    if cell.empty_gradients(inputs) != "nothing" and inputs.has_empty_rows:
+        raise NotElected("elects that rows without keys take part in gradients")
+    hidden = never_attended(inputs)
+    nowhere = hidden.any()
+    if not nowhere:
+        hidden = last_seen_by_some(inputs)
+    changed = poisoned(inputs, hidden, 50.0, -80.0)
+    _, before = cell.differentiate(inputs, OPERANDS)
+    _, after = cell.differentiate(changed, OPERANDS)
+    group = np.repeat(hidden, s.H // s.Hkv, axis=1)[:, :, None]
+    judged = ~(inputs.attends & group).any(-1)[..., None]
+    rows = np.broadcast_to(judged, before["query"].shape)
+    cell.expect_bitwise(
+        np.where(rows, after["query"], 0.0), np.where(rows, before["query"], 0.0), "leak",
+        "the query's gradient, with other values in hidden slots",
+    )  # fmt: skip
+    if not nowhere:
+        return
+    for name in ("key", "value"):
+        slots = np.broadcast_to(hidden[..., None], before[name].shape)
+        if (before[name][slots] != 0).any() or (after[name][slots] != 0).any():
+            raise Deviation("leak", f"a hidden {name} has a gradient that is not zero")
+        cell.expect_bitwise(
+            after[name], before[name], "leak", f"the {name}'s gradient, with other hidden slots"
+        )

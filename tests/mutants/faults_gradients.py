@@ -1,0 +1,427 @@
+"""Mutants of the backward pass: the forward pass is right in all but the last of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.spec.dtypes import round_to
+from tests.mutants.gradient_kernel import Differentiable, DifferentiableFused
+from tests.mutants.kernel import Call, rank4
+from tests.mutants.registry import mutant
+
+
+@mutant("gradients")
+class KeyGradientUnscaled(Differentiable):
+    """The scale is missing in the gradient of the keys."""
+
+    def key_gradient(self, dt, query, factor):  # type: ignore[no-untyped-def]
+        return dt.swapaxes(-1, -2) @ query
+
+
+@mutant("gradients")
+class QueryGradientUnscaled(Differentiable):
+    """The scale is missing in the gradient of the queries."""
+
+    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+        return dt @ key
+
+
+@mutant("gradients")
+class QueryGradientScaledTwice(Differentiable):
+    """The scale stands twice in the gradient of the queries."""
+
+    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+        return factor * factor * (dt @ key)
+
+
+@mutant("gradients", like="I10")
+class GroupNotSummed(Differentiable):
+    """The gradients of keys and values are those of the first query head of a group."""
+
+    def grouped(self, x: np.ndarray, call: Call) -> np.ndarray:
+        return self.by_group(x, call)[:, :, 0]
+
+
+@mutant("gradients", like="I10")
+class GroupAveraged(Differentiable):
+    """The gradients of keys and values are averaged over the query heads of a group."""
+
+    def grouped(self, x: np.ndarray, call: Call) -> np.ndarray:
+        return self.by_group(x, call).mean(2)
+
+
+@mutant("gradients", like="E1")
+class GroupTiledBackward(Differentiable):
+    """The backward pass sums heads 0, 2 and 1, 3 where the forward pass repeated 0, 0, 1, 1."""
+
+    def by_group(self, x: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        return x.reshape(s.B, s.H // s.Hkv, s.Hkv, *x.shape[2:]).swapaxes(1, 2)
+
+
+@mutant("gradient_of_bias", like="I8")
+class BiasGradientZero(Differentiable):
+    """The gradient of the bias is zero."""
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape)
+
+
+@mutant("gradient_of_bias")
+class BiasGradientOfFirstSample(Differentiable):
+    """The gradient of a bias shared by all samples is that of the first one."""
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return super().bias_gradient(ds[:1], shape) if len(shape) < 4 or shape[0] == 1 else ds
+
+
+@mutant("gradient_of_bias")
+class BiasGradientAveraged(Differentiable):
+    """The gradient of a bias is averaged over the axes it lacks."""
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return super().bias_gradient(ds, shape) * (np.prod(shape) / ds.size)
+
+
+@mutant("gradient_of_bias", like="I1")
+class BiasAloneForgotten(Differentiable):
+    """Where the bias alone asks for a gradient, it gets none."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        return found | {"bias": None} if wrt == ("bias",) else found
+
+
+@mutant("gradient_of_bias")
+class BiasGradientAfterCap(Differentiable):
+    """The gradient of the bias has the softcap's slope, as if the bias were added before the cap."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        if call.bias is not None and call.softcap is not None:
+            query = self.load(call.query, call)
+            key = self.expand(self.load(call.key, call), call)
+            bend = np.tanh(self.scores(query, key, call) / call.softcap)
+            slope = self.slope(bend).mean()
+            found["bias"] = found["bias"] * slope
+        return found
+
+
+@mutant("gradients", like="I11")
+class MeanForgotten(Differentiable):
+    """D is left out: the gradient of the softmax is p dp."""
+
+    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+        return np.zeros_like(dp[..., :1])
+
+
+@mutant("gradients")
+class MeanOfWeightGradients(Differentiable):
+    """D is the plain mean of dp, not the mean under the weights."""
+
+    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+        return dp.mean(-1, keepdims=True)
+
+
+@mutant("gradients")
+class MeanOverAllRows(Differentiable):
+    """D is that of the head, not of the row."""
+
+    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+        found = super().mean(weights, dp, cotangent, value)
+        return np.broadcast_to(found.mean(-2, keepdims=True), found.shape)
+
+
+@mutant("gradients")
+class CapSlopeForgotten(Differentiable):
+    """The slope of the softcap is missing."""
+
+    def uncapped(self, ds, query, key, call):  # type: ignore[no-untyped-def]
+        return ds
+
+
+@mutant("gradients")
+class CapSlopeNotSquared(Differentiable):
+    """The slope of the softcap is 1 - |tanh|."""
+
+    def slope(self, bend: np.ndarray) -> np.ndarray:
+        return 1 - np.abs(bend)
+
+
+@mutant("gradients", like="I7")
+class KeyTransposedTwice(Differentiable):
+    """Where keys are as long as they are wide, the backward pass takes them transposed."""
+
+    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+        if key.shape[-1] == key.shape[-2]:
+            key = key.swapaxes(-1, -2)
+        return factor * (dt @ key)
+
+
+@mutant("gradients", like="I13")
+class MaskForgottenBackward(Differentiable):
+    """The backward pass recomputes the weights without the boolean mask."""
+
+    def backward_allowed(self, call: Call) -> np.ndarray | None:
+        return self.allowed(Call(**{**vars(call), "mask": None}))
+
+
+@mutant("gradients")
+class CausalForgottenBackward(Differentiable):
+    """The backward pass recomputes the weights without the causal flag."""
+
+    def backward_allowed(self, call: Call) -> np.ndarray | None:
+        return self.allowed(Call(**{**vars(call), "causal": False}))
+
+
+@mutant("gradients", like="I14")
+class PaddingForgottenBackward(Differentiable):
+    """The backward pass recomputes the weights as if no key were padding."""
+
+    def backward_allowed(self, call: Call) -> np.ndarray | None:
+        return self.allowed(Call(**{**vars(call), "lengths": None}))
+
+
+@mutant("gradients")
+class CausalOffByOneBackward(Differentiable):
+    """The backward pass lets every row see one key more."""
+
+    def backward_allowed(self, call: Call) -> np.ndarray | None:
+        if not call.causal:
+            return self.allowed(call)
+        row, key = call.rows_and_keys
+        others = self.allowed(Call(**{**vars(call), "causal": False}))
+        wider = rank4(key <= row + 1)
+        return wider if others is None else others & wider
+
+
+@mutant("gradients")
+class BiasForgottenBackward(Differentiable):
+    """The backward pass recomputes the weights without the bias."""
+
+    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return scores
+
+
+@mutant("gradients", like="I15")
+class EmptyRowNanBackward(Differentiable):
+    """The gradient of a row without keys is NaN, though its answer is zero."""
+
+    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+        found = super().query_gradient(dt, key, factor)
+        return np.where((dt == 0).all(-1, keepdims=True), np.nan, found) if dt.size else found
+
+
+@mutant("gradients", like="I15")
+class EmptyRowPoisonsValues(Differentiable):
+    """A row without keys shares its cotangent out among the values."""
+
+    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+        empty = ~weights.any(-1, keepdims=True)
+        shared = np.where(empty, 1 / max(weights.shape[-1], 1), weights)
+        return shared.swapaxes(-1, -2) @ cotangent
+
+
+@mutant("election")
+class EmptyRowElectsOtherwise(EmptyRowPoisonsValues):
+    """A row without keys shares its cotangent out, though it is declared to keep it."""
+
+
+@mutant("gradients")
+class InfBiasNan(Differentiable):
+    """Where the bias is -inf its gradient, and all that hangs on it, is NaN."""
+
+    def score_gradient(self, weights, dp, mean):  # type: ignore[no-untyped-def]
+        found = super().score_gradient(weights, dp, mean)
+        return np.where(weights == 0, 0 * np.log(weights), found) if self.infinite else found
+
+    infinite = False
+
+    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        self.infinite = call.bias is not None and bool(np.isneginf(call.bias.values).any())
+        return super().backward_biased(scores, call)
+
+
+@mutant("gradients")
+class CotangentReadAsContiguous(Differentiable):
+    """The cotangent's memory is read in order, whatever its strides."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        flat = cotangent.values.ravel(order="K")
+        return flat.reshape(cotangent.shape).astype(call.work)
+
+
+@mutant("gradient_arrangements", like="J4")
+class StrideZeroCotangent(Differentiable):
+    """Where the cotangent has stride 0 along the batch, the other samples get none."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        found = super().received(cotangent, call)
+        if cotangent.values.strides[0] == 0:
+            found[1:] = 0
+        return found
+
+
+@mutant("gradient_arrangements")
+class WideCotangentStride(Differentiable):
+    """Where the cotangent's components lie apart, every second one is taken for the next."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        values = cotangent.values
+        wide = values.strides[-1] == 2 * values.itemsize and values.shape[-1] > 1
+        found = super().received(cotangent, call)
+        return np.roll(found, 1, -1) if wide else found
+
+
+@mutant("gradients")
+class CotangentOfOnes(Differentiable):
+    """The gradient is that of the sum of the output, whatever the cotangent."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        return np.ones(cotangent.shape, call.work)
+
+
+@mutant("gradient_alone")
+class GradientsAccumulate(Differentiable):
+    """The gradient of the queries is added to that of the call before."""
+
+    kept_gradient: np.ndarray | None = None
+
+    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+        found = super().query_gradient(dt, key, factor)
+        before = self.kept_gradient
+        self.kept_gradient = found
+        return found + before if before is not None and before.shape == found.shape else found
+
+
+@mutant("gradient_alone")
+class ValueAloneForgotten(Differentiable):
+    """Where the values alone ask for a gradient, it is zero."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        if wrt == ("value",):
+            found["value"] = np.zeros_like(found["value"])
+        return found
+
+
+@mutant("gradient_alone")
+class GradientsRedrawn(Differentiable):
+    """The last bit of the gradient of the queries changes from call to call."""
+
+    calls = 0
+
+    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+        type(self).calls += 1
+        found = super().query_gradient(dt, key, factor)
+        return np.nextafter(found, found + self.calls % 2)
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        # A bit of the working precision must not be lost in a narrower dtype.
+        return Rounded(round_to(out, call.fmt), call.fmt)
+
+
+@mutant("gradients", like="E5")
+class TailOfRowsDropped(Differentiable):
+    """Gradients of keys and values leave out the rows after the last whole block of 8."""
+
+    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+        rows = weights.shape[-2]
+        end = rows - rows % 8 if rows > 8 else rows
+        return weights[..., :end, :].swapaxes(-1, -2) @ cotangent[..., :end, :]
+
+
+@mutant("gradients")
+class UnnormalisedWeights(Differentiable):
+    """The gradient of the values takes exp(s - m) without dividing by its sum."""
+
+    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+        top = weights.max(-1, keepdims=True)
+        return (weights / np.where(top == 0, 1, top)).swapaxes(-1, -2) @ cotangent
+
+
+@mutant("gradients")
+class BaseTwoBackward(Differentiable):
+    """The backward pass recomputes weights as powers of 2 of the natural scores."""
+
+    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return self.weights(scores * call.work(np.log(2.0)), call)
+
+
+@mutant("gradients", like="G13")
+class LseInHalf(DifferentiableFused):
+    """The backward pass recomputes weights with a log-sum-exp stored in the case's dtype."""
+
+    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        m = scores.max(-1, keepdims=True, initial=-np.inf)
+        anchor = np.where(np.isneginf(m), 0, m)
+        total = np.exp(scores - anchor).sum(-1, keepdims=True)
+        lse = round_to(anchor + np.log(np.where(total == 0, 1, total)), call.fmt)
+        return np.exp(scores - lse.astype(call.work))
+
+
+@mutant("gradient_contract")
+class CotangentOverwritten(Differentiable):
+    """The backward pass scales the cotangent in place."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        found = super().received(cotangent, call).copy()
+        np.multiply(cotangent.values, 2.0, out=cotangent.values)
+        return found
+
+
+@mutant("gradient_contract")
+class KeyOverwrittenBackward(Differentiable):
+    """The backward pass leaves the scaled keys in the caller's array."""
+
+    def key_gradient(self, dt, query, factor):  # type: ignore[no-untyped-def]
+        return super().key_gradient(dt, query, factor)
+
+    def differentiate(self, query, key, value, cotangent, wrt, **rest):  # type: ignore[no-untyped-def]
+        found = super().differentiate(query, key, value, cotangent, wrt, **rest)
+        key.values *= 0.5
+        return found
+
+
+@mutant("gradient_hidden", like="I13")
+class HiddenSlotsTakePart(Differentiable):
+    """Pairs that the mask hides take part in D with a weight of 2^-20."""
+
+    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+        hidden = np.where(weights == 0, weights.dtype.type(2.0**-20), 0)
+        return ((weights + hidden) * dp).sum(-1, keepdims=True)
+
+    def seen(self, scores: np.ndarray) -> np.ndarray:
+        return np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)
+
+
+@mutant("gradient_hidden")
+class HiddenValuesGetGradients(Differentiable):
+    """Hidden values get the gradient of the smallest weight."""
+
+    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+        weights = np.where(weights == 0, weights.dtype.type(2.0**-30), weights)
+        return weights.swapaxes(-1, -2) @ cotangent
+
+
+@mutant("gradient_contract")
+class WrongWithoutGradient(Differentiable):
+    """The answer is right while gradients are recorded, and lacks the scale while they are not."""
+
+    recording = False
+
+    def differentiate(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return super().differentiate(*args, **kwargs)
+
+    def factor(self, call: Call) -> float:
+        return super().factor(call) if self.recording else 1.0
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        self.recording = True
+        try:
+            return super().backward(call, cotangent, wrt)
+        finally:
+            self.recording = False

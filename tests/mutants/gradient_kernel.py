@@ -1,0 +1,176 @@
+"""An honest backward pass in NumPy behind the adapter protocol, one method a step.
+
+Mutants are subclasses that change a step. The forward pass is that of `tests.mutants.kernel`; weights
+are recomputed as a fused kernel's backward pass recomputes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.base import Prepared
+from suite.spec.dtypes import round_to
+from suite.spec.problem import Inputs
+from tests.mutants.kernel import Call, Eager, Fused, Kernel, rank4
+
+
+class Differentiable(Kernel):
+    """Sums in working precision, gradients rounded once, at the end."""
+
+    elections: Mapping[str, str | Mapping[str, str]] = Kernel.elections | {
+        "fully-masked-row-gradient": "nothing",
+        "nan-in-masked-key-gradient": "blocked",
+    }
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+        return Prepared(made.function, made.arguments, made.layout, backward=self.differentiate)
+
+    def differentiate(
+        self, query: Rounded, key: Rounded, value: Rounded, cotangent: Rounded,
+        wrt: Sequence[str], **rest: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Gradients by argument."""
+        call = Call(query, key, value, **rest)
+        with np.errstate(all="ignore"):
+            found = self.backward(call, self.received(cotangent, call), tuple(wrt))
+        return {name: None if g is None else self.deliver(g, call) for name, g in found.items()}
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        return self.load(cotangent, call)
+
+    def backward(
+        self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
+    ) -> dict[str, np.ndarray | None]:
+        query = self.load(call.query, call)
+        key, value = (self.expand(self.load(x, call), call) for x in (call.key, call.value))
+        scores = self.hidden_scores(query, key, call)
+        seen = self.seen(scores)
+        key, value = np.where(seen, key, 0), np.where(seen, value, 0)
+        weights = self.backward_weights(scores, call)
+        dp = self.weight_gradient(cotangent, value, call)
+        ds = self.score_gradient(weights, dp, self.mean(weights, dp, cotangent, value))
+        dt = self.kept(self.uncapped(ds, query, key, call), call)
+        factor = call.work(self.factor(call))
+        found: dict[str, np.ndarray | None] = {
+            "query": self.query_gradient(dt, key, factor),
+            "key": self.grouped(self.key_gradient(dt, query, factor), call),
+            "value": self.grouped(self.value_gradient(weights, cotangent, call), call),
+        }
+        if call.bias is not None:
+            found["bias"] = self.bias_gradient(ds, call.bias.shape)
+        return found
+
+    def hidden_scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        """Scores of the backward pass, -inf for pairs that do not attend."""
+        scores = self.capped(self.scores(query, key, call), call)
+        return self.hide(self.backward_biased(scores, call), self.backward_allowed(call), call)
+
+    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return self.biased(scores, call)
+
+    def backward_allowed(self, call: Call) -> np.ndarray | None:
+        return self.allowed(call)
+
+    def seen(self, scores: np.ndarray) -> np.ndarray:
+        """Which slots a row attends, (B, H, Lk, 1)."""
+        return ~np.isneginf(scores).all(-2)[..., None]
+
+    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return self.weights(scores, call)
+
+    def kept(self, dt: np.ndarray, call: Call) -> np.ndarray:
+        """Gradients of scores as the products take them."""
+        return self.keep(dt, "weights", call)
+
+    def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        return self.keep(cotangent @ value.swapaxes(-1, -2), "scores", call)
+
+    def mean(
+        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        return (weights * dp).sum(-1, keepdims=True)
+
+    def score_gradient(self, weights: np.ndarray, dp: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        return weights * (dp - mean)
+
+    def uncapped(
+        self, ds: np.ndarray, query: np.ndarray, key: np.ndarray, call: Call
+    ) -> np.ndarray:
+        if call.softcap is None:
+            return ds
+        bend = np.tanh(self.scores(query, key, call) / call.work(call.softcap))
+        return ds * self.slope(bend)
+
+    def slope(self, bend: np.ndarray) -> np.ndarray:
+        return 1 - bend * bend
+
+    def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: Any) -> np.ndarray:
+        return factor * (dt @ key)
+
+    def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
+        return factor * (dt.swapaxes(-1, -2) @ query)
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        return weights.swapaxes(-1, -2) @ cotangent
+
+    def grouped(self, x: np.ndarray, call: Call) -> np.ndarray:
+        """(B, H, Lk, .) summed over the query heads of each group."""
+        return self.by_group(x, call).sum(2)
+
+    def by_group(self, x: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        return x.reshape(s.B, s.Hkv, s.H // s.Hkv, *x.shape[2:])
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        full = rank4(np.empty(shape)).shape
+        axes = tuple(a for a in range(4) if full[a] == 1)
+        return ds.sum(axes, keepdims=True).reshape(shape)
+
+
+class DifferentiableFused(Differentiable, Fused):
+    """Weights and gradients of scores narrowed before the products; D from the rounded output."""
+
+    def mean(
+        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        return (cotangent * (weights @ value)).sum(-1, keepdims=True)
+
+
+class DifferentiableEager(Differentiable, Eager):
+    """Every product and every gradient of it stored in the case's dtype."""
+
+    elections = Differentiable.elections | {"score-overflow": "nan"}
+
+    def kept(self, dt: np.ndarray, call: Call) -> np.ndarray:
+        return self.keep(dt, "scores", call)
+
+
+class DifferentiableRecomputed(Differentiable):
+    """Weights recomputed from the log-sum-exp of the forward pass, kept in working precision."""
+
+    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        m = scores.max(-1, keepdims=True, initial=-np.inf)
+        anchor = np.where(np.isneginf(m), 0, m)
+        total = np.exp(scores - anchor).sum(-1, keepdims=True)
+        return np.exp(scores - (anchor + np.log(np.where(total == 0, 1, total))))
+
+
+class DifferentiableBlocks(DifferentiableFused):
+    """Running sums of gradients stored in the case's dtype after every 4 rows or keys."""
+
+    gradient_blocks = {"bf16": (4, 4), "f16": (4, 4)}
+
+    def summed(self, a: np.ndarray, b: np.ndarray, call: Call) -> np.ndarray:
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+        for start in range(0, a.shape[-1], 4):
+            part = total + a[..., start : start + 4] @ b[..., start : start + 4, :]
+            total = round_to(part, call.fmt).astype(call.work)
+        return total
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        return self.summed(weights.swapaxes(-1, -2), cotangent, call)
