@@ -15,8 +15,8 @@ from suite.spec.problem import Case
 
 AXES: dict[str, tuple[object, ...]] = {
     "mask": MASKS,
-    # B, Lq, Lk, D, Dv: distinct and odd, and all equal with a key that is no transposed query
-    "shape": ((2, 11, 9, 6, 6), (2, 5, 13, 8, 10), (4, 4, 4, 4, 4)),
+    # B, Lq, Lk, D, Dv
+    "shape": ((2, 11, 9, 6, 6), (2, 5, 13, 8, 10)),
     "heads": ((4, 2), (3, 3)),
     "dtype": tuple(DTYPES),
     "bias": ("none", "qk", "1hqk", "bhqk", "inf"),
@@ -28,6 +28,7 @@ AXES: dict[str, tuple[object, ...]] = {
 }
 
 SMOKE_DESIGNED = (
+    # all sizes equal, and a key that is no transposed query
     "sdpa/causal/mha/{dt}/b4h4q4k4d4",
     "sdpa/causalbr/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6",
@@ -35,7 +36,8 @@ SMOKE_DESIGNED = (
     "sdpa/none/mha/{dt}/b2h3q11k9d6/large",
 )
 
-# Tails around block sizes, one query, many heads of one key, zero sizes: float32 and bfloat16 alone.
+# Tails around block sizes, one query, many heads of one key, zero sizes: at standard in float32 alone,
+# whose bounds are the narrowest.
 DESIGNED = (
     "sdpa/causal/mha/{dt}/b1h2q65k65d8",
     "sdpa/pad/mha/{dt}/b2h3q31k33d7",
@@ -61,7 +63,7 @@ def gradient_cases(level: str = "standard") -> tuple[Case, ...]:
     found += [case_of(row) for row in each_value(covering_rows())]
     if level != "smoke":
         found += [Case.parse(text.format(dt=dt)) for text in SMOKE_DESIGNED for dt in DTYPES]
-        found += [Case.parse(text.format(dt=dt)) for text in DESIGNED for dt in half]
+        found += [Case.parse(text.format(dt="f32")) for text in DESIGNED]
         found += [case_of(row) for row in covering_rows()]
     if level == "full":
         found += [Case.parse(text.format(dt=dt)) for text in DESIGNED for dt in DTYPES]
