@@ -310,7 +310,8 @@ class Flex(Implementation):
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
         if backend.device == "cpu":
-            self.lacks = self.lacks | {"gradient": "flex_attention has no backward pass on CPU"}
+            missing = {"gradient": "flex_attention has no backward pass on CPU"}
+            self.lacks = {**self.lacks, **missing}
 
     def prepare(self, inputs: Inputs) -> Prepared:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -123,11 +123,10 @@ class _Backward:
         self.allowed = allowed & ~np.isneginf(self.bias)
         self.biased = bias is not None
         group = self.sizes[2]
-        seen = self.allowed.any(-2)[..., None]  # (B, H, Lk, 1)
+        seen = np.asarray(self.allowed.any(-2))[..., None]  # (B, H, Lk, 1)
         # A row without keys that averages the values sees them all.
-        seen_values = (
-            seen | ~self.allowed.any(-1).all(-1)[..., None, None] if self.uniform else seen
-        )
+        averaged = ~np.asarray(self.allowed.any(-1).all(-1))[..., None, None]
+        seen_values = seen | averaged if self.uniform else seen
         self.query = narrowed(query, rounding)
         self.key = narrowed(np.where(seen, np.repeat(key, group, 1), 0), rounding)
         self.value = narrowed(np.where(seen_values, np.repeat(value, group, 1), 0), rounding)

@@ -200,6 +200,7 @@ def _reached(name: str, empty: np.ndarray, shape: tuple[int, ...], Hkv: int) -> 
     if name == "bias":
         full = (1,) * (4 - len(shape)) + shape
         axes = tuple(a for a in range(3) if full[a] == 1)
-        return np.broadcast_to(empty.any(axes, keepdims=True)[..., None], full).reshape(shape)
-    heads = empty.any(-1).reshape(B, Hkv, H // Hkv).any(-1)
+        rows = np.asarray(empty.any(axes, keepdims=True))
+        return np.broadcast_to(rows[..., None], full).reshape(shape)
+    heads = np.asarray(empty.any(-1).reshape(B, Hkv, H // Hkv).any(-1))
     return np.broadcast_to(heads[..., None, None], shape)

@@ -122,7 +122,9 @@ def _compute(inputs: LayerInputs, numerics: str, flushes: bool, empty_rows: str)
     else:
         filled = "zeros" if empty_rows == "unmasked" else empty_rows
         arguments |= {"allowed": allowed, "empty_rows": filled}
-    parameters = {n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()}
+    parameters: dict[str, np.ndarray] = {
+        n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()
+    }
     with np.errstate(all="ignore"):
         return _DEFINITIONS[inputs.operator](
             *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
