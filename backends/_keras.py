@@ -7,13 +7,14 @@ gradients, and JAX's float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
-from backends.base import Backend, Implementation, Prepared
+from backends.base import Backend, Implementation, Prepared, set_to
 from backends.differentiation import by_autograd, by_transform
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -62,6 +63,8 @@ class KerasTorchBackend(KerasBackend):
 
     name = "keras-torch"
     engine = "torch"
+    has_strides = True
+    has_threads = True
 
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *layers(self)]
@@ -72,6 +75,18 @@ class KerasTorchBackend(KerasBackend):
         import torch
 
         return by_autograd(torch, prepared, wrt, cotangent)
+
+    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return array.expand(shape)
+
+    def restrided(self, array: Any) -> Any:
+        steps = zip(array.shape, array.stride(), strict=True)
+        return array.as_strided(array.shape, [7 if n == 1 else step for n, step in steps])
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        import torch
+
+        return set_to(count, torch.get_num_threads, torch.set_num_threads)
 
     def device_name(self, array: Any) -> str:
         return array.device.type

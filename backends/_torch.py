@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from backends.base import (
     dense_of,
     lacking,
     merged_bias,
+    set_to,
     split_native,
 )
 from backends.differentiation import by_autograd
@@ -43,6 +45,7 @@ class TorchBackend(Backend):
     name = "torch"
     devices = ("cpu", "cuda")
     has_strides = True
+    has_threads = True
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -101,6 +104,10 @@ class TorchBackend(Backend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_autograd(self.torch, prepared, wrt, cotangent)
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        torch = self.torch
+        return set_to(count, torch.get_num_threads, torch.set_num_threads)
 
     def settled(self, layer: Any, dtype: DType) -> Any:
         if not isinstance(layer, self.torch.nn.Module):
@@ -218,8 +225,7 @@ class Sdpa(Implementation):
         if query.shape[1] != key.shape[1]:
             arguments["enable_gqa"] = True
         operands = {n: n for n in ("query", "key", "value")}
-        if inputs.bias is not None:
-            operands["bias"] = "attn_mask"
+        operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
         caller = self.caller(torch.nn.functional.scaled_dot_product_attention)
         return Prepared(caller, arguments, operands=operands)
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,9 @@ from suite.spec.problem import Inputs
 OPERANDS = ("query", "key", "value", "bias")
 """What an answer can be differentiated by."""
 
+ARRAYS = (*OPERANDS, "mask")
+"""What a call is given as arrays."""
+
 ARRANGEMENTS = {
     "contiguous": "C-contiguous",
     "reversed": "axes in reverse order in memory",
@@ -37,9 +41,16 @@ ARRANGEMENTS = {
     "inner-stride": "every second component of an array twice as wide, NaN between them",
     "offset": "a window out of a larger array, NaN around it",
     "expanded": "one sample with stride 0 along the batch",
+    "expanded-heads": "one head with stride 0 along the heads",
     "odd-strides": "axes of size 1 with strides that no contiguous array has",
 }
 """How values can lie in memory; what the gaps hold must not matter."""
+
+EXPANDED = {"expanded": 0, "expanded-heads": 1}
+"""The arrangements in which all slices along an axis lie in one place, with the axis."""
+
+INNER = ("reversed", "transposed", "inner-stride")
+"""The arrangements in which components do not lie side by side."""
 
 _MEMORY = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
 
@@ -64,7 +75,7 @@ class Prepared:
     """A call made ready: `function(**arguments)` gives the framework's own output.
 
     `layout` is that of the output and of the operands, "bhld" (B, H, L, D) or "blhd" (B, L, H, D).
-    `operands` says as which argument an operand is passed that can be differentiated by. `backward` is
+    `operands` says as which argument each of `ARRAYS` is passed, where it is passed. `backward` is
     the call's own derivative, for frameworks that have none: it takes the arguments and the cotangent
     and returns the gradients by argument.
     """
@@ -72,7 +83,7 @@ class Prepared:
     function: Callable[..., Any]
     arguments: dict[str, Any] = field(default_factory=dict)
     layout: str = "bhld"
-    operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in OPERANDS})
+    operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in ARRAYS})
     backward: Callable[..., dict[str, Any]] | None = None
 
     def __call__(self) -> Any:
@@ -93,6 +104,7 @@ class Backend(ABC):
     name: str
     devices: tuple[str, ...] = ("cpu",)
     has_strides = False
+    has_threads = False
 
     def __init__(self, device: str = "cpu") -> None:
         if device not in self.devices:
@@ -121,7 +133,7 @@ class Backend(ABC):
         """The framework's array with these values, in memory as `ARRANGEMENTS` says.
 
         Contiguous where the framework has no strides. Raises KeyError for an unknown arrangement, and
-        ValueError where samples differ that are to be one ("expanded").
+        ValueError where samples or heads differ that are to be one ("expanded", "expanded-heads").
         """
         if how not in ARRANGEMENTS:
             raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
@@ -143,14 +155,29 @@ class Backend(ABC):
             return self.array(np.concatenate([around, wide, around], -2), dtype)[
                 ..., around.shape[-2] : around.shape[-2] + values.shape[-2], 1:-2
             ]
-        if how == "expanded":
-            if not (values == values[:1]).all():
-                raise ValueError("samples that lie in one place must be equal")
-            return self.expand(self.array(np.ascontiguousarray(values[:1]), dtype), values.shape)
+        if how in EXPANDED:
+            one = values.take([0], EXPANDED[how])
+            if not (values == one).all():
+                raise ValueError("samples or heads that lie in one place must be equal")
+            return self.expand(self.array(np.ascontiguousarray(one), dtype), values.shape)
         return self.restrided(self.array(np.ascontiguousarray(values), dtype))
 
+    @property
+    def lacks(self) -> dict[str, str]:
+        """The features that none of the backend's implementations has, with the reason."""
+        found = {}
+        if not self.has_strides:
+            found["strides"] = f"arrays of {self.name} lie in memory as the framework likes"
+        if not self.has_threads:
+            found["threads"] = f"the number of threads of {self.name} is fixed once it has started"
+        return found
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        """A context in which calls run on `count` threads, where the backend has `has_threads`."""
+        raise NotImplementedError
+
     def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """The array of size 1 along its first axis as one of `shape`, with stride 0."""
+        """The array as one of `shape`, with stride 0 along the axis in which it has size 1 instead."""
         raise NotImplementedError
 
     def restrided(self, array: Any) -> Any:
@@ -265,10 +292,12 @@ class Implementation(ABC):
         """Why this case is not supported, or None. Reads declarations only; runs nothing."""
         if case.dtype.name not in self.dtypes:
             return f"dtype {case.dtype.long_name} is not supported"
-        for feature in case.needs:
-            if feature in self.lacks:
-                return self.lacks[feature]
-        return None
+        return self.missing(case.needs)
+
+    def missing(self, features: Iterable[str]) -> str | None:
+        """Why the implementation or its backend lacks one of the features; None where they have all."""
+        every = {**self.backend.lacks, **self.lacks}
+        return next((every[feature] for feature in features if feature in every), None)
 
     def numerics_for(self, dtype: DType) -> str:
         """The numerics class declared for a dtype."""
@@ -283,6 +312,17 @@ class Implementation(ABC):
 
     def __str__(self) -> str:
         return f"{self.backend.name}:{self.name}"
+
+
+@contextmanager
+def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> Iterator[None]:
+    """A context in which a framework's setting has another value."""
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
 
 
 def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:

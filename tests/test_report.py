@@ -189,6 +189,41 @@ def test_elections() -> None:
     assert found.loc["jax:jax-nn"].tolist() == ["nan", "", "error"]
 
 
+def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[CellRecord]:
+    """The cells of one check, a dtype each."""
+    return [
+        cell(f"sdpa/none/mha/{dtype}/b3h2q18k34d8", status=status, check=check, observed=grade)
+        for dtype, grade in grades.items()
+    ]
+
+
+def test_invariance_is_the_worst_grade() -> None:
+    found = tables.invariance(
+        frame(
+            *graded("invariant_rows", {"f32": "bitwise", "bf16": "bitwise", "f16": "within bound"}),
+            cell("sdpa/none/mha/f32/b2h4q129k161d64", check="invariant_rows", observed="broken",
+                 status="fail"),
+            *graded("invariant_rerun", {"f32": "bitwise", "bf16": "bitwise"}),
+            *graded("invariant_threads", {"f32": ""}, "unsupported"),
+            *graded("invariant_split", {"f32": ""}, "crash"),
+            cell(),
+        )
+    )  # fmt: skip
+    assert found.columns.tolist() == ["a second call", "rows", "threads", "split keys"]
+    assert found.loc["torch:sdpa"].tolist() == [
+        "bitwise", "broken (bf16: bitwise, f16: within bound)", "-", "crash",
+    ]  # fmt: skip
+    assert tables.invariance(frame(cell())).empty
+
+
+def test_every_check_of_invariance_is_in_the_table() -> None:
+    from suite.checks import all_checks
+
+    assert set(tables.INVARIANT) == {
+        c.name for c in all_checks() if c.name.startswith("invariant_")
+    }
+
+
 def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> None:
     lied = cell("elect/no-keys/f32", status="fail", check="election", observed="nan")
     assert tables.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"

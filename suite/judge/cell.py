@@ -51,9 +51,7 @@ class Check:
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
-        lacks = implementation.lacks
-        missing = next((lacks[feature] for feature in self.needs if feature in lacks), None)
-        return implementation.unsupported(case) or missing
+        return implementation.unsupported(case) or implementation.missing(self.needs)
 
 
 def check(
@@ -123,10 +121,9 @@ class Cell:
         Raises NotElected where a variation of the case needs what the implementation lacks.
         """
         if isinstance(self.case, Case) and not self.audit:
-            lacks = self.implementation.lacks
-            for feature in inputs.needs:
-                if feature in lacks:
-                    raise NotElected(lacks[feature])
+            missing = self.implementation.missing(inputs.needs)
+            if missing is not None:
+                raise NotElected(missing)
         return self.implementation.prepare(inputs)
 
     def call(self, prepared: Prepared) -> Any:
@@ -307,7 +304,8 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
     """Judge one cell.
 
     Returns `unsupported` without running where the implementation declares so; with `audit` such a
-    cell runs as well, and a right answer is the failure "stale-claim".
+    cell runs as well, and a right answer is the failure "stale-claim". What a backend lacks for all its
+    implementations cannot be asked of it, and is not audited.
     """
     start = time.perf_counter()
 
@@ -319,7 +317,9 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
     reason = None
     try:
         reason = cell.check.unsupported(cell.implementation, cell.case)
-        if reason is not None and not (audit and isinstance(cell.case, Case | LayerCase)):
+        audited = audit and isinstance(cell.case, Case | LayerCase)
+        audited = audited and reason not in cell.implementation.backend.lacks.values()
+        if reason is not None and not audited:
             return verdict("unsupported", "", reason)
         # Whether a warning is an error is for the caller's tests, and no property of a kernel.
         with np.errstate(all="ignore"), warnings.catch_warnings():

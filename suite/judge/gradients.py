@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from suite.judge.tolerance import NUMERICS, ratios, roundoffs
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import draw_cotangent
+
+if TYPE_CHECKING:
+    from backends.base import Prepared
 
 OPERANDS = ("query", "key", "value")
 
@@ -96,14 +100,16 @@ class GradientCell(Cell):
         wrt: Sequence[str],
         cotangent: np.ndarray | None = None,
         arranged: str = "reversed",
+        prepared: Prepared | None = None,
     ) -> tuple[Answer, dict[str, np.ndarray]]:
         """The answer, and the gradients by the operands `wrt`: (B, H, L, D), a bias as it was passed.
 
-        The cotangent (the case's own by default) lies in memory as `arranged` says. Judges type,
-        device, dtype and shape. Raises Deviation "raised" and "no-gradient".
+        The cotangent (the case's own by default) lies in memory as `arranged` says; `prepared` is the
+        call where it is not the one that `inputs` give. Judges type, device, dtype and shape. Raises
+        Deviation "raised" and "no-gradient".
         """
         backend = self.implementation.backend
-        prepared = self.prepare(inputs)
+        prepared = prepared or self.prepare(inputs)
         given = self.cotangent if cotangent is None else cotangent
         if prepared.layout == "blhd":
             given = given.swapaxes(1, 2)

@@ -3,7 +3,7 @@
 Works on result files alone, on a machine that has none of the frameworks.
 
 tables    runs -> pandas DataFrames: build, cells, runs, statuses, conformance, conformance_long,
-          accuracy, elections, layers, failures, only_here, everywhere, slowest
+          accuracy, elections, invariance, layers, failures, only_here, everywhere, slowest
 diff      what changed between two runs: compare, new_failures, summary, header_changes
 render    tables -> text, Markdown, CSV, Parquet or one HTML page: render
 commands  the command line: add_report_parser, add_diff_parser
@@ -34,6 +34,12 @@ TABLES = {
     "elections": (
         "Answers as observed where the field has no single right one, by dtype where dtypes "
         "differ; - where the question cannot be put."
+    ),
+    "invariance": (
+        "Whether answers hang on what is computed beside them: a second call, other samples, other "
+        "rows, the number of threads, decoding one token at a time, keys in two parts that are merged. "
+        "The worst grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as "
+        "near as rounding explains; broken. - where it cannot be asked."
     ),
     "layers": (
         "What each layer does where layers differ: rows and samples without keys, what True means in "

@@ -24,6 +24,16 @@ FAILING = ("crash", "error", "fail", "known")
 VALUES = ("values", "layer_values")
 """The checks that hold answers against the reference, each on cases of its own."""
 
+INVARIANT = {
+    "invariant_rerun": "a second call",
+    "invariant_batch": "batch",
+    "invariant_rows": "rows",
+    "invariant_threads": "threads",
+    "invariant_decode": "prefill and decode",
+    "invariant_split": "split keys",
+}
+"""The checks of `suite.test_invariance`, with what they are called in the table."""
+
 _WHERE = ["check", "case"]
 
 
@@ -215,6 +225,40 @@ def elections(cells: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def invariance(cells: pd.DataFrame) -> pd.DataFrame:
+    """Index implementation, columns what is asked beside what; the worst grade of the checks `INVARIANT`.
+
+    Where dtypes differ: "bitwise (bf16: within bound)", the grade of most first. "-" where nothing was
+    asked in any dtype. A cell that observed no grade counts as its status, worse than every grade.
+    Empty where the records hold no such cell.
+    """
+    asked = cells[cells["check"].isin(INVARIANT)]
+    grade = asked["observed"].where(asked["observed"] != "", asked["status"])
+    frame = pd.DataFrame(
+        {
+            "implementation": labels(cells).loc[asked.index],
+            "kind": asked["check"].map(INVARIANT),
+            "dtype": asked["dtype"],
+            "grade": grade.mask(asked["status"] == "unsupported", "unsupported"),
+        }
+    )
+    kinds = [kind for kind in INVARIANT.values() if (frame["kind"] == kind).any()]
+    table = pd.DataFrame("", index=_order(frame["implementation"]), columns=kinds, dtype=object)
+    for (label, kind), block in _groups(frame, ["implementation", "kind"]):
+        worst = {
+            str(dtype): max(grades, key=_severity)
+            for dtype, grades in block.groupby("dtype", sort=False)["grade"]
+        }
+        table.loc[label, kind] = _answer(worst)
+    return table
+
+
+def _severity(grade: str) -> int:
+    """How bad a grade of invariance is: what was not asked is best, what is no grade worst."""
+    order = ("unsupported", "bitwise", "within bound", "broken")
+    return order.index(grade) if grade in order else len(order)
+
+
 def operators(cells: pd.DataFrame) -> pd.Series:
     """The operator of every cell: "sdpa", or the layer that the case's id starts with.
 
@@ -342,6 +386,7 @@ _OF_CELLS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "conformance": conformance,
     "accuracy": accuracy,
     "elections": elections,
+    "invariance": invariance,
     "layers": layers,
     "only_here": only_here,
     "everywhere": everywhere,

@@ -58,6 +58,8 @@ FEATURES = {
     "empty-batch": "a batch of size 0",
     "empty-queries": "no queries (Lq = 0)",
     "inner-stride": "components that do not lie side by side in memory",
+    "strides": "operands that may lie anywhere in memory",
+    "threads": "a number of threads that can be changed between calls",
     "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
     "native-window": "a sliding window of its own",

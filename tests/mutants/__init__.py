@@ -18,6 +18,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_layer_masks,
     faults_layer_options,
     faults_layers,
+    faults_layouts,
     faults_masks,
     faults_precision,
     faults_scores,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import NumpyBackend, Rounded
-from backends.base import Implementation, Prepared, dense_of, split_native
+from backends.base import Implementation, Prepared, dense_of, set_to, split_native
 from suite.spec.dtypes import DType, round_to
 from suite.spec.masks import Sizes
 from suite.spec.problem import Inputs
@@ -318,7 +319,13 @@ class Online(Kernel):
 
 
 class KernelBackend(NumpyBackend):
-    """A third-party backend of kernels; the objects live as long as it does."""
+    """A third-party backend of kernels; the objects live as long as it does.
+
+    `thread_count` is how many threads a kernel would run on.
+    """
+
+    has_threads = True
+    thread_count = 1
 
     def __init__(
         self, name: str, kernels: tuple[type[Implementation], ...], device: str = "cpu"
@@ -329,3 +336,6 @@ class KernelBackend(NumpyBackend):
 
     def implementations(self) -> list[Implementation]:
         return self.kernels
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        return set_to(count, lambda: self.thread_count, lambda n: setattr(self, "thread_count", n))

@@ -1,0 +1,143 @@
+"""Promise: where an operand lies in memory has no meaning: each one alone in every arrangement that is
+not contiguous, the others contiguous.
+
+Lengths are tails around blocks of 32 (31, 33, 65), where kernels read past what is theirs, and axes of
+size 1, whose strides mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from backends.base import ARRANGEMENTS, EXPANDED, INNER, Prepared
+from suite.judge.cell import Cell, NotElected, check, in_every_dtype
+from suite.judge.gradients import OPERANDS, GradientCell
+from suite.judge.verdict import Deviation
+from suite.spec.problem import Inputs
+
+OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", *INNER))
+"""Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
+
+CASES = in_every_dtype(
+    "sdpa/none/mha/{dt}/b2h3q33k65d8",
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
+    "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
+)
+MASKED = in_every_dtype(
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
+    "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
+    "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
+)
+DIFFERENTIATED = in_every_dtype(
+    "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense", "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk"
+)
+
+
+def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
+    """The inputs with the operand's slices made equal along the axis in which they shall be one."""
+    if how not in EXPANDED:
+        return inputs
+    array: np.ndarray = getattr(inputs, "dense_mask" if operand == "mask" else operand)
+    same = np.broadcast_to(array.take([0], EXPANDED[how]), array.shape)
+    if operand == "mask":
+        return inputs.with_dense(mask_array=same)
+    return replace(inputs, **{operand: same})  # type: ignore[arg-type]
+
+
+def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> Prepared:
+    """The call for `inputs` with one operand in memory as `how` says.
+
+    Raises NotElected where the call is not given the operand as an array.
+    """
+    backend = cell.implementation.backend
+    prepared = cell.prepare(inputs)
+    argument = prepared.operands.get(operand, "")
+    if prepared.arguments.get(argument) is None:
+        raise NotElected(f"the call is given no {operand} as an array")
+    values = backend.to_numpy(prepared.arguments[argument])
+    dtype = None if operand == "mask" else inputs.dtype
+    turned = prepared.layout == "blhd" and operand in OPERANDS
+    made = backend.arranged(values.swapaxes(1, 2) if turned else values, dtype, how)
+    made = backend.transpose(made, 0, 2, 1, 3) if turned else made  # type: ignore[attr-defined]
+    return replace(prepared, arguments=prepared.with_operands({operand: made}))
+
+
+def arrangements(
+    cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
+) -> Iterator[tuple[str, str, Inputs, Prepared]]:
+    """Operand, arrangement, inputs and call for each operand alone in each of the arrangements."""
+    for operand in operands:
+        for how in kinds:
+            inputs = collapsed(cell.inputs, operand, how)
+            yield operand, how, inputs, laid_out(cell, inputs, operand, how)
+
+
+@contextmanager
+def naming(operand: str, how: str) -> Iterator[None]:
+    """A context whose deviations say which operand lay where."""
+    try:
+        yield
+    except Deviation as deviation:
+        message = f"{operand} laid out {how}: {deviation.message}"
+        raise Deviation(deviation.kind, message) from deviation
+
+
+def hold(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    """Judge the answer to every arrangement against the oracle."""
+    for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
+        with naming(operand, how):
+            cell.judge(cell.read(cell.call(prepared), inputs, prepared.layout), inputs)
+
+
+@check(CASES, needs=("strides",))
+def test_layouts(cell: Cell) -> None:
+    """Query, key and value out of a larger array, with stride 0 along the batch and along the heads
+    (pytorch#191937), and with the odd strides of axes of size 1 (pytorch#116333)."""
+    hold(cell, OPERANDS, OUTER)
+
+
+@check(CASES, needs=("strides", "inner-stride"))
+def test_inner_layouts(cell: Cell) -> None:
+    """Query, key and value whose components do not lie side by side (pytorch#187506, ROCm#3230)."""
+    hold(cell, OPERANDS, INNER)
+
+
+def added(cell: Cell) -> tuple[str]:
+    """What the case adds to scores or hides them by: its mask or its bias."""
+    return ("mask",) if cell.inputs.bias is None else ("bias",)
+
+
+@check(MASKED, needs=("strides",))
+def test_mask_layouts(cell: Cell) -> None:
+    """A boolean mask, or a bias, out of a larger array and with strides of 0."""
+    hold(cell, added(cell), OUTER)
+
+
+@check(MASKED, needs=("strides", "inner-stride"))
+def test_inner_mask_layouts(cell: Cell) -> None:
+    """A boolean mask, or a bias, whose entries for one row do not lie side by side."""
+    hold(cell, added(cell), INNER)
+
+
+def hold_gradients(cell: GradientCell, kinds: tuple[str, ...]) -> None:
+    """Judge the gradients by all operands for every arrangement of each of them."""
+    for operand, how, inputs, prepared in arrangements(cell, cell.operands, kinds):
+        with naming(operand, how):
+            _, found = cell.differentiate(inputs, cell.operands, prepared=prepared)
+            cell.judge_gradients(found, inputs)
+
+
+@check(DIFFERENTIATED, GradientCell, ("gradient", "strides"))
+def test_gradient_layouts(cell: GradientCell) -> None:
+    """Gradients by operands out of larger arrays and with strides of 0."""
+    hold_gradients(cell, OUTER)
+
+
+@check(DIFFERENTIATED, GradientCell, ("gradient", "strides", "inner-stride"))
+def test_inner_gradient_layouts(cell: GradientCell) -> None:
+    """Gradients by operands whose components do not lie side by side."""
+    hold_gradients(cell, INNER)

@@ -1,0 +1,377 @@
+"""Mutants for which it matters where operands lie in memory, and what is computed beside a row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.spec.dtypes import round_to
+from tests.mutants.gradient_kernel import Differentiable
+from tests.mutants.kernel import Call, Kernel, KernelBackend
+from tests.mutants.registry import mutant
+
+
+def in_order(values: np.ndarray) -> np.ndarray:
+    """The memory from the first element on, read as if the array were contiguous."""
+    steps = zip(values.shape, values.strides, strict=True)
+    extent = sum((n - 1) * step for n, step in steps) // values.itemsize + 1
+    memory = np.lib.stride_tricks.as_strided(values, (extent,), (values.itemsize,))
+    return np.resize(memory, values.shape)
+
+
+def from_start(values: np.ndarray) -> np.ndarray:
+    """What lies at the start of the array that `values` is a window of, under the same strides."""
+    owner = values
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return np.lib.stride_tricks.as_strided(owner.reshape(-1), values.shape, values.strides)
+
+
+def shared(values: np.ndarray, axis: int) -> bool:
+    """Whether slices along the axis lie in one place."""
+    return values.shape[axis] > 1 and values.strides[axis] == 0
+
+
+class Misread(Kernel):
+    """One operand is read from memory in another way."""
+
+    operand = "value"
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        if array is getattr(call, self.operand):
+            return self.misread(array.values, call).astype(call.work)
+        return super().load(array, call)
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        raise NotImplementedError
+
+
+@mutant("inner_layouts", like="J5")
+class ValueReadInOrder(Misread):
+    """The values' memory is read in order, whatever their strides."""
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return in_order(values)
+
+
+@mutant("inner_layouts", like="J1")
+class InnerStrideIgnored(Misread):
+    """Components of a query that lie apart are read from side by side."""
+
+    operand = "query"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        if values.strides[-1] != 2 * values.itemsize or values.shape[-1] == 1:
+            return values
+        strides = (*values.strides[:-1], values.itemsize)
+        return np.lib.stride_tricks.as_strided(values, values.shape, strides)
+
+
+@mutant("inner_layouts", like="J2")
+class TransposedKeyTakenTwice(Misread):
+    """Keys whose last two axes are exchanged in memory are exchanged once more."""
+
+    operand = "key"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        transposed = values.strides[-2] == values.itemsize < values.strides[-1]
+        return in_order(values) if transposed else values
+
+
+@mutant("layouts")
+class OffsetIgnored(Misread):
+    """Values out of a larger array are read from its start."""
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return from_start(values)
+
+
+@mutant("layouts", like="J4")
+class SharedSampleReadOnce(Misread):
+    """Of keys with stride 0 along the batch only the first sample's are read, the others are zero."""
+
+    operand = "key"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        if not shared(values, 0):
+            return values
+        return np.where(np.arange(len(values))[:, None, None, None] == 0, values, 0.0)
+
+
+@mutant("layouts", like="J4")
+class SharedHeadTailLost(Kernel):
+    """Where values have stride 0 along the heads, the key after the last block of 32 is not seen."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        found = super().hide(scores, allowed, call)
+        if shared(call.value.values, 1) and found.shape[-1] % 32 == 1:
+            found[..., -1] = -np.inf
+        return found
+
+
+@mutant("layouts", like="J10")
+class OddStridesUsed(Misread):
+    """The stride of an axis of size 1 is where the next key is looked for."""
+
+    operand = "key"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        ones = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
+        odd = 7 * values.itemsize in ones and values.shape[-2] > 1
+        return np.roll(values, 1, -2) if odd else values
+
+
+@mutant("mask_layouts")
+class SharedMaskReadOnce(Kernel):
+    """A mask with stride 0 along the batch hides nothing from samples after the first."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        if not shared(mask, 0):
+            return mask
+        return np.where(np.arange(len(mask))[:, None, None, None] == 0, mask, True)
+
+
+@mutant("mask_layouts")
+class MaskOffsetIgnored(Kernel):
+    """A mask out of a larger array is read from its start."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return from_start(mask)
+
+
+@mutant("mask_layouts")
+class BiasHeadsNotShared(Misread):
+    """Of a bias with stride 0 along the heads only the first head takes any."""
+
+    operand = "bias"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        if values.ndim < 4 or not shared(values, 1):
+            return values
+        return np.where(np.arange(values.shape[1])[:, None, None] == 0, values, 0.0)
+
+
+@mutant("inner_mask_layouts")
+class MaskReadInOrder(Kernel):
+    """The mask's memory is read in order, whatever its strides."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return in_order(mask)
+
+
+@mutant("inner_mask_layouts")
+class TransposedBiasReadInOrder(Misread):
+    """A bias whose last two axes are exchanged in memory is read in order."""
+
+    operand = "bias"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        transposed = values.strides[-2] == values.itemsize < values.strides[-1]
+        return in_order(values) if transposed else values
+
+
+@mutant("gradient_layouts")
+class SharedKeyGradientSummed(Differentiable):
+    """Keys with stride 0 along the batch get the gradient of all samples, as one key would."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        if shared(call.key.values, 0):
+            found["key"] = np.repeat(np.asarray(found["key"]).sum(0)[None], call.sizes.B, 0)
+        return found
+
+
+@mutant("inner_gradient_layouts")
+class ValueGradientInOrder(Differentiable):
+    """The gradient of values is written in the order of their memory, and read as contiguous."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        if call.value.values.strides[-1] != call.value.values.itemsize:
+            made = np.asarray(found["value"])
+            found["value"] = made.swapaxes(-1, -2).reshape(made.shape)
+        return found
+
+
+class LastKeyLost(Kernel):
+    """The last key is not seen where `loses` says."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        found = super().hide(scores, allowed, call)
+        if self.loses(call) and found.shape[-1] > 1:
+            found[..., -1] = -np.inf
+        return found
+
+    def loses(self, call: Call) -> bool:
+        raise NotImplementedError
+
+
+@mutant("invariant_batch")
+class ScaleByPlace(Kernel):
+    """Scores grow by a hundredth with every place in the batch."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        place = 1 + np.arange(call.sizes.B)[:, None, None, None] / 100
+        return super().scores(query, key, call) * place.astype(call.work)
+
+
+@mutant("invariant_batch", like="L10")
+class AloneOtherwise(LastKeyLost):
+    """The kernel for one sample alone does not see the last key."""
+
+    def loses(self, call: Call) -> bool:
+        return call.sizes.B == 1
+
+
+@mutant("invariant_batch")
+class FirstSamplesMean(Kernel):
+    """Values of the first sample are added to those of the others with a weight of 2^-6."""
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        found = super().visible(value, scores)
+        return found + np.roll(found, 1, 0) / 64 if len(found) > 1 else found
+
+
+@mutant("invariant_rows", like="L9")
+class KernelSwitchAtNineRows(LastKeyLost):
+    """From nine rows on another kernel runs, which does not see the last key."""
+
+    def loses(self, call: Call) -> bool:
+        return call.sizes.Lq >= 9
+
+
+@mutant("invariant_rows")
+class TotalOfTwoRows(Kernel):
+    """Two neighbouring rows are divided by the mean of their sums."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        raised = self.raised(self.shifted(scores))
+        total = raised.sum(-1, keepdims=True)
+        if total.shape[-2] > 1:
+            total = (total + np.roll(total, 1, -2)) / 2
+        return raised / np.where(total == 0, 1, total)
+
+
+@mutant("invariant_rows", like="L9")
+class LastTileShort(LastKeyLost):
+    """Rows after the last whole tile of 16 do not see the last key."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        found = Kernel.hide(self, scores, allowed, call)
+        rest = call.sizes.Lq % 16
+        if call.sizes.Lq > 16 and rest and found.shape[-1] > 1:
+            found = found.copy()
+            found[..., -rest:, -1] = -np.inf
+        return found
+
+
+class Threaded(Kernel):
+    """A kernel whose backend says on how many threads it runs."""
+
+    backend: KernelBackend
+
+
+@mutant("invariant_threads")
+class SharedOutKeysLost(Threaded):
+    """Keys are shared out evenly among the threads, and what is left over is nobody's."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        found = super().hide(scores, allowed, call)
+        rest = found.shape[-1] % self.backend.thread_count
+        return np.where(np.arange(found.shape[-1]) < found.shape[-1] - rest, found, -np.inf)
+
+
+@mutant("invariant_threads")
+class TotalsRace(Threaded):
+    """On more than one thread the sum of a row misses what the last thread added."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        raised = self.raised(self.shifted(scores))
+        counted = -(-raised.shape[-1] // self.backend.thread_count)
+        whole = self.backend.thread_count == 1
+        total = (raised if whole else raised[..., : raised.shape[-1] - counted]).sum(-1)[..., None]
+        return raised / np.where(total == 0, 1, total)
+
+
+@mutant("invariant_rerun")
+class ValuesOfTheCallBefore(Kernel):
+    """Values of the call before are used once more where they have the same shape."""
+
+    before: np.ndarray | None = None
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        found = super().visible(value, scores)
+        before, self.before = self.before, found
+        return found if before is None or before.shape != found.shape else before
+
+
+@mutant("invariant_rerun")
+class TunedOnThirdCall(Kernel):
+    """From the third call for a shape on a tuned kernel runs, which sums in another order."""
+
+    def __init__(self, backend: KernelBackend) -> None:
+        super().__init__(backend)
+        self.calls: dict[tuple, int] = {}
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        found = super().weights(scores, call)
+        key = (call.query.values.tobytes(), call.fmt.name)
+        self.calls[key] = self.calls.get(key, 0) + 1
+        if self.calls[key] < 3:
+            return found
+        # An ulp of the case's dtype, which the output's rounding does not swallow.
+        return found + round_to(found, call.fmt).astype(call.work) * call.fmt.unit_roundoff
+
+
+@mutant("invariant_decode")
+class NewestKeyUnseen(LastKeyLost):
+    """With one query the key that was appended last is not seen."""
+
+    def loses(self, call: Call) -> bool:
+        return call.sizes.Lq == 1
+
+
+@mutant("invariant_decode", like="M16")
+class CacheRollsOver(Kernel):
+    """With one query a cache of 32 keys rolls over: keys before the last 32 are not seen."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        found = super().hide(scores, allowed, call)
+        if call.sizes.Lq == 1:
+            found[..., :-32] = -np.inf
+        return found
+
+
+@mutant("invariant_decode")
+class ChunkSeesTheFuture(Kernel):
+    """A mask over 2 to 8 rows is taken for one over a whole prefill, and hides nothing."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return np.ones_like(mask) if 1 < mask.shape[-2] <= 8 else mask
+
+
+@mutant("invariant_split", like="M10")
+class SplitByCount(Kernel):
+    """Blocks of 32 keys are merged by how many keys they hold, not by their log-sum-exps."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        count = scores.shape[-1]
+        for start in range(0, count, 32):
+            part = super().attend(
+                scores[..., start : start + 32], value[..., start : start + 32, :], call
+            )
+            out += part * (min(32, count - start) / count)
+        return out
+
+
+@mutant("invariant_split")
+class LaterBlocksAnchored(Kernel):
+    """Sums of the blocks of 32 keys are not moved to one maximum before they are added."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]
+        raised = [self.raised(self.shifted(part)) for part in parts]
+        together = np.concatenate(raised, -1) if raised else scores
+        total = together.sum(-1, keepdims=True)
+        return together / np.where(total == 0, 1, total)
