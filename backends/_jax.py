@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -21,8 +22,10 @@ from backends.base import (
     rank4,
     split_native,
 )
+from backends.compilation import over_batch, with_constants
 from backends.differentiation import by_transform
 from backends.layers import Operations, textbooks
+from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -34,11 +37,33 @@ FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """XLA compiles for the CPU with flush-to-zero; float16 is computed in float32."""
 
 
+DIALECT = Dialect(
+    imports="""import jax
+import jax.numpy as jnp
+jax.config.update("jax_enable_x64", True)""",
+    array='jnp.asarray({values}.astype(jnp.dtype("{dtype}")))',
+    plain="jnp.asarray({values})",
+    values="np.asarray({array}).astype(np.float64)",
+    gradients="""
+
+def call({names}):
+{indented}
+    return output
+
+
+output, pull = jax.vjp(call, {names})
+gradients = pull(cotangent)""",
+)
+
+
 class JaxBackend(Backend):
     """JAX on "cpu" or "cuda"."""
 
     name = "jax"
+    dialect = DIALECT
+    compiles_shapes = True
     devices = ("cpu", "cuda")
+    compilers = ("jit", "aot", "vmap")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -108,6 +133,29 @@ class JaxBackend(Backend):
     ) -> tuple[Any, dict[str, Any]]:
         return by_transform(self.jax, prepared, wrt, cotangent)
 
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        jax = self.jax
+        if compiler == "vmap":
+            return over_batch(jax.vmap, jax.numpy.moveaxis, self.is_array, prepared, batch)
+        made = jax.jit if compiler == "jit" else lambda function: Ahead(jax, function)
+        return with_constants(made, self.is_array, prepared)
+
+    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        if compiler == "vmap":
+            return {"empty-batch": "nothing can be mapped over an empty batch"}
+        return (
+            {"gradient": "a program compiled ahead has no derivative"} if compiler == "aot" else {}
+        )
+
+    def witness(self, prepared: Prepared) -> str:
+        ahead = getattr(prepared.function, "compiled", None)
+        if not isinstance(ahead, Ahead):
+            return ""
+        prepared()
+        targets = sorted(set(re.findall(r'custom_call_target="([^"]+)"', ahead.text)))
+        counts = [f"{ahead.text.count(f' {op}(')} {op}" for op in ("dot", "fusion")]
+        return ", ".join([*targets, *counts])
+
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = (
             "bias",
@@ -120,6 +168,23 @@ class JaxBackend(Backend):
         )
         accepted = accepted_parameters(function, known, 3, JAX_NN)
         return JaxNnFunction(self, function, name, numerics, accepted)
+
+
+class Ahead:
+    """A function lowered and compiled ahead of its first call, for the shapes of that call."""
+
+    def __init__(self, jax: Any, function: Callable[..., Any]) -> None:
+        self.jitted, self.program = jax.jit(function), None
+
+    def __call__(self, arrays: Any) -> Any:
+        if self.program is None:
+            self.program = self.jitted.lower(arrays).compile()
+        return self.program(arrays)
+
+    @property
+    def text(self) -> str:
+        """The optimised program, in XLA's notation."""
+        return "" if self.program is None else self.program.as_text()
 
 
 def _operations(jax: Any) -> Operations:
@@ -168,7 +233,7 @@ class Eager(Implementation):
     }
 
     def prepare(self, inputs: Inputs) -> Prepared:
-        jnp, backend = self.backend.numpy, self.backend
+        jax, jnp, backend = self.backend.jax, self.backend.numpy, self.backend
         scale, softcap = inputs.effective_scale, inputs.softcap
 
         def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
@@ -183,10 +248,16 @@ class Eager(Implementation):
                 scores = scores + bias
             if mask is not None:
                 scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-            weights = self.backend.jax.nn.softmax(scores, axis=-1)
+            weights = jax.nn.softmax(scores, axis=-1)
             return jnp.einsum("bhij,bhjd->bhid", weights, value)
 
-        return Prepared(attention, dense_arguments(backend, inputs))
+        source = textbook_source(
+            attention,
+            "import jax\nimport jax.numpy as jnp",
+            scale=repr(scale),
+            softcap=repr(softcap),
+        )
+        return Prepared(attention, dense_arguments(backend, inputs), source=source)
 
 
 class JaxNn(Implementation):
@@ -252,7 +323,13 @@ class JaxNn(Implementation):
             arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
-        return Prepared(self.caller(), arguments, layout="blhd")
+        source = self.source(arguments)
+        return Prepared(self.caller(), arguments, layout="blhd", source=source)
+
+    def source(self, arguments: Mapping[str, Any]) -> str:
+        """The call as text (see `Prepared`)."""
+        chosen = f"implementation={self.kernel!r}"
+        return f"import jax\n{call_source(JAX_NN, arguments, chosen)}"
 
     def caller(self) -> Callable[..., Any]:
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
@@ -313,6 +390,9 @@ class JaxNnFunction(JaxNn):
             window="local_window_size" in self.accepted,
             lengths="key_value_seq_lengths" in self.accepted,
         )
+
+    def source(self, arguments: Mapping[str, Any]) -> str:
+        return function_source(self.judged, self.name, arguments)
 
     def caller(self) -> Callable[..., Any]:
         def call(query, key, value, **rest):  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,46 @@ from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
 from backends.base import Backend, Implementation, Prepared, set_to
 from backends.differentiation import by_autograd, by_transform
+from backends.sources import Dialect
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
+
+
+def _dialect(engine: str, more: str = "", **engines_own: str) -> Dialect:
+    made = Dialect(
+        imports=f'import os\nos.environ["KERAS_BACKEND"] = "{engine}"\nimport keras\nimport {engine}'
+        + more,
+        array='keras.ops.convert_to_tensor({values}.astype("{carrier}"), dtype="{dtype}")',
+        plain="keras.ops.convert_to_tensor({values}, dtype=str({values}.dtype))",
+        transpose="keras.ops.transpose({array}, {order})",
+        values="keras.ops.convert_to_numpy({array}).astype(np.float64)",
+        gradients="",
+    )
+    return replace(made, **engines_own)
+
+
+ON_TORCH = _dialect(
+    "torch",
+    values="{array}.detach().double().numpy()",
+    gradients="""{names} = (array.requires_grad_() for array in ({names}))
+{source}
+gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+)
+
+ON_JAX = _dialect(
+    "jax",
+    more='\njax.config.update("jax_enable_x64", True)',
+    array='jax.numpy.asarray({values}.astype(jax.numpy.dtype("{dtype}")))',
+    gradients="""
+
+def call({names}):
+{indented}
+    return output
+
+
+output, pull = jax.vjp(call, {names})
+gradients = pull(cotangent)""",
+)
 
 
 class KerasBackend(Backend):
@@ -63,6 +102,7 @@ class KerasTorchBackend(KerasBackend):
 
     name = "keras-torch"
     engine = "torch"
+    dialect = ON_TORCH
     has_strides = True
     has_threads = True
 
@@ -97,6 +137,8 @@ class KerasJaxBackend(KerasBackend):
 
     name = "keras-jax"
     engine = "jax"
+    dialect = ON_JAX
+    compiles_shapes = True
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -20,6 +20,7 @@ from backends.base import (
     rank4,
     split_native,
 )
+from backends.sources import call_source, function_source
 from suite.spec.problem import Inputs
 
 NATIVE = "keras.ops.dot_product_attention"
@@ -76,7 +77,12 @@ class KerasOps(Implementation):
             arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
-        return Prepared(function, arguments, layout="blhd")
+        source = self.source(arguments)
+        return Prepared(function, arguments, layout="blhd", source=source)
+
+    def source(self, arguments: Mapping[str, Any]) -> str:
+        """The call as text (see `Prepared`)."""
+        return f"import keras\n{call_source(NATIVE, arguments)}"
 
 
 class KerasFunction(KerasOps):
@@ -110,4 +116,7 @@ class KerasFunction(KerasOps):
         def call(query, key, value, **rest):  # type: ignore[no-untyped-def]
             return function(query, key, value, **rest)
 
-        self.function = call
+        self.function, self.judged = call, function
+
+    def source(self, arguments: Mapping[str, Any]) -> str:
+        return function_source(self.judged, self.name, arguments)

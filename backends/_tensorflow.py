@@ -17,8 +17,10 @@ from backends.base import (
     Prepared,
     dense_arguments,
 )
+from backends.compilation import with_constants
 from backends.differentiation import by_tape
 from backends.layers import Operations, textbooks
+from backends.sources import Dialect, textbook_source
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -30,11 +32,27 @@ FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """TensorFlow sets flush-to-zero in its threads; float16 is converted to float32 and back."""
 
 
+DIALECT = Dialect(
+    imports="""import os
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import tensorflow as tf""",
+    array="tf.constant({values}.astype(tf.{dtype}.as_numpy_dtype))",
+    plain="tf.constant({values})",
+    values="{array}.numpy().astype(np.float64)",
+    gradients="""with tf.GradientTape(watch_accessed_variables=False) as tape:
+    tape.watch([{names}])
+{indented}
+gradients = tape.gradient(output, [{names}], output_gradients=cotangent)""",
+)
+
+
 class TensorflowBackend(Backend):
     """TensorFlow on "cpu" or "cuda"."""
 
     name = "tf"
+    dialect = DIALECT
     devices = ("cpu", "cuda")
+    compilers = ("function", "xla")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -89,6 +107,21 @@ class TensorflowBackend(Backend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_tape(self.tf, prepared, wrt, cotangent)
+
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+            return self.tf.function(function, jit_compile=compiler == "xla")
+
+        return with_constants(made, self.is_array, prepared)
+
+    def witness(self, prepared: Prepared) -> str:
+        function = getattr(prepared.function, "compiled", None)
+        if function is None or function._jit_compile:
+            return ""
+        arrays = {n: a for n, a in prepared.arguments.items() if self.is_array(a)}
+        graph = function.get_concrete_function(arrays).graph
+        types = {op.type for op in graph.get_operations()}
+        return ", ".join(sorted(t for t in types if "MatMul" in t or t in ("Einsum", "Softmax")))
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         return KerasFunction(self, function, name, numerics)
@@ -159,7 +192,14 @@ class Eager(Implementation):
                 scores = tf.where(mask, scores, scores.dtype.min)
             return tf.matmul(tf.nn.softmax(scores, axis=-1), value)  # (B, H, Lq, Dv)
 
-        return Prepared(attention, dense_arguments(backend, inputs))
+        made = f"np.asarray({inputs.effective_scale!r}, tf.{inputs.dtype.long_name}.as_numpy_dtype)"
+        source = textbook_source(
+            attention,
+            "import numpy as np\nimport tensorflow as tf",
+            scale=f"tf.constant({made})",
+            softcap=repr(softcap),
+        )
+        return Prepared(attention, dense_arguments(backend, inputs), source=source)
 
 
 class TensorflowKerasOps(KerasOps):

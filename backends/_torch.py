@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from backends.base import (
     set_to,
     split_native,
 )
+from backends.compilation import over_batch, with_constants
 from backends.differentiation import by_autograd
+from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
@@ -39,13 +42,27 @@ gradients in the case's dtype (`cpu_flash_attention_backward`: products with bet
 NO_SOFTCAP = "scaled_dot_product_attention has no softcap"
 
 
+DIALECT = Dialect(
+    imports="import torch",
+    array="torch.tensor({values}, dtype=torch.{dtype})",
+    plain="torch.tensor({values})",
+    transpose="{array}.permute{order}",
+    values="{array}.detach().double().numpy()",
+    gradients="""{names} = (array.requires_grad_() for array in ({names}))
+{source}
+gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+)
+
+
 class TorchBackend(Backend):
     """PyTorch on "cpu" or "cuda"."""
 
     name = "torch"
+    dialect = DIALECT
     devices = ("cpu", "cuda")
     has_strides = True
     has_threads = True
+    compilers = ("inductor", "aot_eager", "export", "vmap")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -114,6 +131,61 @@ class TorchBackend(Backend):
             return layer
         return layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name)).eval()
 
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        torch = self.torch
+        if compiler == "vmap":
+            vmap = torch.func.vmap
+            return over_batch(vmap, torch.movedim, self.is_array, prepared, batch)
+        if compiler == "export":
+            return with_constants(self._exported, self.is_array, prepared)
+        # Every cell compiles anew: dynamo gives up on a function after a few signatures.
+        torch._dynamo.reset()
+        # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
+        torch._functorch.config.enable_autograd_cache = False
+
+        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+            return torch.compile(function, backend=compiler, dynamic=False, fullgraph=True)
+
+        return with_constants(made, self.is_array, prepared)
+
+    def _exported(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        torch = self.torch
+
+        class Module(torch.nn.Module):  # type: ignore[name-defined, misc]
+            def forward(self, arrays: Any) -> Any:
+                return function(arrays)
+
+        made: dict[str, Any] = {}
+
+        def call(arrays: Any) -> Any:
+            if "program" not in made:
+                detached = {n: a.detach() for n, a in arrays.items()}
+                made["program"] = torch.export.export(Module(), (detached,)).module()
+            return made["program"](arrays)
+
+        return call
+
+    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        flex = isinstance(implementation, Flex)
+        if compiler == "vmap":
+            rule = {"compiled": "flex_attention has no rule for vmap"} if flex else {}
+            return {"empty-batch": "nothing can be mapped over an empty batch", **rule}
+        if compiler == "inductor" and flex and self.device == "cpu":
+            return {"float64": "flex_attention's template for the CPU takes no float64"}
+        if compiler == "export":
+            return {"gradient": "the exported program is that of inference"}
+        return {}
+
+    def witness(self, prepared: Prepared) -> str:
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            prepared()
+        names = {event.key.removeprefix("aten::") for event in found.key_averages()}
+        fused = sorted(n for n in names if re.match(r"_scaled_dot_product_\w*(attention|math)", n))
+        products = sorted(n for n in names if n in ("bmm", "baddbmm", "matmul"))
+        return ", ".join(fused or products) or "no attention kernel and no matrix product"
+
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         accepted = accepted_parameters(function, known, 3, SDPA)
@@ -166,7 +238,10 @@ class Eager(Implementation):
                 scores = scores.masked_fill(~mask, -torch.inf)
             return torch.softmax(scores, dim=-1) @ value  # (B, H, Lq, Dv)
 
-        return Prepared(attention, dense_arguments(backend, inputs))
+        source = textbook_source(
+            attention, "import torch", scale=repr(scale), softcap=repr(softcap)
+        )
+        return Prepared(attention, dense_arguments(backend, inputs), source=source)
 
 
 class Sdpa(Implementation):
@@ -226,23 +301,30 @@ class Sdpa(Implementation):
             arguments["enable_gqa"] = True
         operands = {n: n for n in ("query", "key", "value")}
         operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
-        caller = self.caller(torch.nn.functional.scaled_dot_product_attention)
-        return Prepared(caller, arguments, operands=operands)
+        function = torch.nn.functional.scaled_dot_product_attention
+        source = self.source(arguments)
+        return Prepared(function, arguments, operands=operands, within=self.forced, source=source)
 
-    def caller(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function under the forced kernel, or alone where none is forced."""
+    def source(self, arguments: Mapping[str, Any]) -> str:
+        """The call as text (see `Prepared`)."""
+        call = call_source(SDPA, arguments)
         if self.kernel is None:
-            return function
+            return f"import torch\n{call}"
+        return (
+            "import torch\nfrom torch.nn.attention import SDPBackend, sdpa_kernel\n"
+            f"with sdpa_kernel(SDPBackend.{self.kernel}):\n    {call}"
+        )
+
+    def forced(self) -> AbstractContextManager[Any]:
+        """The context in which the kernel is forced; none where torch chooses."""
+        if self.kernel is None:
+            return nullcontext()
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        kernel = getattr(SDPBackend, self.kernel)
-
-        def forced(**arguments: Any) -> Any:
-            with sdpa_kernel(kernel), warnings.catch_warnings():
-                # torch explains on the warning channel why a kernel refuses; the error follows.
-                warnings.simplefilter("ignore")
-                return function(**arguments)
-
+        forced = ExitStack()
+        # torch explains on the warning channel why a kernel refuses; the error follows.
+        forced.enter_context(warnings.catch_warnings(action="ignore"))
+        forced.enter_context(sdpa_kernel(getattr(SDPBackend, self.kernel)))
         return forced
 
 
@@ -361,11 +443,42 @@ class Flex(Implementation):
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = modified(bias)
             arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
-            if any(array is not None and array.requires_grad for array in arrays):
+            traced = torch.compiler.is_compiling()
+            if traced or any(array is not None and array.requires_grad for array in arrays):
                 return flex_attention(**arguments)
             return uncompiled(**arguments)
 
-        return Prepared(call, arguments)
+        return Prepared(call, arguments, source=_flex_source(inputs, arguments))
+
+
+def _flex_source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
+    s = inputs.sizes
+    shape = (s.B, s.H, s.Lq, s.Lk)
+    lines = [
+        "import torch",
+        "import torch.nn.attention.flex_attention as flex",
+        "# Its documented switch for debugging: without it every call traces its closures anew.",
+        "flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True",
+    ]
+    given = [name for name in arguments if name != "bias"]
+    more = []
+    if inputs.dense_mask is not None:
+        lines += [
+            f"allowed = torch.tensor(np.broadcast_to(mask, {shape}).copy())",
+            "block_mask = flex.create_block_mask(",
+            f'    lambda b, h, i, j: allowed[b, h, i, j], {", ".join(map(str, shape))}, device="cpu"',
+            ")",
+        ]
+        more.append("block_mask=block_mask")
+    if inputs.bias is not None or inputs.softcap is not None:
+        lines += ["", "def score_mod(score, b, h, i, j):"]
+        if inputs.softcap is not None:
+            cap = repr(inputs.softcap)
+            lines.append(f"    score = {cap} * torch.tanh(score / {cap})")
+        added = "" if inputs.bias is None else " + bias[b, h, i, j]"
+        lines += [f"    return score{added}", ""]
+        more.append("score_mod=score_mod")
+    return "\n".join([*lines, call_source("flex.flex_attention", given, *more)])
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -427,4 +540,5 @@ class SdpaFunction(Sdpa):
         def call(query, key, value, **rest):  # type: ignore[no-untyped-def]
             return self.judged(query, key, value, **rest)
 
-        return Prepared(call, arguments, operands=made.operands)
+        source = function_source(self.judged, self.name, arguments)
+        return Prepared(call, arguments, operands=made.operands, source=source)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from backends.sources import Dialect
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType
 from suite.spec.elections import QUESTIONS
@@ -77,7 +78,9 @@ class Prepared:
     `layout` is that of the output and of the operands, "bhld" (B, H, L, D) or "blhd" (B, L, H, D).
     `operands` says as which argument each of `ARRAYS` is passed, where it is passed. `backward` is
     the call's own derivative, for frameworks that have none: it takes the arguments and the cotangent
-    and returns the gradients by argument.
+    and returns the gradients by argument. `within` makes the context the function is called in, which
+    a compiler is not given: a choice of kernel, a thread count. `source` is the call as text: lines,
+    imports and all, that compute `output` from variables called like the arguments.
     """
 
     function: Callable[..., Any]
@@ -85,9 +88,16 @@ class Prepared:
     layout: str = "bhld"
     operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in ARRAYS})
     backward: Callable[..., dict[str, Any]] | None = None
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+    source: str = ""
 
     def __call__(self) -> Any:
-        return self.function(**self.arguments)
+        return self.call(self.arguments)
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """The framework's own output for these arguments."""
+        with self.within():
+            return self.function(**arguments)
 
     def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with other arrays for some of the operands."""
@@ -105,6 +115,9 @@ class Backend(ABC):
     devices: tuple[str, ...] = ("cpu",)
     has_strides = False
     has_threads = False
+    compilers: tuple[str, ...] = ()
+    compiles_shapes = False
+    dialect: Dialect | None = None
 
     def __init__(self, device: str = "cpu") -> None:
         if device not in self.devices:
@@ -175,6 +188,19 @@ class Backend(ABC):
     def threads(self, count: int) -> AbstractContextManager[None]:
         """A context in which calls run on `count` threads, where the backend has `has_threads`."""
         raise NotImplementedError
+
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        """The call through one of `compilers`, not yet compiled; `batch` is the number of samples."""
+        raise NotImplementedError
+
+    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        """The features an implementation loses in a compiler, with the reason; a dtype by its long name,
+        and "compiled" where it cannot be compiled at all."""
+        return {}
+
+    def witness(self, prepared: Prepared) -> str:
+        """Which kernels the call runs, in the framework's own words; empty where it does not say."""
+        return ""
 
     def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
         """The array as one of `shape`, with stride 0 along the axis in which it has size 1 instead."""

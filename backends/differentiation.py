@@ -15,7 +15,7 @@ def by_autograd(torch: Any, prepared: Prepared, wrt: Sequence[str], cotangent: A
     """`torch.autograd.grad` from leaves that lie in memory as the call's own arguments do."""
     arguments = prepared.arguments
     leaves = {n: arguments[prepared.operands[n]].detach().requires_grad_(True) for n in wrt}
-    out = prepared.function(**prepared.with_operands(leaves))
+    out = prepared.call(prepared.with_operands(leaves))
     if not (isinstance(out, torch.Tensor) and out.requires_grad):
         raise ForwardOnly("the output of the call has no gradient function")
     found = torch.autograd.grad(out, list(leaves.values()), cotangent, allow_unused=True)
@@ -36,7 +36,7 @@ def by_transform(jax: Any, prepared: Prepared, wrt: Sequence[str], cotangent: An
     """`jax.vjp` of the call as a function of the operands that ask for a gradient."""
 
     def call(*arrays: Any) -> Any:
-        return prepared.function(**prepared.with_operands(dict(zip(wrt, arrays, strict=True))))
+        return prepared.call(prepared.with_operands(dict(zip(wrt, arrays, strict=True))))
 
     out, pull = jax.vjp(call, *(prepared.arguments[prepared.operands[name]] for name in wrt))
     return out, dict(zip(wrt, pull(cotangent), strict=True))

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from backends import registry
 from backends.base import Backend, BackendUnavailable, Implementation
+from backends.compilation import Compiled, compiled_forms
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.judge import cell as cells
 from suite.judge import records
 from suite.judge.cell import Cell, Check
-from suite.judge.expectations import MANIFESTS, ExpectationError, Manifest, load
+from suite.judge.expectations import MANIFESTS, Expectation, ExpectationError, Manifest, load
 from suite.judge.tolerance import NUMERICS
 from suite.judge.verdict import Verdict
-from suite.spec.catalogue import LEVELS, find
+from suite.spec.catalogue import LEVELS, AnyCase, find
 from suite.spec.dtypes import dtype
 from suite.spec.layers import OPERATORS
 
@@ -32,6 +33,9 @@ DEFAULT_NUMERICS = "stepwise"
 
 
 DEVICES = ("cpu", "cuda")
+
+MODES = ("eager", "compiled", "all")
+"""What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Options:
     shard: str = ""
     audit: bool = False
     like: str = ""
+    mode: str = "eager"
 
     @property
     def backends(self) -> list[str]:
@@ -71,6 +76,8 @@ class Options:
         names = self.backends
         if self.device not in DEVICES:
             raise UsageError(f"unknown device {self.device!r}; valid: {', '.join(DEVICES)}")
+        if self.mode not in MODES:
+            raise UsageError(f"unknown mode {self.mode!r}; valid: {', '.join(MODES)}")
         if self.level not in LEVELS:
             raise UsageError(f"unknown level {self.level!r}; valid: {', '.join(LEVELS)}")
         for name in self.dtype:
@@ -153,6 +160,9 @@ class Plan:
             ]
             self.functions += functions
             found = functions + (found if options.implementation else [])
+        compiled = compiled_forms(backend, found) if options.mode != "eager" else []
+        self.functions += [c for c in compiled if c.inner in self.functions]
+        found = (found if options.mode != "compiled" else []) + compiled
         names = [i.name for i in found]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:
@@ -168,7 +178,11 @@ class Plan:
     def select(self, names: Sequence[str]) -> None:
         """Keep the named implementations ("sdpa" or "torch:sdpa"), and every user's function."""
         wanted = set(names)
-        known = {i.name for i in self.implementations} | {str(i) for i in self.implementations}
+        called = {i: {i.name, str(i)} for i in self.implementations}
+        for i in self.implementations:
+            if isinstance(i, Compiled):
+                called[i] |= {i.inner.name, str(i.inner)}
+        known = set().union(*called.values())
         unknown = sorted(wanted - known)
         if unknown:
             raise UsageError(
@@ -176,7 +190,7 @@ class Plan:
                 f"{', '.join(str(i) for i in self.implementations)}"
             )
         self.implementations = [
-            i for i in self.implementations if {i.name, str(i)} & wanted or i in self.functions
+            i for i in self.implementations if called[i] & wanted or i in self.functions
         ]
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
@@ -210,6 +224,11 @@ class Plan:
         """Entries that match no supported cell of the full catalogue, as messages for people."""
         messages = []
         checks = all_checks()
+
+        def asked(check: Check, implementation: Implementation) -> Iterable[AnyCase]:
+            cases = check.cases if implementation.mode == "eager" else check.compiled
+            return cases("full") if cases else ()
+
         for backend, manifest in self.manifests.items():
             present = [i for i in self.implementations if i.backend.name == backend]
             names = {i.name for i in present}
@@ -217,13 +236,15 @@ class Plan:
                 (i.name, check.name, case.id)
                 for i in present
                 for check in checks
-                for case in check.cases("full")
+                for case in asked(check, i)
                 if i.operator == case.operator and i.unsupported(case) is None
             )
             filtered = self.options.implementation or self.options.function
             left = Manifest([], {}, "")
             left.entries = [
-                e for e in manifest.entries if not filtered or names & set(e.implementation)
+                e
+                for e in manifest.entries
+                if (not filtered or names & set(e.implementation)) and self.speaks_of(e)
             ]
             messages += [
                 f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell of "
@@ -231,6 +252,13 @@ class Plan:
                 for e in left.unmatched(candidates)
             ]
         return messages
+
+    def speaks_of(self, entry: Expectation) -> bool:
+        """Whether an entry names an implementation of the modes that are asked."""
+        compiled = {"@" in name for name in entry.implementation}
+        return bool(
+            compiled & {"eager": {False}, "compiled": {True}}.get(self.options.mode, {True, False})
+        )
 
     def digest(self) -> tuple[str, int]:
         """Digest and number of all cells of the whole run, every shard included."""
@@ -294,7 +322,7 @@ def crashed(check: str, name: str, kind: str, message: str, options: Options) ->
         check=check,
         backend=backend,
         implementation=short,
-        mode="eager",
+        mode="compiled" if "@" in short else "eager",
         device=options.device,
         dtype=case.dtype.name,
         status="crash",

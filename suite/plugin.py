@@ -64,6 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--level", default="standard", help="smoke, standard (default) or full: how many cases"
     )
+    group.addoption(
+        "--mode", default="eager",
+        help="eager (default): implementations as they are called; compiled: through every compiler "
+        "of their framework, on fewer cases; all",
+    )  # fmt: skip
     group.addoption("--seed", type=int, default=0, help="seed of the input values (default 0)")
     group.addoption(
         "--function", action="append", default=[], metavar="PATH.py:NAME",
@@ -145,6 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
         shard=given("--shard"),
         audit=given("--audit"),
         like=given("--like"),
+        mode=given("--mode"),
     )
     config.stash[OPTIONS] = options
     results = given("--results")
@@ -373,7 +379,7 @@ def _rerun(node: str, options: Options) -> str:
     words += [f"--like={options.like}"] if options.like else []
     if options.audit:
         words.append("--audit")
-    for name in ("device", "level", "seed", "numerics"):
+    for name in ("device", "level", "mode", "seed", "numerics"):
         value = getattr(options, name)
         if value != getattr(Options, name):
             words.append(f"--{name}={value}")

@@ -8,12 +8,13 @@ import numpy as np
 from suite.judge.cell import NotElected, check
 from suite.judge.gradients import OPERANDS, GradientCell
 from suite.judge.verdict import Deviation
+from suite.spec.compiled_catalogue import compiled_gradients
 from suite.spec.gradient_catalogue import gradient_cases
 from suite.spec.problem import Case
 from suite.test_masking import last_seen_by_some, never_attended, poisoned
 
 
-@check(gradient_cases, GradientCell, ("gradient",))
+@check(gradient_cases, GradientCell, ("gradient",), compiled_gradients)
 def test_gradients(cell: GradientCell) -> None:
     answer, gradients = cell.differentiate(cell.inputs, cell.operands)
     cell.judge(answer)

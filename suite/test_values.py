@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from suite.judge.cell import Cell, check
 from suite.spec.catalogue import cases
+from suite.spec.compiled_catalogue import compiled_cases
 
 
-@check(cases)
+@check(cases, compiled=compiled_cases)
 def test_values(cell: Cell) -> None:
-    cell.judge(cell.run())
+    prepared = cell.prepare(cell.inputs)
+    cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared.layout))
+    if cell.implementation.mode == "compiled":
+        # Which kernel ran: a rewrite may change it from one release to the next.
+        cell.measured.observed = cell.implementation.backend.witness(prepared)

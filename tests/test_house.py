@@ -94,7 +94,8 @@ def test_arrows(path: Path) -> None:
         allowed = ("suite.report", "suite.judge.records", "suite.judge.verdict")
         assert all(within(m, *allowed) or m == "suite.judge" for m in ours), ours
     elif within(name, "backends") and path.stem in ADAPTERS:
-        shared = ["backends.base", "backends.layers", "backends.differentiation", "suite.spec"]
+        parts = ("base", "layers", "differentiation", "compilation", "sources")
+        shared = [*(f"backends.{part}" for part in parts), "suite.spec"]
         allowed = [*shared, *PARTS.get(path.stem, ())]
         if path.stem == "_numpy":
             allowed.append("references")

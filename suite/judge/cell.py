@@ -32,22 +32,27 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Check:
     """A promise: its name, the function that judges it, the cases of a level it is asked on, the kind
-    of cell the function takes, and the features it needs besides those of its cases."""
+    of cell the function takes, the features it needs besides those of its cases, and the cases of a
+    level it is asked on of compiled implementations, which pay for every new shape; None for none."""
 
     name: str
     function: Callable[[Any], None]
     cases: Callable[[str], Iterable[AnyCase]]
     cell: type[Cell]
     needs: tuple[str, ...] = ()
+    compiled: Callable[[str], Iterable[AnyCase]] | None = None
 
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
     ) -> Iterator[Cell]:
         """The cells of the level, case by case: every implementation is asked what its operator is."""
-        for case in self.cases(level):
-            for implementation in implementations:
-                if implementation.operator == case.operator:
-                    yield self.cell(self, case, implementation, seed)
+        eager = [i for i in implementations if i.mode == "eager"]
+        compiled = [i for i in implementations if i.mode != "eager"]
+        for cases, asked in ((self.cases, eager), (self.compiled, compiled)):
+            for case in cases(level) if cases and asked else ():
+                for implementation in asked:
+                    if implementation.operator == case.operator:
+                        yield self.cell(self, case, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
@@ -58,16 +63,18 @@ def check(
     cases: Callable[[str], Iterable[AnyCase]],
     cell: type[Cell] | None = None,
     needs: tuple[str, ...] = (),
+    compiled: Callable[[str], Iterable[AnyCase]] | None = None,
 ) -> Callable[[Callable], Callable]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
     The check is called what the function is, without `test_`. `cell` is the kind of cell it takes, by
-    default `Cell`; `needs` the features it needs besides those of its cases.
+    default `Cell`; `needs` the features it needs besides those of its cases, `compiled` the cases of a
+    level that it is asked on of compiled implementations.
     """
 
     def mark(function: Callable[[Any], None]) -> Callable[[Any], None]:
         name = function.__name__.removeprefix("test_")
-        function.check = Check(name, function, cases, cell or Cell, needs)  # type: ignore[attr-defined]
+        function.check = Check(name, function, cases, cell or Cell, needs, compiled)  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -141,7 +148,9 @@ class Cell:
             if declared or (declared is not None and self.implementation.may_be_forward_only):
                 raise NotElected(f"forward only: {error}") from error
             # JAX adds notes and tracebacks to exceptions; one line is what people compare.
-            text = next(iter(str(error).strip().splitlines()), "")
+            # TensorFlow's functions begin theirs with the place and end it with what happened.
+            lines = str(error).strip().splitlines() or [""]
+            text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
             raise Deviation("raised", f"{type(error).__name__}: {text[:300]}") from error
 
     def read(self, native: Any, inputs: Inputs, layout: str) -> Answer:

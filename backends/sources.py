@@ -1,0 +1,80 @@
+"""Calls as text: what a prepared call does, in its framework's own words, for scripts of their own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a script makes arrays, reads and differentiates in a framework: templates for `str.format`.
+
+    `imports`: lines. `array`: the array of the NumPy float64 `values` in `dtype` (long name; `carrier`
+    is the NumPy type that holds it); `plain`: the same for booleans and integers, or for values that
+    keep their type. `transpose`: `array` with its axes in `order`, a tuple. `values`: those of `array`,
+    float64. `gradients`: lines that run `source` (or `indented`, the same four spaces further in) and
+    set `output` and `gradients`, those by `names` for `cotangent`.
+    """
+
+    imports: str
+    array: str
+    plain: str
+    values: str
+    gradients: str
+    transpose: str = "{array}.transpose{order}"
+
+
+POSITIONAL = ("query", "key", "value")
+
+
+def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
+    """`output = function(query, key, value, scale=scale)` for arguments of these names."""
+    named = [f"{name}={name}" for name in arguments if name not in POSITIONAL]
+    return f"output = {function}({', '.join([*POSITIONAL, *named, *more])})"
+
+
+def textbook_source(function: Callable[..., Any], imports: str, **closure: str) -> str:
+    """A function of query, key, value, mask and bias, written out, and its call.
+
+    `closure` gives the expressions of the names that it takes from where it is defined. Empty where
+    Python does not find the function's text.
+    """
+    text = _text(function.__code__)
+    if not text:
+        return ""
+    taken = "".join(f"{name} = {value}\n" for name, value in closure.items())
+    call = f"output = {function.__name__}(query, key, value, mask, bias)"
+    return f"{imports}\n{taken}\n\n{text}\n\n{call}"
+
+
+@lru_cache
+def _text(code: CodeType) -> str:
+    try:
+        lines = textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError):
+        return ""
+    return re.sub(r"\s*# type: ignore.*", "", lines).rstrip() + "\n"
+
+
+def import_source(function: Any, name: str) -> str:
+    """Lines that bind `name` to a user's function, from its file or module; empty where it has none."""
+    home = sys.modules.get(getattr(function, "__module__", ""))
+    if home is None or getattr(home, name, None) is not function or not name.isidentifier():
+        return ""
+    if home.__name__.startswith("_judged_"):
+        return f"import runpy\n{name} = runpy.run_path({str(home.__file__)!r})[{name!r}]"
+    return f"from {home.__name__} import {name}"
+
+
+def function_source(function: Any, name: str, arguments: Iterable[str]) -> str:
+    """The call of a user's function; empty where it cannot be imported again."""
+    lines = import_source(function, name)
+    return f"{lines}\n{call_source(name, arguments)}" if lines else ""

@@ -1,0 +1,86 @@
+"""The catalogue of cases that are asked of compiled implementations, by level.
+
+Every one is a program of its own, from 0.1 s (XLA) to some 3 s (inductor, with its derivative 6 s), so
+that the level leaves out what does not hang on a compiler: most sizes, recipes, head counts and layouts.
+What it keeps: every kind of mask in either form, every dtype, biases, scales, softcap, grouped heads,
+values of another size, one query, a tail, sizes that all coincide, an empty batch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from suite.spec.catalogue import case_of, compatible
+from suite.spec.covering import Row, each_value, pairwise
+from suite.spec.dtypes import DTYPES
+from suite.spec.problem import Case
+
+AXES: dict[str, tuple[object, ...]] = {
+    "mask": (
+        "none", "causal", "causalbr", "pad", "padempty", "causal+pad", "bool.qk", "bool.b1qk",
+        "bool.bhqk", "bool.qk.empty", "win4.0", "seg3",
+    ),
+    # B, Lq, Lk, D, Dv
+    "shape": ((2, 11, 9, 6, 6), (2, 5, 13, 8, 10)),
+    "heads": ((4, 2), (3, 3)),
+    "dtype": tuple(DTYPES),
+    "bias": ("none", "qk", "bhqk", "inf"),
+    "scale": (None, 0.3),
+    "softcap": (None, 2.0),
+    "recipe": ("normal", "large", "offset"),
+    "layout": ("bhld", "blhd"),
+    "form": ("native", "dense"),
+}  # fmt: skip
+
+# Where all sizes coincide a rewrite by pattern can take a permuted key for a transposed one.
+SMOKE_DESIGNED = (
+    "sdpa/none/mha/f32/b2h3q11k9d6",
+    "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
+    "sdpa/causal/mha/f32/b4h4q4k4d4/blhd",
+    "sdpa/none/mha/f32/b4h4q4k4d4",
+    "sdpa/bool.qk.empty/mha/f32/b2h3q11k9d6/dense",
+)
+
+DESIGNED = (
+    "sdpa/none/mqa/f32/b2h5q1k65d16",
+    "sdpa/causal/mha/bf16/b1h2q65k65d8",
+    "sdpa/pad/mha/f32/b2h3q33k127d64",
+    "sdpa/none/mha/f32/b0h3q5k7d8",
+    "sdpa/none/mha/bf16/b4h4q4k4d4/blhd",
+)
+
+GRADIENTS = (
+    "sdpa/none/mha/f32/b4h4q4k4d4",
+    "sdpa/causal/gqa2/f32/b2h4q11k9d6",
+    "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
+    "sdpa/pad/mha/f16/b2h3q11k9d6",
+    "sdpa/bool.bhqk/gqa2/f64/b2h4q5k13d8v10/bias.bhqk/dense",
+    "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
+    "sdpa/none/mha/bf16/b2h3q11k9d6/bias.qk/cap2.0",
+    "sdpa/padempty/gqa2/f32/b2h4q11k9d6",
+    "sdpa/none/mha/f32/b2h3q11k9d6/bias.inf",
+)
+
+
+@lru_cache(maxsize=1)
+def covering_rows() -> tuple[Row, ...]:
+    """The covering array of strength 2 over `AXES`."""
+    return tuple(pairwise(AXES, compatible, spread=("mask", "shape", "heads", "dtype")))
+
+
+@lru_cache(maxsize=3)
+def compiled_cases(level: str = "standard") -> tuple[Case, ...]:
+    """The cases whose answers are judged, each once; at smoke the first few."""
+    found = [Case.parse(text) for text in SMOKE_DESIGNED]
+    if level != "smoke":
+        found += [Case.parse(text) for text in DESIGNED]
+        found += [case_of(row) for row in each_value(covering_rows())]
+        found += [case_of(row) for row in covering_rows()]
+    if level == "full":
+        found += [case_of(row | {"dtype": dt}) for row in covering_rows() for dt in DTYPES]
+    return tuple({case.id: case for case in found}.values())
+
+
+def compiled_gradients(level: str = "standard") -> list[Case]:
+    """The cases that are differentiated through a compiler; at smoke two."""
+    return [Case.parse(text) for text in (GRADIENTS[:2] if level == "smoke" else GRADIENTS)]
