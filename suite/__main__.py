@@ -1,4 +1,5 @@
-"""Command line: `python -m suite list | describe | report | diff | expect | findings | mutants`."""
+"""Command line: `python -m suite COMMAND`: list, describe, search, report, diff, expect, findings, and
+mutants."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.report.commands import add_diff_parser, add_report_parser
+from suite.search.command import add_search_parser
 from suite.spec.catalogue import LEVELS, AnyCase, everything, find
 
 
@@ -15,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Usage errors exit with 2."""
     parser = argparse.ArgumentParser(
         prog="python -m suite",
-        description="Attention conformance: cases, reports, expectations and the kill table. "
+        description="Attention conformance: cases, search, reports, expectations, the kill table. "
         "Implementations are judged with `pytest suite --backend=NAME`.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -24,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_expect(commands)
     _add_findings(commands)
     _add_mutants(commands)
+    add_search_parser(commands)
     add_report_parser(commands)
     add_diff_parser(commands)
     chosen = parser.parse_args(arguments)

@@ -123,7 +123,7 @@ class Mask:
         return And(self.parts + other.parts)
 
     def __or__(self, other: Mask) -> Mask:
-        return Or((self, other))
+        return Or(_alternatives(self) + _alternatives(other))
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,10 @@ class Or(Mask):
         for mask in self.masks[1:]:
             out = out | mask.allowed(ix)
         return out
+
+
+def _alternatives(mask: Mask) -> tuple[Mask, ...]:
+    return mask.masks if isinstance(mask, Or) else (mask,)
 
 
 @dataclass(frozen=True)
@@ -351,7 +355,6 @@ _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
         r"win(x|\d+)\.(x|\d+)",
         lambda m: Window(*(None if s == "x" else int(s) for s in m.groups())),
     ),
-    (r"prefix(\d+)orcausal", lambda m: Prefix(int(m[1])) | Causal()),
     (r"prefix(\d+)", lambda m: Prefix(int(m[1]))),
     (r"pad(left)?(empty)?", lambda m: Padding(left=bool(m[1]), empty=bool(m[2]))),
     (r"seg(\d+)", lambda m: Segments(int(m[1]))),
@@ -363,20 +366,26 @@ _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
 
 
 def parse_mask(token: str) -> Mask | None:
-    """The mask whose token is `token`; "none" gives None. Raises ValueError for anything else."""
+    """The mask whose token is `token`; "none" gives None. Raises ValueError for anything else.
+
+    "or" binds tighter than "+": prefix3orcausal+pad is (prefix3 or causal) and pad.
+    """
     if token == "none":
         return None
     masks: list[Mask] = []
-    for atom in token.split("+"):
-        for pattern, build in _ATOMS:
-            match = re.fullmatch(pattern, atom)
-            if match:
-                masks.append(build(match))
-                break
-        else:
-            raise ValueError(
-                f"unknown mask {atom!r} in {token!r}; expected none, causal, causalbr, winL.R, "
-                "prefixN, prefixNorcausal, pad, padleft, padempty, segN or "
-                f"bool.AXES[.empty] with AXES one of {', '.join(Boolean.AXES)}, joined by +"
-            )
+    for part in token.split("+"):
+        found = tuple(_parse_atom(atom, token) for atom in part.split("or"))
+        masks.append(found[0] if len(found) == 1 else Or(found))
     return masks[0] if len(masks) == 1 else And(tuple(masks))
+
+
+def _parse_atom(atom: str, token: str) -> Mask:
+    for pattern, build in _ATOMS:
+        match = re.fullmatch(pattern, atom)
+        if match:
+            return build(match)
+    raise ValueError(
+        f"unknown mask {atom!r} in {token!r}; expected none, causal, causalbr, winL.R, "
+        "prefixN, pad, padleft, padempty, segN or "
+        f"bool.AXES[.empty] with AXES one of {', '.join(Boolean.AXES)}, joined by + and or"
+    )

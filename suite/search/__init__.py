@@ -1,0 +1,1 @@
+"""Randomised search beyond the table of cases; `python -m suite search`, see docs/search.md."""

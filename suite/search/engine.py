@@ -1,0 +1,400 @@
+"""The search: draws cases, judges them with the checks, and shrinks what fails.
+
+Cases come in batches, each a Hypothesis run of its own with a seed made of the search's and of the
+batch's number, so that the same search draws the same cases in the same order however long it runs.
+The first case of a batch that fails in a new way ends it: Hypothesis shrinks the case to a minimal one
+that still fails in that way, and the next batch begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis.strategies import SearchStrategy
+
+from backends.base import Implementation
+from suite.checks import all_checks
+from suite.judge.cell import Cell, Check
+from suite.judge.expectations import Manifest
+from suite.judge.verdict import Verdict
+from suite.plan import Plan
+from suite.search import strategies
+from suite.spec.dtypes import DTYPES, dtype
+from suite.spec.masks import Sizes
+from suite.spec.problem import Case
+
+BATCH = 200
+"""Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
+
+SHRINK_SECONDS = 60.0
+"""Time after which a failure is shrunk no further."""
+
+POOL = 6
+"""Number of sizes to draw from where a backend compiles every new shape."""
+
+POOL_PAIRS = 4096
+FORGET_EVERY = 20
+
+Key = tuple[str, str, str, str, str]
+
+
+def failure_key(cell: Cell, verdict: Verdict) -> Key:
+    """What makes two failures one: implementation, check, kind, the message without its numbers, and
+    of wrong numbers the dtype."""
+    text = re.split(r"element \(", verdict.message, maxsplit=1)
+    said = text[0] + ("element" if len(text) > 1 else "")
+    said = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", said)
+    of_dtype = cell.case.dtype.name if verdict.kind in ("value", "non-finite") else ""
+    return str(cell.implementation), cell.check.name, verdict.kind, of_dtype, said
+
+
+@dataclass
+class Failure:
+    """A way of failing that was found: the case as it was drawn, and the minimal one."""
+
+    key: Key
+    implementation: Implementation
+    check: Check
+    drawn: Case
+    case: Case
+    verdict: Verdict
+    example: int
+    shrunk: bool = False
+    repeats: bool = True
+    times: int = 1
+
+
+@dataclass
+class Alike:
+    """Failures like those of an entry of a manifest, in cases that its patterns do not name."""
+
+    source: str
+    cause: str
+    case: Case
+    implementation: str
+    times: int = 1
+
+
+@dataclass
+class Summary:
+    """What a search did."""
+
+    seed: int
+    examples: int = 0
+    """Distinct cases drawn and judged."""
+    shrinking: int = 0
+    """Cells judged on the way to minimal cases."""
+    seconds: float = 0.0
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Cells by status; `like known` beside those of the suite."""
+    axes: dict[str, Counter[str]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    alike: dict[str, Alike] = field(default_factory=dict)
+    digest: str = ""
+    """Of the ids of the examples, in order."""
+
+
+def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
+    """Source and cause of the entry that knows this failure in other cases of the dtype, or None.
+
+    Entries name cells of the catalogue, whose sizes are few; drawn cases have any.
+    """
+    for entry in manifest.entries:
+        of_dtype = any(_dtype_of(p) in ("*", cell.case.dtype.name) for p in entry.case)
+        named = cell.implementation.name in entry.implementation
+        asked = {"*", cell.check.name} & set(entry.check)
+        meant = named and asked and of_dtype and verdict.kind == entry.kind
+        if meant and re.search(entry.message, verdict.message):
+            return entry.source, entry.cause
+    return None
+
+
+def _dtype_of(pattern: str) -> str:
+    """The dtype that a pattern of case ids names, "*" where it names none."""
+    named = set(pattern.split("/")) & set(DTYPES)
+    return named.pop() if len(named) == 1 else "*"
+
+
+class Search:
+    """Draws cases for the implementations of a plan, and judges each of them in all.
+
+    `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
+    `found` is told every failure once, when it is shrunk. `pool` draws from a few sizes; by default
+    where the backend compiles for every new shape.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int = 0,
+        minutes: float | None = None,
+        examples: int | None = None,
+        gradients: bool = True,
+        pool: int | None = None,
+        found: Callable[[Failure], None] = lambda failure: None,
+        drawn: Callable[[Case], None] = lambda case: None,
+    ) -> None:
+        if minutes is None and examples is None:
+            minutes = 1.0
+        self.plan, self.limit, self.found, self.drawn = plan, examples, found, drawn
+        self.implementations = [i for i in plan.implementations if i.operator == Case.operator]
+        names = ["values", "gradients"] if gradients else ["values"]
+        by_name = {check.name: check for check in all_checks()}
+        self.checks = [by_name[name] for name in names]
+        self.summary = Summary(seed)
+        self.seconds = None if minutes is None else 60.0 * minutes
+        self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)
+        compiling = any(i.backend.compiles_shapes for i in self.implementations)
+        count = pool if pool is not None else POOL if compiling else 0
+        self.pool = size_pool(seed, count) if count else []
+        self._keys: dict[Key, Failure] = {}
+        self._judged: set[str] = set()
+        self._hash = hashlib.sha256()
+        self._cells = 0
+
+    def run(self) -> Summary:
+        """Search until the time or the number of examples is over."""
+        began = time.monotonic()
+        self._deadline = None if self.seconds is None else began + self.seconds
+        drawn = strategies.cases(
+            self.dtypes, self.pool, POOL_PAIRS if self.pool else strategies.PAIRS
+        )
+        number = 0
+        while not self._over():
+            before = self.summary.examples
+            _Batch(self, drawn, number).run()
+            number += 1
+            if self.summary.examples == before and number > 1 and not self._over():
+                break  # nothing new is left to draw
+        for failure in self._keys.values():
+            if not failure.shrunk:
+                self.found(failure)
+        self.summary.failures = list(self._keys.values())
+        self.summary.seconds = time.monotonic() - began
+        self.summary.digest = self._hash.hexdigest()[:12]
+        return self.summary
+
+    def judge_these(self, cases: Iterable[Case]) -> Summary:
+        """Judge these cases, in every implementation, and shrink nothing."""
+        began = time.monotonic()
+        for case in cases:
+            self._count(case)
+            for cell in self.cells(case):
+                failure = self._record(cell, self.judge(cell))
+                if failure is not None:
+                    failure.shrunk = True
+                    self.found(failure)
+        self.summary.failures = list(self._keys.values())
+        self.summary.seconds = time.monotonic() - began
+        self.summary.digest = self._hash.hexdigest()[:12]
+        return self.summary
+
+    def _over(self) -> bool:
+        if self.limit is not None and self.summary.examples >= self.limit:
+            return True
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def cells(self, case: Case) -> Iterator[Cell]:
+        """The cells of a case: check by check, every implementation."""
+        for check in self.checks:
+            for implementation in self.implementations:
+                yield check.cell(check, case, implementation, self.plan.options.seed)
+
+    def judge(self, cell: Cell) -> Verdict:
+        """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
+        one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
+        self._cells += 1
+        if self._cells % FORGET_EVERY == 0 and "jax" in sys.modules:
+            from suite.plugin import forget_lowered
+
+            forget_lowered()
+        verdict = self.plan.judge(cell)
+        if verdict.kind == "unexpected-pass":
+            return Verdict("pass", measured=verdict.measured, seconds=verdict.seconds)
+        return verdict
+
+    def _record(self, cell: Cell, verdict: Verdict) -> Failure | None:
+        """Count the verdict; returns the failure where it is new, or was not shrunk when it was."""
+        status = verdict.status
+        if status == "fail" and (like := self._alike(cell, verdict)) is not None:
+            source, cause = like
+            status = "like known"
+            case = cell.case
+            assert isinstance(case, Case)
+            if source in self.summary.alike:
+                self.summary.alike[source].times += 1
+            else:
+                name = str(cell.implementation)
+                self.summary.alike[source] = Alike(source, cause, case, name)
+        self.summary.statuses[status] += 1
+        if status not in ("fail", "error"):
+            return None
+        key = failure_key(cell, verdict)
+        if key in self._keys:
+            failure = self._keys[key]
+            failure.times += 1
+            if failure.shrunk:
+                return None
+            case = cell.case
+            assert isinstance(case, Case)
+            failure.case, failure.verdict = case, verdict
+            return failure
+        case = cell.case
+        assert isinstance(case, Case)
+        self._keys[key] = Failure(
+            key, cell.implementation, cell.check, case, case, verdict, self.summary.examples
+        )
+        return self._keys[key]
+
+    def _alike(self, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
+        if cell.implementation in self.plan.functions:
+            return None
+        return alike(self.plan.manifests[cell.implementation.backend.name], cell, verdict)
+
+    def _count(self, case: Case) -> None:
+        self.summary.examples += 1
+        self._judged.add(case.id)
+        self._hash.update(case.id.encode() + b"\n")
+        p, s = case.problem, case.problem.sizes
+        for axis, value in (
+            ("masks", re.sub(r"\d+", "N", case.mask_token)),
+            ("dtypes", case.dtype.name),
+            ("heads", s.heads),
+            ("sizes", s.token),
+            ("biases", p.bias),
+            ("scales", str(p.scale)),
+            ("softcaps", str(p.softcap)),
+            ("recipes", case.recipe),
+            ("layouts", case.layout),
+            ("forms", case.form),
+        ):
+            self.summary.axes.setdefault(axis, Counter())[value] += 1
+        self.drawn(case)
+
+
+class _StillFails(Exception):
+    """The case fails in the way that is being shrunk."""
+
+
+class _Batch:
+    """One Hypothesis run: draws until a case fails in a new way, then shrinks that failure."""
+
+    def __init__(self, search: Search, drawn: SearchStrategy[Case], number: int) -> None:
+        self.search, self.drawn = search, drawn
+        self.seed = int.from_bytes(
+            hashlib.sha256(f"{search.summary.seed}/{number}".encode()).digest()[:8], "big"
+        )
+        self.failure: Failure | None = None
+        self.verdicts: dict[str, Verdict | None] = {}
+        self.until = 0.0
+
+    def run(self) -> None:
+        run_batch(self.drawn, self.seed, self._one, BATCH)
+        if self.failure is None:
+            return
+        case = self.failure.case
+        self._settle(self.failure)
+        for other in self.search._keys.values():
+            # What other implementations made of the same case is often the same minimal case's, too.
+            if not other.shrunk and (verdict := self._fails(other, case)) is not None:
+                other.case, other.verdict = case, verdict
+                self._settle(other)
+
+    def _settle(self, failure: Failure) -> None:
+        failure.shrunk = True
+        failure.repeats = self._fails(failure, failure.case) is not None
+        self.search.found(failure)
+
+    def _fails(self, failure: Failure, case: Case) -> Verdict | None:
+        """The verdict on `case` where it is that failure, judged once more; else None."""
+        seed = self.search.plan.options.seed
+        cell = failure.check.cell(failure.check, case, failure.implementation, seed)
+        verdict = self.search.judge(cell)
+        self.search.summary.shrinking += 1
+        failed = verdict.status in ("fail", "error")
+        return verdict if failed and failure_key(cell, verdict) == failure.key else None
+
+    def _one(self, case: Case) -> None:
+        fails = self._look(case) if self.failure is None else self._shrink(case)
+        if fails:
+            # From one line alone: Hypothesis takes another line for another failure.
+            raise _StillFails
+
+    def _look(self, case: Case) -> bool:
+        search = self.search
+        if search._over() or case.id in search._judged:
+            return False
+        search._count(case)
+        for cell in search.cells(case):
+            verdict = search.judge(cell)
+            failure = search._record(cell, verdict)
+            if failure is not None and self.failure is None:
+                self.failure = failure
+                self.until = time.monotonic() + SHRINK_SECONDS
+                self.verdicts[case.id] = verdict
+        return self.failure is not None
+
+    def _shrink(self, case: Case) -> bool:
+        failure = self.failure
+        assert failure is not None
+        if case.id not in self.verdicts:
+            self.verdicts[case.id] = None
+            if time.monotonic() > self.until:
+                return False
+            self.verdicts[case.id] = self._fails(failure, case)
+        known = self.verdicts[case.id]
+        if known is not None:
+            failure.case, failure.verdict = case, known
+        return known is not None
+
+
+def run_batch(
+    drawn: SearchStrategy, seed: int, function: Callable[[Case], None], count: int
+) -> None:
+    """Call `function` with `count` draws, the same for the same seed and the same outcomes.
+
+    Where it raises _StillFails Hypothesis stops drawing and shrinks, until nothing simpler raises.
+    """
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    @hypothesis.given(drawn)
+    def batch(case: Case) -> None:
+        function(case)
+
+    try:
+        batch()
+    except _StillFails:
+        return
+
+
+def size_pool(seed: int, count: int) -> list[Sizes]:
+    """`count` different sizes, the same for the same seed."""
+    found: dict[Sizes, None] = {}
+
+    def take(sizes: object) -> None:
+        assert isinstance(sizes, Sizes)
+        found[sizes] = None
+
+    number = int.from_bytes(hashlib.sha256(f"pool/{seed}".encode()).digest()[:8], "big")
+    run_batch(strategies.sizes(POOL_PAIRS), number, take, 4 * count)  # type: ignore[arg-type]
+    every = list(found)
+    step = max(1, len(every) // count)
+    return every[::step][:count]
