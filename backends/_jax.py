@@ -23,7 +23,7 @@ from backends.base import (
     split_native,
 )
 from backends.compilation import over_batch, with_constants
-from backends.differentiation import by_transform
+from backends.differentiation import by_transform, pushed_by_transform
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
@@ -133,6 +133,9 @@ class JaxBackend(Backend):
     ) -> tuple[Any, dict[str, Any]]:
         return by_transform(self.jax, prepared, wrt, cotangent)
 
+    def pushed(self, prepared: Prepared, tangents: Mapping[str, Any]) -> Any:
+        return pushed_by_transform(self.jax, prepared, tangents)
+
     def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
         jax = self.jax
         if compiler == "vmap":
@@ -143,9 +146,7 @@ class JaxBackend(Backend):
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         if compiler == "vmap":
             return {"empty-batch": "nothing can be mapped over an empty batch"}
-        return (
-            {"gradient": "a program compiled ahead has no derivative"} if compiler == "aot" else {}
-        )
+        return AHEAD if compiler == "aot" else {}
 
     def witness(self, prepared: Prepared) -> str:
         ahead = getattr(prepared.function, "compiled", None)
@@ -168,6 +169,13 @@ class JaxBackend(Backend):
         )
         accepted = accepted_parameters(function, known, 3, JAX_NN)
         return JaxNnFunction(self, function, name, numerics, accepted)
+
+
+AHEAD = {
+    "gradient": "a program compiled ahead has no derivative",
+    "other-shapes": "a program compiled ahead takes the shapes it was compiled for",
+}
+"""What programs that are compiled ahead of their first call lack."""
 
 
 class Ahead:

@@ -6,7 +6,7 @@ float64 values with the format they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,12 @@ class NumpyBackend(Backend):
         asked = [prepared.operands[name] for name in wrt]
         found = prepared.backward(**arguments, cotangent=cotangent, wrt=asked)
         return prepared(), {name: found[prepared.operands[name]] for name in wrt}
+
+    def pushed(self, prepared: Prepared, tangents: Mapping[str, Any]) -> Any:
+        if prepared.forward is None:
+            raise ForwardOnly("NumPy differentiates nothing", declared=True)
+        moving = {prepared.operands[name]: array for name, array in tangents.items()}
+        return prepared.forward(**prepared.arguments, tangents=moving)
 
 
 class Definition(Implementation):

@@ -86,6 +86,9 @@ class TorchBackend(Backend):
             found += [SdpaEfficient(self), SdpaCudnn(self)]
         return [*found, Flex(self), *layers(self)]
 
+    def for_compilers(self) -> list[Implementation]:
+        return [EagerPermuted(self)]
+
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is None:
             return self.torch.tensor(values, device=self.device)
@@ -168,12 +171,19 @@ class TorchBackend(Backend):
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         flex = isinstance(implementation, Flex)
         if compiler == "vmap":
-            rule = {"compiled": "flex_attention has no rule for vmap"} if flex else {}
-            return {"empty-batch": "nothing can be mapped over an empty batch", **rule}
+            missing = {"empty-batch": "nothing can be mapped over an empty batch"}
+            if flex:
+                missing["compiled"] = "flex_attention has no rule for vmap"
+            if isinstance(implementation, EagerPermuted):
+                missing["compiled"] = "keys without a batch axis in front are not mapped"
+            return missing
         if compiler == "inductor" and flex and self.device == "cpu":
             return {"float64": "flex_attention's template for the CPU takes no float64"}
         if compiler == "export":
-            return {"gradient": "the exported program is that of inference"}
+            return {
+                "gradient": "the exported program is that of inference",
+                "other-shapes": "the program is exported for the shapes it was given",
+            }
         return {}
 
     def witness(self, prepared: Prepared) -> str:
@@ -242,6 +252,38 @@ class Eager(Implementation):
             attention, "import torch", scale=repr(scale), softcap=repr(softcap)
         )
         return Prepared(attention, dense_arguments(backend, inputs), source=source)
+
+
+class EagerPermuted(Eager):
+    """`Eager` with keys handed in as (Lk, H, B, D) and permuted to (B, H, D, Lk) in one step.
+
+    For compilers alone: a rewrite that looks for `key.transpose` must not take this for it, least of
+    all where all sizes coincide.
+    """
+
+    name = "eager-permuted"
+    lacks = {
+        **Eager.lacks,
+        "grouped-heads": "a twin of the textbook for rewrites by pattern, without grouped heads",
+        "gradient": "a twin of the textbook for rewrites by pattern, in inference",
+    }
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        made = super().prepare(inputs)
+        torch, scale, softcap = self.backend.torch, inputs.effective_scale, inputs.softcap
+        key = made.arguments["key"].permute(2, 1, 0, 3).contiguous()
+
+        def attention(query, key, value, mask, bias):  # type: ignore[no-untyped-def]
+            scores = query @ key.permute(2, 1, 3, 0) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            return torch.softmax(scores, dim=-1) @ value
+
+        return Prepared(attention, made.arguments | {"key": key})
 
 
 class Sdpa(Implementation):

@@ -78,7 +78,8 @@ class Prepared:
     `layout` is that of the output and of the operands, "bhld" (B, H, L, D) or "blhd" (B, L, H, D).
     `operands` says as which argument each of `ARRAYS` is passed, where it is passed. `backward` is
     the call's own derivative, for frameworks that have none: it takes the arguments and the cotangent
-    and returns the gradients by argument. `within` makes the context the function is called in, which
+    and returns the gradients by argument; `forward` takes the arguments and `tangents` by argument
+    and returns the output's. `within` makes the context the function is called in, which
     a compiler is not given: a choice of kernel, a thread count. `source` is the call as text: lines,
     imports and all, that compute `output` from variables called like the arguments.
     """
@@ -88,6 +89,7 @@ class Prepared:
     layout: str = "bhld"
     operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in ARRAYS})
     backward: Callable[..., dict[str, Any]] | None = None
+    forward: Callable[..., Any] | None = None
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     source: str = ""
 
@@ -189,6 +191,10 @@ class Backend(ABC):
         """A context in which calls run on `count` threads, where the backend has `has_threads`."""
         raise NotImplementedError
 
+    def for_compilers(self) -> list[Implementation]:
+        """Implementations that are judged through compilers alone."""
+        return []
+
     def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
         """The call through one of `compilers`, not yet compiled; `batch` is the number of samples."""
         raise NotImplementedError
@@ -219,6 +225,13 @@ class Backend(ABC):
         influence has the gradient None. Raises ForwardOnly where the output cannot be differentiated.
         """
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
+
+    def pushed(self, prepared: Prepared, tangents: Mapping[str, Any]) -> Any:
+        """How the call's output moves as its operands move along `tangents`, by operand.
+
+        Raises ForwardOnly where nothing is differentiated in this direction.
+        """
+        raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
 
     @abstractmethod
     def to_numpy(self, array: Any) -> np.ndarray:

@@ -40,10 +40,14 @@ class Compiled(Implementation):
 
 
 def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Implementation]:
-    """Every implementation of attention itself through every compiler that can take it."""
+    """Every implementation of attention itself through every compiler that can take it.
+
+    Where `found` are a backend's own, those it has for compilers alone are among them.
+    """
+    own = {i.name for i in found} & {i.name for i in backend.implementations()}
     return [
         Compiled(inner, compiler)
-        for inner in found
+        for inner in [*found, *(backend.for_compilers() if own else [])]
         if inner.operator == "sdpa" and inner.mode == "eager"
         for compiler in backend.compilers
     ]
@@ -67,7 +71,7 @@ def over_batch(
         has_batch = len(array.shape) == 4 or len(array.shape) == 1
         if not has_batch or array.shape[0] != batch:
             return None
-        return 3 if name == "key" else 0
+        return 3 if name == "key" and len(array.shape) == 4 else 0
 
     def call(**arguments: Any) -> Any:
         arrays = {n: a for n, a in arguments.items() if is_array(a)}

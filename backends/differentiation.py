@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.base import ForwardOnly, Prepared
@@ -40,3 +40,14 @@ def by_transform(jax: Any, prepared: Prepared, wrt: Sequence[str], cotangent: An
 
     out, pull = jax.vjp(call, *(prepared.arguments[prepared.operands[name]] for name in wrt))
     return out, dict(zip(wrt, pull(cotangent), strict=True))
+
+
+def pushed_by_transform(jax: Any, prepared: Prepared, tangents: Mapping[str, Any]) -> Any:
+    """`jax.jvp` of the call as a function of the operands that move."""
+    names = list(tangents)
+
+    def call(*arrays: Any) -> Any:
+        return prepared.call(prepared.with_operands(dict(zip(names, arrays, strict=True))))
+
+    given = tuple(prepared.arguments[prepared.operands[name]] for name in names)
+    return jax.jvp(call, given, tuple(tangents.values()))[1]

@@ -101,6 +101,34 @@ def attention_gradients(
         return chain.gradients()
 
 
+def attention_tangent(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    tangents: tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    rounding: Roundoffs,
+    mask: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> tuple[Approx, np.ndarray]:
+    """How the output moves, (B, H, Lq, Dv), as query, key and value move along `tangents`.
+
+    With t' = scale (q' k^T + q k'^T), s' = t' (1 - tanh(t / cap)^2):
+
+        o' = sum_j p_j (s'_j - sum_l p_l s'_l) v_j + sum_j p_j v'_j
+
+    Bounds step by step, as for the gradients: each product and each step of t' stored like a score,
+    s' - sum p s' stored where the steps of a softmax are, p s' like a gradient of scores, both products
+    with values, and their sum, in the case's dtype. Also returns which rows have keys (B, H, Lq); the
+    others stay zero.
+    """
+    chain = _Backward(query, key, value, value[:, :1], rounding, mask, bias, scale, softcap, 0.0)
+    with np.errstate(all="ignore"):
+        return chain.tangent(tangents), chain.keys
+
+
 class _Backward:
     """The chain, one step a method, so that steps can be read beside the derivation."""
 
@@ -272,6 +300,57 @@ class _Backward:
         # What narrows before the products may do so after the scale, or before it.
         out = stored(out, u.weight, u.weight_underflow * max(factor, 1.0))
         return Approx(out.value, np.where(self.allowed, out.error, 0.0))
+
+    def tangent(self, tangents: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Approx:
+        """The output's movement, see `attention_tangent`."""
+        u, group = self.u, self.sizes[2]
+        moving = [narrowed(x, u) for x in tangents]
+        key, value = (x.repeated(group, 1) for x in moving[1:])
+        depth = self.query.value.shape[-1]
+        factor = abs(float(self.scale))
+
+        def scored(a: Approx, b: Approx) -> Approx:
+            product = _product(a, _transposed(b), depth, u)
+            product = Approx(product.value * self.scale, product.error * factor)
+            return stored(product, 2 * u.score + 2 * u.accumulate, 2 * self.score_floor)
+
+        first, second = scored(moving[0], self.key), scored(self.query, key)
+        moved = stored(
+            Approx(first.value + second.value, first.error + second.error),
+            u.score + u.accumulate, self.score_floor,
+        )  # fmt: skip
+        if self.softcap is not None:
+            capped, bend = self.capped
+            near = capped.error / self.softcap
+            slope = 1 - np.square(bend)
+            unsure = (2 * _absolute(bend) + near) * near + 2 * u.score + 3 * u.accumulate
+            error = moved.error * (_absolute(slope) + unsure) + _absolute(moved.value) * unsure
+            moved = stored(
+                Approx(moved.value * slope, error), 3 * (u.score + u.accumulate), self.score_floor
+            )
+        moved = Approx(
+            np.where(self.allowed, moved.value, 0), np.where(self.allowed, moved.error, 0.0)
+        )
+        p = self.weights
+        mean = (p.value * moved.value).sum(-1, keepdims=True)
+        sums = (p.size * moved.size).sum(-1, keepdims=True)
+        mean_error = (p.error * moved.size + _absolute(p.value) * moved.error).sum(
+            -1, keepdims=True
+        )
+        summed = gamma(self.keys + 2, u.accumulate)[..., None]
+        mean_error += (summed + 2 * u.step) * sums
+        apart = moved.value - mean
+        distance, inherited = _absolute(apart), moved.error + mean_error
+        inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
+        error = p.error * distance + p.size * inherited + u.product_underflow
+        unit = max(u.score, u.weight, u.step) + u.accumulate
+        dp = stored(Approx(p.value * apart, error), unit, self.score_floor)
+        dp = Approx(np.where(self.allowed, dp.value, 0), np.where(self.allowed, dp.error, 0.0))
+        keys = self.keys[..., None]
+        parts = [self.product(dp, self.value, keys), self.product(p, value, keys)]
+        one, other = (stored(x, u.output, u.floor) for x in parts)
+        both = Approx(one.value + other.value, one.error + other.error)
+        return stored(both, u.output, u.floor)
 
     def product(self, a: Approx, b: Approx, summands: np.ndarray) -> Approx:
         return _product(a, b, summands, self.u)

@@ -11,6 +11,7 @@ from suite.judge.verdict import Deviation
 from suite.spec.compiled_catalogue import compiled_gradients
 from suite.spec.gradient_catalogue import gradient_cases
 from suite.spec.problem import Case
+from suite.spec.recipes import draw_tangents
 from suite.test_masking import last_seen_by_some, never_attended, poisoned
 
 
@@ -30,6 +31,19 @@ def test_gradient_of_bias(cell: GradientCell) -> None:
     """The bias alone asks for a gradient (pytorch#148476)."""
     _, gradients = cell.differentiate(cell.inputs, ("bias",))
     cell.judge_gradients(gradients)
+
+
+def pushed(level: str) -> list[Case]:
+    """The smoke cases, and every fourth of the others: a derivative by the same rules."""
+    smoke, found = gradient_cases("smoke"), gradient_cases(level)
+    return [*smoke, *(c for c in found[::4] if c not in smoke)]
+
+
+@check(pushed, GradientCell, ("gradient",))
+def test_tangents(cell: GradientCell) -> None:
+    """The directional derivative as query, key and value move together."""
+    tangents = draw_tangents(cell.case, cell.seed)
+    cell.judge_tangent(cell.pushed(tangents), tangents)
 
 
 ALONE = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from references.gradients import Gradients, attention_gradients
+from references.gradients import Gradients, attention_gradients, attention_tangent
 from references.running import Approx
 from suite.judge.cell import Answer, Cell
 from suite.judge.oracle import digest_of, hold, precision_for
@@ -127,6 +127,41 @@ class GradientCell(Cell):
             turned = prepared.layout == "blhd" and name != "bias"
             gradients[name] = values.swapaxes(1, 2) if turned else values
         return answer, gradients
+
+    def pushed(self, tangents: tuple[np.ndarray, ...]) -> np.ndarray:
+        """How the output moves as query, key and value move along `tangents`, (B, H, Lq, Dv)."""
+        inputs, backend = self.inputs, self.implementation.backend
+        prepared = self.prepare(inputs)
+        turned = prepared.layout == "blhd"
+        given = {
+            name: backend.array(
+                np.ascontiguousarray(x.swapaxes(1, 2) if turned else x), inputs.dtype
+            )
+            for name, x in zip(OPERANDS, tangents, strict=True)
+        }
+        out = self.attempt(lambda: backend.pushed(prepared, given))
+        return self.read(out, inputs, prepared.layout).values
+
+    def judge_tangent(self, got: np.ndarray, tangents: tuple[np.ndarray, ...]) -> None:
+        """Hold the output's movement against the reference, in rows that have keys."""
+        inputs, precision = self.inputs, precision_for(self.dtype)
+        moving = tuple(x.astype(precision) for x in tangents)
+        want, keys = attention_tangent(
+            *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
+            moving,  # type: ignore[arg-type]
+            rounding=roundoffs(self.numerics, inputs.dtype, self.flushes),
+            mask=inputs.dense_mask,
+            bias=None if inputs.bias is None else inputs.bias.astype(precision),
+            scale=inputs.scale,
+            softcap=inputs.softcap,
+        )
+        judged = np.broadcast_to((keys > 0)[..., None], got.shape)
+        _, measured, deviation = hold(
+            got, want.value, want.error, judged, inputs.dtype, self.numerics, "tangent, "
+        )
+        self.measured.worst_of(measured)
+        if deviation is not None:
+            raise deviation
 
     def empty_gradients(self, inputs: Inputs) -> str:
         """Where the cotangent of a row without keys goes: "nothing", "values", or "nan".

@@ -192,6 +192,10 @@ def _designed() -> list[Case]:
         "sdpa/none/mha/bf16/b0h2q3k5d8",
         "sdpa/causal/mha/bf16/b2h2q0k5d8",
         "sdpa/none/mha/f16/b1h2q9k11d64/large",
+        "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2",
+        "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
+        "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
+        "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
     ]
     return [Case.parse(text) for text in ids]
 

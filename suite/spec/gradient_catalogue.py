@@ -45,6 +45,8 @@ DESIGNED = (
     "sdpa/none/mqa/{dt}/b2h5q1k65d16",
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
     "sdpa/none/mha/{dt}/b0h3q5k7d8",
+    "sdpa/none/mha/{dt}/b0h3q5k7d8/bias.qk",
+    "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/scale-0.2",
     "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
 )
 

@@ -63,6 +63,7 @@ FEATURES = {
     "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
     "native-window": "a sliding window of its own",
+    "other-shapes": "a compiled call with other lengths than its first ones",
     "gradient": "an answer that can be differentiated",
     "gradient-of-bias": "a bias that can be differentiated by",
 }

@@ -145,6 +145,13 @@ def draw_cotangent(case: Case, seed: int = 0) -> np.ndarray:
     return round_to(generator(f"{case.id}/cotangent", seed).standard_normal(shape), case.dtype)
 
 
+def draw_tangents(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Along what a case's query, key and value move: unit normals of their shapes, in its dtype."""
+    rng = generator(f"{case.id}/tangents", seed)
+    q, k, v = (round_to(x, case.dtype) for x in _normal(rng, case.problem.sizes, case.dtype))
+    return q, k, v
+
+
 def draw(case: Case, seed: int = 0) -> Inputs:
     """The inputs of a case: the same bytes for the same id and seed, on every machine."""
     rng = generator(case.id, seed)

@@ -425,3 +425,27 @@ class WrongWithoutGradient(Differentiable):
             return super().backward(call, cotangent, wrt)
         finally:
             self.recording = False
+
+
+@mutant("tangents")
+class TangentMeanForgotten(Differentiable):
+    """The tangent of the softmax is p s', without the mean."""
+
+    def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        return np.zeros_like(moved[..., :1])
+
+
+@mutant("tangents")
+class TangentOfValuesForgotten(Differentiable):
+    """The values' own movement takes no part in the output's."""
+
+    def moved_values(self, weights: np.ndarray, dv: np.ndarray) -> np.ndarray:
+        return np.zeros_like(weights @ dv)
+
+
+@mutant("tangents")
+class TangentOfKeysForgotten(Differentiable):
+    """The scores move with the queries alone."""
+
+    def moved(self, q, k, dq, dk, call):  # type: ignore[no-untyped-def]
+        return super().moved(q, k, dq, np.zeros_like(dk), call)

@@ -28,7 +28,43 @@ class Differentiable(Kernel):
 
     def prepare(self, inputs: Inputs) -> Prepared:
         made = super().prepare(inputs)
-        return Prepared(made.function, made.arguments, made.layout, backward=self.differentiate)
+        return Prepared(
+            made.function, made.arguments, made.layout,
+            backward=self.differentiate, forward=self.push,
+        )  # fmt: skip
+
+    def push(
+        self, query: Rounded, key: Rounded, value: Rounded, tangents: Mapping[str, Rounded],
+        **rest: Any,
+    ) -> Any:  # fmt: skip
+        """The output's tangent."""
+        call = Call(query, key, value, **rest)
+        with np.errstate(all="ignore"):
+            return self.deliver(self.forward(call, tangents), call)
+
+    def forward(self, call: Call, tangents: Mapping[str, Rounded]) -> np.ndarray:
+        q, dq = (self.load(x, call) for x in (call.query, tangents["query"]))
+        k, v, dk, dv = (
+            self.expand(self.load(x, call), call)
+            for x in (call.key, call.value, tangents["key"], tangents["value"])
+        )
+        scores = self.hidden_scores(q, k, call)
+        weights = self.backward_weights(scores, call)
+        v = self.visible(v, scores)
+        moved = self.moved(q, k, dq, dk, call)
+        moved = np.where(np.isneginf(scores), 0, self.uncapped(moved, q, k, call))
+        dp = self.kept(weights * (moved - self.moved_mean(weights, moved)), call)
+        return dp @ v + self.moved_values(weights, dv)
+
+    def moved(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> np.ndarray:
+        product = dq @ k.swapaxes(-1, -2) + q @ dk.swapaxes(-1, -2)
+        return self.keep(product * call.work(self.factor(call)), "scores", call)
+
+    def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        return (weights * moved).sum(-1, keepdims=True)
+
+    def moved_values(self, weights: np.ndarray, dv: np.ndarray) -> np.ndarray:
+        return weights @ dv
 
     def differentiate(
         self, query: Rounded, key: Rounded, value: Rounded, cotangent: Rounded,

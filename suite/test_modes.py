@@ -1,0 +1,87 @@
+"""Promise: a compiled call is the function that was compiled, whatever it was called with before.
+
+(That its answers and gradients are right is asked by the checks `values`, `gradients` and `election`, on
+the cases of `suite.spec.compiled_catalogue`.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.cell import Cell, NotElected, check
+from suite.spec.dtypes import round_to
+from suite.spec.masks import Sizes
+from suite.spec.problem import Case, Inputs
+
+CASES = [
+    Case.parse(text)
+    for text in (
+        "sdpa/none/mha/f32/b2h3q11k9d6",
+        "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
+        "sdpa/none/gqa2/bf16/b2h4q11k9d6/bias.qk",
+        "sdpa/causal/gqa2/f32/b2h4q11k9d6",
+    )
+]
+
+
+def renewed(inputs: Inputs) -> Inputs:
+    """Other values of the same shapes: operands reversed along their rows and scaled, another bias."""
+    changed = {
+        name: round_to(factor * getattr(inputs, name)[:, :, ::-1], inputs.dtype)
+        for name, factor in (("query", 2.0), ("key", -1.0), ("value", 0.5))
+    }
+    if inputs.bias is not None:
+        changed["bias"] = round_to(-inputs.bias, inputs.dtype)
+    return replace(inputs, **changed)
+
+
+def remasked(inputs: Inputs) -> Inputs:
+    """Another mask of the same shape, which leaves every row its first key."""
+    mask = np.roll(inputs.dense_mask, 1, -1) | (np.arange(inputs.sizes.Lk) == 0)  # type: ignore[arg-type]
+    return replace(inputs, mask=None, mask_array=mask, form="dense")
+
+
+@check(lambda level: (), compiled=lambda level: CASES[:2] if level == "smoke" else CASES)
+def test_compiled_again(cell: Cell) -> None:
+    """One compiled call with other values, another mask, and then the first values again."""
+    first = cell.prepare(cell.inputs)
+    asked = [cell.inputs, renewed(cell.inputs)]
+    if cell.inputs.mask is not None and cell.inputs.form == "dense":
+        asked.append(remasked(cell.inputs))
+    for inputs in (*asked, cell.inputs):
+        given = cell.prepare(inputs).arguments
+        if inputs.mask_array is not None and not _differs(cell, first.arguments, given):
+            continue  # the mask is no argument of this call, but a part of the function
+        answer = cell.call(lambda given=given: first.call(given))
+        cell.judge(cell.read(answer, inputs, first.layout), inputs)
+
+
+@check(lambda level: (), compiled=lambda level: [c for c in CASES if c.problem.mask is None])
+def test_compiled_lengths(cell: Cell) -> None:
+    """One compiled call with fewer queries and keys than it was compiled for, then with more."""
+    if "other-shapes" in cell.implementation.lacks:
+        raise NotElected(cell.implementation.lacks["other-shapes"])
+    first = cell.prepare(cell.inputs)
+    s: Sizes = cell.inputs.sizes
+    for queries, keys in ((s.Lq, s.Lk), (s.Lq - 3, s.Lk - 4), (s.Lq, s.Lk)):
+        inputs = replace(
+            cell.inputs,
+            query=cell.inputs.query[:, :, :queries],
+            key=cell.inputs.key[:, :, :keys],
+            value=cell.inputs.value[:, :, :keys],
+            bias=None if cell.inputs.bias is None else cell.inputs.bias[:queries, :keys],
+        )
+        given = cell.prepare(inputs).arguments
+        answer = cell.call(lambda given=given: first.call(given))
+        cell.judge(cell.read(answer, inputs, first.layout), inputs)
+
+
+def _differs(cell: Cell, a: dict, b: dict) -> bool:
+    """Whether the mask is among the arguments: some array other than an operand differs."""
+    backend = cell.implementation.backend
+    names = [n for n in a if backend.is_array(a[n]) and n not in ("query", "key", "value")]
+    return any(
+        not np.array_equal(backend.to_numpy(a[n]), backend.to_numpy(b[n])) for n in names if n in b
+    )
