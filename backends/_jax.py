@@ -182,7 +182,8 @@ class Ahead:
     """A function lowered and compiled ahead of its first call, for the shapes of that call."""
 
     def __init__(self, jax: Any, function: Callable[..., Any]) -> None:
-        self.jitted, self.program = jax.jit(function), None
+        self.jitted = jax.jit(function)
+        self.program: Any = None
 
     def __call__(self, arrays: Any) -> Any:
         if self.program is None:

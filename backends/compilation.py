@@ -39,7 +39,7 @@ class Compiled(Implementation):
         return refused or super().unsupported(case) or self.inner.unsupported(case)
 
 
-def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Implementation]:
+def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Compiled]:
     """Every implementation of attention itself through every compiler that can take it.
 
     Where `found` are a backend's own, those it has for compilers alone are among them.

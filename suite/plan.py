@@ -160,9 +160,9 @@ class Plan:
             ]
             self.functions += functions
             found = functions + (found if options.implementation else [])
-        compiled = compiled_forms(backend, found) if options.mode != "eager" else []
+        compiled = [] if options.mode == "eager" else compiled_forms(backend, found)
         self.functions += [c for c in compiled if c.inner in self.functions]
-        found = (found if options.mode != "compiled" else []) + compiled
+        found = [*(found if options.mode != "compiled" else []), *compiled]
         names = [i.name for i in found]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:

@@ -38,6 +38,9 @@ THREADED = "sdpa/none/mha/{dt}/b2h3q129k257d64"
 THREADS = (1, 2, 3, 4)
 """How many threads are compared."""
 
+SWITCHES = (1, 8, 16, 32, 64, 128)
+"""Numbers of rows around which kernels switch to another tile, or another kernel."""
+
 CHUNK = 8
 """Rows of the last chunk of a prefill."""
 
@@ -123,8 +126,8 @@ def counts(Lq: int) -> list[int]:
 
     Two where there are few rows, since JAX compiles for each.
     """
-    sweep = (1, 8) if Lq < 32 else (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128)
-    return [count for count in sweep if count < Lq]
+    around = [n + d for n in SWITCHES for d in (-1, 0, 1)]
+    return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
 
 
 @check(asked(NARROW, LONG))
@@ -172,11 +175,13 @@ def test_invariant_decode(cell: Cell) -> None:
     """A prefill gives what decoding one token at a time gives: row i, as the only query, over the keys
     that row i sees and no mask; and its last 8 rows are those of a chunk, bottom-right causal.
 
-    Of few rows the first and the last alone are decoded, since JAX compiles for every number of keys.
+    Decoded are the first and the last row, and where there are many those around which kernels switch:
+    JAX compiles for every number of keys.
     """
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
-    for row in range(s.Lq) if s.Lq > 32 else (0, s.Lq - 1):
+    between = [row for row in SWITCHES if row < s.Lq - 1] if s.Lq > 32 else []
+    for row in (0, *between, s.Lq - 1):
         keys = seen_by(inputs, row)
         at = slice(row, row + 1)
         step = rows_of(

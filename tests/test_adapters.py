@@ -7,12 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from backends import registry
-from backends.base import Backend, BackendUnavailable, merged_bias, split_native
+from backends.base import (
+    ARRANGEMENTS,
+    EXPANDED,
+    INNER,
+    Backend,
+    BackendUnavailable,
+    merged_bias,
+    split_native,
+)
 from backends.registry import UsageError
 from suite.judge import cell as cells
 from suite.judge.cell import Cell
@@ -21,6 +30,7 @@ from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.problem import Case
 from suite.spec.recipes import draw
+from suite.test_layouts import test_layouts as layouts
 from suite.test_values import test_values as values
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +113,87 @@ def test_torch_layouts_are_strides() -> None:
     assert not query.is_contiguous()
     assert query.transpose(1, 2).is_contiguous()
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+STRIDED = ["numpy", "torch", "tests.mutants:honest"]
+
+
+def strides_of(array: Any) -> tuple[int, ...]:
+    """Strides in elements."""
+    if hasattr(array, "stride"):
+        return tuple(array.stride())
+    return tuple(step // array.values.itemsize for step in array.values.strides)
+
+
+@pytest.mark.parametrize("name", STRIDED)
+@pytest.mark.parametrize("how", ARRANGEMENTS)
+def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> None:
+    if name == "torch":
+        pytest.importorskip("torch")
+    backend = registry.load(name)
+    values = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")).query
+    values = values[:, :, :1] if how == "odd-strides" else values
+    if how in EXPANDED:
+        values = np.broadcast_to(values.take([0], EXPANDED[how]), values.shape)
+    for given, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
+        made = backend.arranged(given, dtype, how)
+        assert np.array_equal(backend.to_numpy(made), given)
+        strides = strides_of(made)
+        want = {
+            "contiguous": (120, 40, 8, 1),
+            "reversed": (1, 2, 6, 30),
+            "transposed": (120, 40, 1, 5),
+            "inner-stride": (240, 80, 16, 2),
+            "offset": (825, 275, 11, 1),
+            "expanded": (0, 40, 8, 1),
+            "expanded-heads": (40, 0, 8, 1),
+            "odd-strides": (24, 8, 7, 1),
+        }[how]
+        assert strides == want
+        assert (strides[-1] != 1) == (how in INNER)
+
+
+def test_samples_and_heads_that_differ_cannot_lie_in_one_place() -> None:
+    values = np.arange(8.0).reshape(2, 2, 2, 1)
+    for how in EXPANDED:
+        with pytest.raises(ValueError, match="must be equal"):
+            registry.load("numpy").arranged(values, DTYPES["f32"], how)
+    with pytest.raises(KeyError, match="unknown arrangement"):
+        registry.load("numpy").arranged(values, DTYPES["f32"], "backwards")
+
+
+def test_what_a_backend_lacks_none_of_its_implementations_has(backend: Backend) -> None:
+    strided, threaded = backend.name in ("numpy", "torch"), backend.name == "torch"
+    lacking = {"strides": not strided, "threads": not threaded}
+    assert set(backend.lacks) == {feature for feature, missing in lacking.items() if missing}
+    for implementation in backend.implementations():
+        assert (implementation.missing(("strides",)) is None) == strided
+        assert (implementation.missing(("scale", "threads")) is None) == (
+            threaded and "scale" not in implementation.lacks
+        )
+
+
+@pytest.mark.parametrize("name", ["torch", "tests.mutants:honest"])
+def test_threads_are_set_and_set_back(name: str) -> None:
+    if name == "torch":
+        pytest.importorskip("torch")
+    backend = registry.load(name)
+
+    def count() -> int:
+        return backend.torch.get_num_threads() if name == "torch" else backend.thread_count  # type: ignore[attr-defined]
+
+    before = count()
+    with backend.threads(before + 2):
+        assert count() == before + 2
+    assert count() == before
+
+
+def test_what_a_backend_lacks_is_not_audited() -> None:
+    pytest.importorskip("jax")
+    jax_nn = next(i for i in registry.load("jax").implementations() if i.name == "jax-nn")
+    cell = Cell(layouts.check, find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)  # type: ignore[attr-defined]
+    verdict = cells.run(cell, audit=True)
+    assert (verdict.status, "lie in memory" in verdict.message) == ("unsupported", True)
 
 
 def test_a_forced_kernel_is_that_kernel_or_an_error() -> None:

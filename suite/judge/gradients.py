@@ -145,10 +145,12 @@ class GradientCell(Cell):
     def judge_tangent(self, got: np.ndarray, tangents: tuple[np.ndarray, ...]) -> None:
         """Hold the output's movement against the reference, in rows that have keys."""
         inputs, precision = self.inputs, precision_for(self.dtype)
-        moving = tuple(x.astype(precision) for x in tangents)
+        moving: list[np.ndarray] = [x.astype(precision) for x in tangents]
         want, keys = attention_tangent(
-            *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
-            moving,  # type: ignore[arg-type]
+            inputs.query.astype(precision),
+            inputs.key.astype(precision),
+            inputs.value.astype(precision),
+            (moving[0], moving[1], moving[2]),
             rounding=roundoffs(self.numerics, inputs.dtype, self.flushes),
             mask=inputs.dense_mask,
             bias=None if inputs.bias is None else inputs.bias.astype(precision),
@@ -218,9 +220,9 @@ class GradientCell(Cell):
             measured.grade = self._grade(name, error, inputs, cotangent)
             self.measured.worst_of(measured)
             shown.append(f"{name} {measured.error_ratio:.2g}")
+            self.measured.observed = ", ".join(shown)
             if deviation is not None:
                 raise deviation
-        self.measured.observed = ", ".join(shown)
 
     def _grade(
         self, name: str, error: np.ndarray, inputs: Inputs, cotangent: np.ndarray | None

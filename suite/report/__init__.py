@@ -3,7 +3,8 @@
 Works on result files alone, on a machine that has none of the frameworks.
 
 tables    runs -> pandas DataFrames: build, cells, runs, statuses, conformance, conformance_long,
-          accuracy, elections, invariance, layers, failures, only_here, everywhere, slowest
+          accuracy, gradients, kernels, elections, invariance, layers, failures, only_here,
+          everywhere, slowest
 diff      what changed between two runs: compare, new_failures, summary, header_changes
 render    tables -> text, Markdown, CSV, Parquet or one HTML page: render
 commands  the command line: add_report_parser, add_diff_parser
@@ -30,6 +31,14 @@ TABLES = {
         "The checks values and layer_values: error ratio = max |error| / bound of the declared "
         "numerics class; the grade is the narrowest class whose bounds hold for all cells (exact, "
         "fused and eager coincide for f32 and f64); beyond counts the cells outside their bound."
+    ),
+    "gradients": (
+        "The checks gradients and gradient_of_bias: the largest error ratio of each operand's gradient, "
+        "in the bound that is derived for the declared class, and the widest grade."
+    ),
+    "kernels": (
+        "Which kernels compiled implementations ran, in their framework's own words, with the number of "
+        "cells."
     ),
     "elections": (
         "Answers as observed where the field has no single right one, by dtype where dtypes "

@@ -34,6 +34,9 @@ INVARIANT = {
 }
 """The checks of `suite.test_invariance`, with what they are called in the table."""
 
+GRADIENTS = ("gradients", "gradient_of_bias")
+"""The checks that hold gradients against their reference."""
+
 _WHERE = ["check", "case"]
 
 
@@ -194,6 +197,54 @@ def _accuracy_of(key: tuple[str, str], block: pd.DataFrame) -> dict[str, object]
 def _width(grade: str) -> float:
     """Where a grade stands; one that another version of the suite gave is widest but none."""
     return GRADES.index(grade) if grade in GRADES else GRADES.index("none") - 0.5
+
+
+def gradients(cells: pd.DataFrame) -> pd.DataFrame:
+    """How precise gradients are; index (implementation, dtype).
+
+    Columns: numerics, grade (the widest), cells (differentiated), beyond (outside their bound), and the
+    largest error ratio of the gradients of query, key, value and bias; NaN where none was asked.
+    """
+    judged = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != "unsupported")]
+    operands = ["query", "key", "value", "bias"]
+    figures = judged["observed"].str.extractall(r"(?P<name>\w+) (?P<ratio>[\d.e+-]+|inf|nan)")
+    ratios = pd.DataFrame(index=judged.index, columns=operands, dtype="float64")
+    for name, block in figures.groupby("name"):
+        if name in operands:
+            ratios[name] = pd.to_numeric(block["ratio"]).groupby(level=0).max()
+    frame = pd.DataFrame(
+        {
+            "implementation": labels(cells).loc[judged.index],
+            "dtype": judged["dtype"],
+            "numerics": judged["numerics"],
+            "grade": judged["grade"],
+            "beyond": judged["status"] != "pass",
+        }
+    ).join(ratios)
+    rows = []
+    for key, block in _groups(frame, ["implementation", "dtype"]):
+        grades = [grade for grade in block["grade"] if grade]
+        rows.append(
+            {
+                "implementation": key[0],
+                "dtype": key[1],
+                "numerics": ", ".join(dict.fromkeys(n for n in block["numerics"] if n)),
+                "grade": max(grades, key=_width, default=""),
+                "cells": len(block),
+                "beyond": int(block["beyond"].sum()),
+                **block[operands].max().to_dict(),
+            }
+        )
+    columns = ["implementation", "dtype", "numerics", "grade", "cells", "beyond", *operands]
+    return pd.DataFrame(rows, columns=columns).set_index(["implementation", "dtype"])
+
+
+def kernels(cells: pd.DataFrame) -> pd.DataFrame:
+    """Index (implementation, kernels): the cells of the check values in which those kernels ran."""
+    seen = cells[(cells["mode"] == "compiled") & (cells["check"] == "values")]
+    seen = seen[seen["observed"] != ""]
+    keys = [labels(cells).loc[seen.index], seen["observed"].rename("kernels")]
+    return seen.groupby(keys, sort=False).size().rename("cells").to_frame()
 
 
 def elections(cells: pd.DataFrame) -> pd.DataFrame:
@@ -385,6 +436,8 @@ _OF_CELLS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "statuses": statuses,
     "conformance": conformance,
     "accuracy": accuracy,
+    "gradients": gradients,
+    "kernels": kernels,
     "elections": elections,
     "invariance": invariance,
     "layers": layers,

@@ -37,7 +37,7 @@ BATCH = 200
 SHRINK_SECONDS = 60.0
 """Time after which a failure is shrunk no further."""
 
-POOL = 6
+POOL = 4
 """Number of sizes to draw from where a backend compiles every new shape."""
 
 POOL_PAIRS = 4096
