@@ -223,7 +223,7 @@ class Nnx(FlaxLayer):
             output, weights = function(layer, arrays, key)
             return output, weights if inputs.returned != "none" else None
 
-        return Prepared(run, arguments)
+        return Prepared(run, arguments, operands=OPERANDS)
 
     def build(
         self, inputs: LayerInputs, rate: float | None, decode: bool, training: bool | None
@@ -263,6 +263,9 @@ class Nnx(FlaxLayer):
         }
 
 
+OPERANDS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
+"""What the modules call their inputs."""
+
 _ARRAYS = ("inputs_q", "inputs_k", "inputs_v", "mask")
 
 
@@ -273,7 +276,10 @@ class NnxWeights(Nnx):
     # jax.nn.softmax called eagerly stores every step of it in the operands' dtype.
     numerics = "stepwise"
     dropout = "shared"
-    lacks = FlaxLayer.lacks
+    lacks = {
+        **FlaxLayer.lacks,
+        "gradient": "weights are sown into the module, which jax.vjp does not let the call change",
+    }
     elections = Nnx.elections | {"returned-weights": "before-dropout"}
     sows = True
 
@@ -360,7 +366,7 @@ class Linen(FlaxLayer):
             output, weights = function(variables, arrays)
             return output, weights if inputs.returned != "none" else None
 
-        return Prepared(run, self.given(inputs, **given))
+        return Prepared(run, self.given(inputs, **given), operands=OPERANDS)
 
     def flag_paths(self, inputs: LayerInputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {

@@ -63,6 +63,7 @@ class JaxBackend(Backend):
     dialect = DIALECT
     compiles_shapes = True
     devices = ("cpu", "cuda")
+    narrow_reductions = True
     compilers = ("jit", "aot", "vmap")
 
     def __init__(self, device: str = "cpu") -> None:

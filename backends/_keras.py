@@ -136,6 +136,7 @@ class KerasJaxBackend(KerasBackend):
     """Keras on JAX."""
 
     name = "keras-jax"
+    narrow_reductions = True
     engine = "jax"
     dialect = ON_JAX
     compiles_shapes = True

@@ -116,6 +116,8 @@ class Backend(ABC):
     name: str
     devices: tuple[str, ...] = ("cpu",)
     has_strides = False
+    narrow_reductions = False
+    """Whether gradients are summed over broadcast axes in the case's dtype."""
     has_threads = False
     compilers: tuple[str, ...] = ()
     compiles_shapes = False

@@ -28,6 +28,8 @@ is element by element and delta a bound on an error:
     dt       ds with scale and, per softcap, the factor 1 - tanh^2, each stored like a score.
     dq       sum_j delta dt |k| + gamma_{n+2}(u_acc) sum_j |dt k|, stored once (u_o).
     dk, dv   likewise over the rows; with grouped heads every query head's is stored and then their sum.
+    sums     Over the axes that a bias lacks, and over the heads of a group, in the accumulator; where a
+             framework makes these in the case's dtype, gamma_n(u_o) stands for gamma_n(u_acc).
     blocks   Where running sums are stored in the case's dtype after every block of rows (dk, dv, head
              after head of a group) or of keys (dq), every store of a running sum, which is never more
              than sum |dt k|, adds u_o times that.
@@ -37,12 +39,16 @@ Values are computed in the precision the operands come in (float64 or longdouble
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from references.running import Approx, Roundoffs, gamma, narrowed, stored
+from references.running import Approx, Roundoffs, gamma, linear, narrowed, stored
+
+Known = np.ndarray | Approx
+"""An operand: exact, or with the bound it comes with."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +139,17 @@ class _Backward:
     """The chain, one step a method, so that steps can be read beside the derivation."""
 
     uniform = False
+    scaled_query = False
     blocks: tuple[int, int] | None = None
 
     def __init__(
-        self, query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray,
+        self, query: Known, key: Known, value: Known, cotangent: Known,
         rounding: Roundoffs, mask: np.ndarray | None, bias: np.ndarray | None,
         scale: float | None, softcap: float | None, exp_error: float,
     ) -> None:  # fmt: skip
         B, H, Lq, D = query.shape
         self.sizes = (B, key.shape[1], H // key.shape[1], Lq, value.shape[2])
-        precision = query.dtype.type
+        precision = (query.value if isinstance(query, Approx) else query).dtype.type
         self.u, self.softcap, self.exp_error = rounding, softcap, exp_error
         self.scale = precision(scale) if scale is not None else 1 / np.sqrt(precision(D or 1))
         shape = (B, H, Lq, value.shape[2])
@@ -155,10 +162,10 @@ class _Backward:
         # A row without keys that averages the values sees them all.
         averaged = ~np.asarray(self.allowed.any(-1).all(-1))[..., None, None]
         seen_values = seen | averaged if self.uniform else seen
-        self.query = narrowed(query, rounding)
-        self.key = narrowed(np.where(seen, np.repeat(key, group, 1), 0), rounding)
-        self.value = narrowed(np.where(seen_values, np.repeat(value, group, 1), 0), rounding)
-        self.cotangent = narrowed(cotangent, rounding)
+        self.query, self.cotangent = _known(query, rounding), _known(cotangent, rounding)
+        k, v = (_known(x, rounding).repeated(group, 1) for x in (key, value))
+        self.key = Approx(np.where(seen, k.value, 0), np.where(seen, k.error, 0.0))
+        self.value = Approx(np.where(seen_values, v.value, 0), np.where(seen_values, v.error, 0.0))
         stores_scores = rounding.score >= rounding.output
         self.score_floor = rounding.floor if stores_scores else rounding.product_underflow
 
@@ -189,6 +196,9 @@ class _Backward:
                 grouped_value, _transposed(received), self.cotangent
             )
         query = stored(query, u.output, u.floor)
+        if self.scaled_query:
+            query = stored(query, u.output, u.floor)
+            grouped_key = Approx(grouped_key.value, grouped_key.error + u.output * grouped_key.size)
         return Gradients(query, grouped_key, grouped_value, scores, self.keys, u)
 
     @cached_property
@@ -205,6 +215,8 @@ class _Backward:
         value = (query.value @ np.swapaxes(key.value, -1, -2)) * self.scale
         product = _product(query, _transposed(key), depth, u)
         error = factor * product.error + 2 * u.score * _absolute(value)
+        if self.scaled_query:
+            error += u.output * factor * (query.size @ _transposed(key).size)
         if self.softcap is None:
             return Approx(value, error), np.zeros(value.shape)
         bend = np.tanh(value / self.softcap)
@@ -383,6 +395,10 @@ class _Backward:
         )  # fmt: skip
 
 
+def _known(x: Known, u: Roundoffs) -> Approx:
+    return x if isinstance(x, Approx) else narrowed(x, u)
+
+
 def _absolute(x: np.ndarray) -> np.ndarray:
     return np.abs(x).astype(np.float64)
 
@@ -406,5 +422,78 @@ def _summed(x: Approx, axes: tuple[int, ...], u: Roundoffs) -> Approx:
         return x
     n = int(np.prod([x.value.shape[a] for a in axes]))
     error = x.error.sum(axes, keepdims=True)
-    error = error + gamma(n, u.accumulate) * x.size.sum(axes, keepdims=True)
+    unit = max(u.accumulate, u.reduction)
+    error = error + gamma(n, unit) * x.size.sum(axes, keepdims=True)
     return Approx(x.value.sum(axes, keepdims=True), error)
+
+
+def multi_head_gradients(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Mapping[str, np.ndarray],
+    cotangent: np.ndarray,
+    *,
+    rounding: Roundoffs,
+    allowed: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+) -> dict[str, Approx]:
+    """Gradients of `references.layers.multi_head` by query, key, value and every parameter.
+
+    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), cotangent (B, Lq, Eo); parameters canonical,
+    with an output kernel; their gradients have their shapes. Every row must have a key.
+
+    The chain of the module's docstring between two of projections y = x W + b, dx = dy W^T,
+    dW = sum over samples and positions of x^T dy, db the sum of dy: products of operands that come with
+    bounds, stored once; dW and db are stored for every sample and then summed. Libraries scale the
+    query and store it before the product, which adds u_o to scores, dq and dk.
+    """
+    u = rounding
+    x = {n: narrowed(a, u) for n, a in (("query", query), ("key", key), ("value", value))}
+    projected = {
+        n: linear(x[n], parameters[f"{n}_kernel"], parameters.get(f"{n}_bias"), u).moved(2, 1)
+        for n in x
+    }  # (B, heads, L, size)
+    H, Dv, width = parameters["output_kernel"].shape
+    B, Lq, _ = query.shape
+    mixing = parameters["output_kernel"].reshape(H * Dv, width)
+    received = narrowed(cotangent, u)
+    heads = linear(received, np.ascontiguousarray(mixing.T), None, u)
+    heads = heads.reshape(B, Lq, H, Dv).moved(2, 1)
+    q, k, v = (projected[n] for n in ("query", "key", "value"))
+    chain = _Backward(q, k, v, heads, u, allowed, bias, None, None, 0.0)
+    chain.scaled_query = True
+    with np.errstate(all="ignore"):
+        inner = chain.gradients()
+        group = H // k.value.shape[1]
+        output = _product(chain.weights, v.repeated(group, 1), chain.keys[..., None], u)
+    joined = stored(output, u.output, u.floor).moved(1, 2).reshape(B, Lq, H * Dv)
+    found: dict[str, Approx] = {}
+
+    def summed(a: Approx, b: Approx) -> Approx:
+        each = _product(_transposed(a), b, a.value.shape[1], u)
+        return stored(_over_samples(each, u), u.output, u.floor)
+
+    def totalled(a: Approx) -> Approx:
+        total = _summed(a, (1,), u)
+        each = Approx(total.value[:, 0], total.error[:, 0])
+        return stored(_over_samples(each, u), u.output, u.floor)
+
+    found["output_kernel"] = summed(joined, received).reshape(H, Dv, width)
+    if "output_bias" in parameters:
+        found["output_bias"] = totalled(received)
+    for name, moved in (("query", inner.query), ("key", inner.key), ("value", inner.value)):
+        kernel = parameters[f"{name}_kernel"]
+        flat = moved.moved(1, 2).reshape(B, moved.value.shape[2], -1)  # (B, L, heads size)
+        found[name] = linear(flat, kernel.reshape(kernel.shape[0], -1).T, None, u)
+        found[f"{name}_kernel"] = summed(x[name], flat).reshape(*kernel.shape)
+        if f"{name}_bias" in parameters:
+            found[f"{name}_bias"] = totalled(flat).reshape(*kernel.shape[1:])
+    return found
+
+
+def _over_samples(each: Approx, u: Roundoffs) -> Approx:
+    """The sum over the first axis of parts that are stored in the case's dtype."""
+    parts = stored(each, u.output, u.floor)
+    total = _summed(parts, (0,), u)
+    return Approx(total.value[0], total.error[0])

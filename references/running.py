@@ -27,7 +27,8 @@ class Roundoffs:
     `accumulate` of sums, products, exp and scaling; `score` of scores as stored; `step` of the steps
     of the softmax as stored; `weight` of weights as stored; `output` of everything handed on in the
     case's dtype. Absolute: `weight_underflow` of a stored weight, `product_underflow` of a product in
-    the accumulator, `floor` of a stored output.
+    the accumulator, `floor` of a stored output. `reduction` is that of sums over broadcast axes, where
+    a gradient makes them with less precision than its other sums.
     """
 
     accumulate: float
@@ -38,6 +39,7 @@ class Roundoffs:
     weight_underflow: float
     product_underflow: float
     floor: float
+    reduction: float = 0.0
 
 
 NO_ROUNDING = Roundoffs(0, 0, 0, 0, 0, 0, 0, 0)
@@ -60,6 +62,10 @@ class Approx:
     def size(self) -> np.ndarray:
         """The largest magnitude a computed version can have, float64."""
         return np.abs(self.value).astype(np.float64) + self.error
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
 
     def reshape(self, *shape: int) -> Approx:
         return Approx(self.value.reshape(*shape), self.error.reshape(*shape))

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from references.gradients import Gradients, attention_gradients, attention_tangent
+from references.gradients import (
+    Gradients,
+    attention_gradients,
+    attention_tangent,
+    multi_head_gradients,
+)
 from references.running import Approx
 from suite.judge.cell import Answer, Cell
+from suite.judge.layers import LayerAnswer, LayerCell
 from suite.judge.oracle import digest_of, hold, precision_for
-from suite.judge.tolerance import NUMERICS, ratios, roundoffs
+from suite.judge.tolerance import NUMERICS, gradient_roundoffs, ratios, roundoffs
 from suite.judge.verdict import Deviation, NotElected
+from suite.spec.dtypes import round_to
 from suite.spec.problem import Case, Inputs
-from suite.spec.recipes import draw_cotangent
+from suite.spec.recipes import draw_cotangent, generator
 
 if TYPE_CHECKING:
     from backends.base import Prepared
@@ -42,19 +49,20 @@ class GradientOracle:
         exp_error: float = 0.0,
         empty_rows: str = "zeros",
         blocks: tuple[int, int] | None = None,
+        narrow_reductions: bool = False,
     ) -> GradientOracle:
         """The oracle of `inputs` for a cotangent (B, H, Lq, Dv); results are cached.
 
         Rows without keys take no gradient, or ("uniform") share theirs out among the values. Raises
         HarnessError where float64 cannot be judged on this platform.
         """
-        rest = (numerics, flushes, exp_error, empty_rows, blocks)
+        rest = (numerics, flushes, exp_error, empty_rows, blocks, narrow_reductions)
         key = (digest_of(inputs), cotangent.tobytes(), *rest)
         if key not in _CACHE:
             precision = precision_for(inputs.dtype)
             _CACHE[key] = attention_gradients(
                 *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value, cotangent)),
-                rounding=roundoffs(numerics, inputs.dtype, flushes),
+                rounding=gradient_roundoffs(numerics, inputs.dtype, flushes, narrow_reductions),
                 mask=inputs.dense_mask,
                 bias=None if inputs.bias is None else inputs.bias.astype(precision),
                 scale=inputs.scale,
@@ -190,6 +198,7 @@ class GradientCell(Cell):
             self.exp_error,
             "uniform" if self.empty_gradients(inputs) == "values" else "zeros",
             self.implementation.gradient_blocks.get(self.dtype.name),
+            self.implementation.backend.narrow_reductions,
         )
 
     def judge_gradients(
@@ -247,3 +256,72 @@ def _reached(name: str, empty: np.ndarray, shape: tuple[int, ...], Hkv: int) -> 
         return np.broadcast_to(rows[..., None], full).reshape(shape)
     heads = np.asarray(empty.any(-1).reshape(B, Hkv, H // Hkv).any(-1))
     return np.broadcast_to(heads[..., None, None], shape)
+
+
+class LayerGradientCell(LayerCell):
+    """One check x case of multi-head attention x layer, differentiated by its inputs and parameters."""
+
+    @cached_property
+    def cotangent(self) -> np.ndarray:
+        """What the output is differentiated with, (B, Lq, Eo): unit normals in the case's dtype."""
+        s, width = self.inputs.sizes, self.inputs.widths.output
+        rng = generator(f"{self.case.id}/cotangent", self.seed)
+        return round_to(rng.standard_normal((s.B, s.Lq, width)), self.dtype)
+
+    def differentiate(self) -> tuple[LayerAnswer, dict[str, np.ndarray]]:
+        """The answer and its gradients: by query, key and value, and by those canonical parameters that
+        the layer is handed under their names (in its own shapes).
+
+        Judges type, device, dtype and shape. Raises Deviation "raised" and "no-gradient".
+        """
+        inputs, backend = self.inputs, self.implementation.backend
+        made = self.prepare(inputs)
+        wrt = [*OPERANDS, *(n for n in inputs.parameters if n in made.arguments)]
+        prepared = replace(
+            made,
+            function=lambda **arguments: made.function(**arguments)[0],
+            operands={name: made.operands.get(name, name) for name in wrt},
+        )
+        native = backend.arranged(self.cotangent, inputs.dtype, "reversed")
+        out, found = self.attempt(lambda: backend.differentiate(prepared, wrt, native))
+        gradients = {}
+        for name in wrt:
+            if found[name] is None:
+                raise Deviation("no-gradient", f"{name} got no gradient")
+            shape = tuple(made.arguments[prepared.operands[name]].shape)
+            what = f"the gradient of {name}"
+            gradients[name] = self.read_array(what, found[name], shape, inputs.dtype)
+        return self.read((out, None), inputs), gradients
+
+    def judge_gradients(self, gradients: dict[str, np.ndarray]) -> None:
+        """Hold gradients against the reference; raises Deviation "value" or "non-finite"."""
+        inputs, precision = self.inputs, precision_for(self.dtype)
+        backend = self.implementation.backend
+        wide: dict[str, np.ndarray] = {
+            n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()
+        }
+        reference = multi_head_gradients(
+            inputs.query.astype(precision),
+            inputs.key.astype(precision),
+            inputs.value.astype(precision),
+            wide,
+            self.cotangent.astype(precision),
+            rounding=gradient_roundoffs(
+                self.numerics, inputs.dtype, self.flushes, backend.narrow_reductions
+            ),
+            allowed=inputs.dense_mask,
+            bias=None if inputs.bias is None else inputs.bias.astype(precision),
+        )
+        shown = []
+        for name, got in gradients.items():
+            want = reference[name].reshape(-1)
+            flat = got.reshape(-1)
+            _, measured, deviation = hold(
+                flat, want.value, want.error, np.ones(flat.shape, bool), inputs.dtype,
+                self.numerics, f"gradient of {name}, flat ",
+            )  # fmt: skip
+            self.measured.worst_of(measured)
+            shown.append(f"{name} {measured.error_ratio:.2g}")
+            self.measured.observed = ", ".join(shown)
+            if deviation is not None:
+                raise deviation

@@ -183,8 +183,9 @@ def hold(
     deviation = None
     if ratio.size and not measured.error_ratio <= 1.0:  # type: ignore[operator]
         at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-        axes = "bhqd" if ratio.ndim == 4 else "bqd"
-        where = "(" + ", ".join(f"{n}={i}" for n, i in zip(axes, at, strict=True)) + ")"
+        axes = {4: "bhqd", 3: "bqd"}.get(ratio.ndim, "")
+        named = [f"{n}={i}" for n, i in zip(axes, at, strict=True)] if axes else map(str, at)
+        where = f"({', '.join(named)})"
         digits = 17 if fmt.name == "f64" else 9
         deviation = Deviation(
             "value",

@@ -56,6 +56,8 @@ Higham, Mary, arXiv 1906.10465 (the variance model behind `rms`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from references.definition import Reference
@@ -99,6 +101,15 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
         product_underflow=sums.smallest_normal if flushes else sums.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
     )
+
+
+def gradient_roundoffs(
+    numerics: str, fmt: DType, flushes: bool = False, narrow_reductions: bool = False
+) -> Roundoffs:
+    """The roundoffs of a class for gradients; with `narrow_reductions` sums over broadcast axes are made
+    in the case's dtype."""
+    u = roundoffs(numerics, fmt, flushes)
+    return replace(u, reduction=fmt.unit_roundoff) if narrow_reductions else u
 
 
 def bound(

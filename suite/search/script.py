@@ -108,7 +108,7 @@ def _worst(cell: Cell) -> _Worst | None:
         answer, gradients = cell.differentiate(inputs, cell.operands)
     else:
         answer, gradients = cell.run(), {}
-    empty = ~inputs.attends.any(-1)[..., None]
+    empty = ~np.asarray(inputs.attends.any(-1))[..., None]
     judged = np.broadcast_to(~empty | (elected not in ("nan", "unmasked")), answer.values.shape)
     add("output", answer.values, oracle.reference.output, cell.bound(inputs), judged)
     if gradients:
@@ -132,7 +132,8 @@ def _given(cell: Cell) -> str:
     }  # fmt: skip
     if isinstance(cell, GradientCell):
         arrays["cotangent"] = cell.cotangent
-    drawn, given = "", set()
+    drawn = ""
+    given: set[str] = set()
     if sum(a.size for a in arrays.values() if a is not None) > LITERALS:
         drawn, given = _drawn(case, arrays, cell.seed)
     left = [name for name in arrays if name not in given]

@@ -15,6 +15,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_gradients,
     faults_hidden,
     faults_layer_calls,
+    faults_layer_gradients,
     faults_layer_masks,
     faults_layer_options,
     faults_layers,

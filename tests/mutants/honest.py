@@ -11,6 +11,7 @@ from backends._numpy import Rounded
 from backends.base import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.layers import EPSILON
+from tests.mutants.faults_layer_gradients import LayerDifferentiable
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
@@ -736,6 +737,7 @@ HONEST: tuple[type[Implementation], ...] = (
     DifferentiableEager,
     DifferentiableBlocks,
     DifferentiableRecomputed,
+    LayerDifferentiable,
     LayerExact,
     LayerFused,
     LayerEager,
