@@ -371,3 +371,65 @@ def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, 
 def test_numpy_has_no_native_signature_for_functions() -> None:
     with pytest.raises(UsageError, match="no native signature"):
         registry.function_implementation(registry.load("numpy"), "math:sqrt", "eager")
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa-math"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "sdpa/causal/mha/f64/b1h2q3k4d2",
+        "sdpa/bool.bhqk/gqa2/f64/b2h2q3k4d2/dense",
+        "sdpa/none/mha/f64/b1h2q3k4d2/bias.bhqk/scale0.3",
+    ],
+)
+def test_second_derivatives_in_torch(name: str, case: str) -> None:
+    """torch's own numerical check of the derivative of the backward pass, in float64."""
+    torch = pytest.importorskip("torch")
+    backend = registry.load("torch")
+    implementation = next(i for i in backend.implementations() if i.name == name)
+    prepared = implementation.prepare(draw(Case.parse(case)))
+    names = [
+        n for n in prepared.operands if prepared.arguments.get(prepared.operands[n]) is not None
+    ]
+    leaves = [prepared.arguments[prepared.operands[n]].detach().requires_grad_() for n in names]
+
+    def call(*arrays: Any) -> Any:
+        return prepared.call(prepared.with_operands(dict(zip(names, arrays, strict=True))))
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
+    options = Options(backend=("torch",), mode="compiled", implementation=("sdpa-math",))
+    pytest.importorskip("torch")
+    plan = Plan.make(options)
+    assert [i.name for i in plan.implementations] == [
+        f"sdpa-math@{c}" for c in ("inductor", "aot_eager", "export", "vmap")
+    ]
+    for implementation in plan.implementations:
+        assert implementation.mode == "compiled"
+        assert implementation.elections["fully-masked-row"] == "zeros"
+    both = Plan.make(Options(backend=("torch",), mode="all", implementation=("sdpa-math",)))
+    assert [i.mode for i in both.implementations] == ["eager"] + ["compiled"] * 4
+
+
+def test_unknown_modes_and_backends_without_compilers() -> None:
+    with pytest.raises(UsageError, match="unknown mode 'jitted'; valid: eager, compiled, all"):
+        Options(backend=("numpy",), mode="jitted").check()
+    with pytest.raises(UsageError, match="no implementation to judge"):
+        Plan.make(Options(backend=("numpy",), mode="compiled"))
+
+
+def test_the_witness_names_the_kernel() -> None:
+    pytest.importorskip("torch")
+    backend = registry.load("torch")
+    inputs = draw(Case.parse("sdpa/none/mha/f32/b1h2q5k7d8"))
+    seen = {
+        i.name: backend.witness(i.prepare(inputs))
+        for i in backend.implementations()
+        if i.name in ("eager", "sdpa-math", "sdpa-flash")
+    }
+    assert seen["sdpa-flash"] == "_scaled_dot_product_flash_attention_for_cpu"
+    assert seen["sdpa-math"] == "_scaled_dot_product_attention_math"
+    assert seen["eager"] == "bmm, matmul"
