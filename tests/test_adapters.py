@@ -378,7 +378,7 @@ def test_numpy_has_no_native_signature_for_functions() -> None:
     "case",
     [
         "sdpa/causal/mha/f64/b1h2q3k4d2",
-        "sdpa/bool.bhqk/gqa2/f64/b2h2q3k4d2/dense",
+        "sdpa/bool.bhqk/mqa/f64/b2h2q3k4d2/dense",
         "sdpa/none/mha/f64/b1h2q3k4d2/bias.bhqk/scale0.3",
     ],
 )
