@@ -47,6 +47,7 @@ def test_tangents(cell: GradientCell) -> None:
 
 
 ALONE = (
+    "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
 )

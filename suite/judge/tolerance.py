@@ -35,9 +35,9 @@ Three terms go beyond first order. With d_j the error of a score, the perturbed 
     o' - o = sum_j p_j (e^{d_j} - 1)(v_j - o) / sum_j p_j e^{d_j},
 
 so that with |d_j| <= d the first-order sum must be multiplied by A = e^d expm1(d) / d. A is 1 + 1.5 d:
-nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. And weights stored in
-the case's dtype underflow by up to w, half its smallest subnormal (float16: 2^-25, which is not small
-beside 2049 weights of 2^-11). And every product p_j v_j, every rescaling of a running sum and the
+nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. And weights underflow by
+up to w: as they are stored by half the smallest subnormal of their dtype (float16: 2^-25, which is not
+small beside 2049 weights of 2^-11), and as exp gives them by half that of the accumulator. And every product p_j v_j, every rescaling of a running sum and the
 last division may underflow by half the smallest subnormal of the accumulator: together at most
 (n + 1) e_acc, besides e_o, the smallest subnormal of the output's dtype.
 
@@ -91,13 +91,17 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
     sums = fmt if numerics == "working" else internal
     scores = fmt if numerics in ("eager", "stepwise", "working") else internal
     weights = internal if numerics in ("exact", "single") else fmt
+
+    def lost(stored: DType) -> float:
+        return stored.smallest_normal if flushes else stored.smallest_subnormal / 2
+
     return Roundoffs(
         accumulate=sums.unit_roundoff,
         score=scores.unit_roundoff,
         step=fmt.unit_roundoff if numerics in ("stepwise", "working") else 0.0,
         weight=weights.unit_roundoff,
         output=fmt.unit_roundoff,
-        weight_underflow=weights.smallest_normal if flushes else weights.smallest_subnormal / 2,
+        weight_underflow=lost(weights) + lost(sums),
         product_underflow=sums.smallest_normal if flushes else sums.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
     )

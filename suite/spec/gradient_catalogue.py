@@ -28,7 +28,9 @@ AXES: dict[str, tuple[object, ...]] = {
 }
 
 SMOKE_DESIGNED = (
-    # all sizes equal, and a key that is no transposed query
+    # what every kernel takes; all sizes equal, and a key that is no transposed query
+    "sdpa/none/mha/{dt}/b2h3q5k13d8v10",
+    "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "sdpa/causal/mha/{dt}/b4h4q4k4d4",
     "sdpa/causalbr/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6",
@@ -44,6 +46,8 @@ DESIGNED = (
     "sdpa/none/mqa/{dt}/b1h5q129k127d16",
     "sdpa/none/mqa/{dt}/b2h5q1k65d16",
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
+    # weights that are subnormal as exp gives them, and again as they are divided
+    "sdpa/none/mqa/{dt}/b1h8q11k30d96/bias.bhqk/scale2.5/bhdl",
     "sdpa/none/mha/{dt}/b0h3q5k7d8",
     "sdpa/none/mha/{dt}/b0h3q5k7d8/bias.qk",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/scale-0.2",
