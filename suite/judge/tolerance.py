@@ -37,9 +37,10 @@ Three terms go beyond first order. With d_j the error of a score, the perturbed 
 so that with |d_j| <= d the first-order sum must be multiplied by A = e^d expm1(d) / d. A is 1 + 1.5 d:
 nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. And weights underflow by
 up to w: as they are stored by half the smallest subnormal of their dtype (float16: 2^-25, which is not
-small beside 2049 weights of 2^-11), and as exp gives them by half that of the accumulator. And every product p_j v_j, every rescaling of a running sum and the
-last division may underflow by half the smallest subnormal of the accumulator: together at most
-(n + 1) e_acc, besides e_o, the smallest subnormal of the output's dtype.
+small beside 2049 weights of 2^-11), and as exp gives them by half that of the accumulator. And every
+product p_j v_j, every rescaling of a running sum and the last division may underflow by half the smallest
+subnormal of the accumulator: together at most (n + 1) e_acc, besides e_o, the smallest subnormal of the
+output's dtype.
 
 softcap multiplies |ds| by its derivative, and adds the error of tanh, 4 u_acc and u_s times the cap's
 value. Where an implementation declares that it flushes subnormals, the smallest normal number stands
