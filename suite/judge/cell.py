@@ -347,6 +347,9 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
         return verdict("error", "harness", f"{type(error).__name__}: {error} ({where})")
+    if reason is not None and cell.measured.error_ratio is None:
+        # Nothing was held against the oracle: what is not supported may well be ignored.
+        return verdict("unsupported", "", reason)
     if reason is not None:
         return verdict(
             "fail", "stale-claim", f"declared unsupported ({reason}), yet the answer is right"
