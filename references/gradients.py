@@ -22,9 +22,10 @@ is element by element and delta a bound on an error:
     D        Either sum: sum_j (delta p |dp| + p delta dp) + gamma_n sum_j p |dp|, its products and
              the sum stored where the steps of a softmax are (u_e); or sum_c |G_c| delta o_c +
              gamma_Dv sum |G o| with o as it was handed out (u_o). The larger of the two.
-    ds       delta p |dp - D| + p (delta dp + delta D) + the roundings of a difference, a product and
-             a store: ds is stored like a score (`eager`) or narrowed before the products (u_p). Here
-             cancellation lives: delta dp and delta D stay when dp - D vanishes.
+    ds       delta p |dp - D| + p (delta dp + delta D) + the roundings of a difference (relative to
+             |dp| + |D|, for those who compute p dp - p D), a product and a store: ds is stored like
+             a score (`eager`) or narrowed before the products (u_p). Here cancellation lives:
+             delta dp and delta D stay when dp - D vanishes.
     dt       ds with scale and, per softcap, the factor 1 - tanh^2, each stored like a score.
     dq       sum_j delta dt |k| + gamma_{n+2}(u_acc) sum_j |dt k|, stored once (u_o).
     dk, dv   likewise over the rows; with grouped heads every query head's is stored and then their sum.
@@ -178,7 +179,10 @@ class _Backward:
         if self.blocks:
             query = self.stored_by_blocks(query, dt, self.key, self.blocks[1])
         rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]  # (B, H, Lk, 1)
-        key = self.product(_transposed(dt), self.query, rows)
+        queries = self.query
+        if self.scaled_query:
+            queries = Approx(queries.value, queries.error + u.output * queries.size)
+        key = self.product(_transposed(dt), queries, rows)
         received = weights
         if self.uniform and weights.value.shape[-1]:
             share = weights.value.dtype.type(1) / weights.value.shape[-1]
@@ -189,7 +193,8 @@ class _Backward:
             )
             rows = rows + empty.sum(-2, keepdims=True)
         value = self.product(_transposed(received), self.cotangent, rows)
-        grouped_key, grouped_value = self.grouped(key), self.grouped(value)
+        grouped_key = self.grouped(key, _transposed(dt), queries)
+        grouped_value = self.grouped(value, _transposed(received), self.cotangent)
         if self.blocks:
             grouped_key = self.stored_in_groups(grouped_key, _transposed(dt), self.query)
             grouped_value = self.stored_in_groups(
@@ -198,7 +203,6 @@ class _Backward:
         query = stored(query, u.output, u.floor)
         if self.scaled_query:
             query = stored(query, u.output, u.floor)
-            grouped_key = Approx(grouped_key.value, grouped_key.error + u.output * grouped_key.size)
         return Gradients(query, grouped_key, grouped_value, scores, self.keys, u)
 
     @cached_property
@@ -214,7 +218,8 @@ class _Backward:
         factor = abs(float(self.scale))
         value = (query.value @ np.swapaxes(key.value, -1, -2)) * self.scale
         product = _product(query, _transposed(key), depth, u)
-        error = factor * product.error + 2 * u.score * _absolute(value)
+        # Product, scaling, and the scale itself, which weakly typed frameworks round to the dtype.
+        error = factor * product.error + 3 * u.score * _absolute(value)
         if self.scaled_query:
             error += u.output * factor * (query.size @ _transposed(key).size)
         if self.softcap is None:
@@ -233,7 +238,11 @@ class _Backward:
         u, allowed = self.u, self.allowed
         scores, _ = self.capped
         s = scores.value + self.bias if self.biased else scores.value
-        error = scores.error + (u.score * _absolute(s) if self.biased else 0.0)
+        error = scores.error
+        if self.biased:
+            narrow = u.accumulate if u.accumulate > u.output else 0.0
+            finite = np.where(self.allowed, _absolute(self.bias), 0.0)
+            error = error + u.score * _absolute(s) + narrow * finite
         s = np.where(allowed, s, -np.inf)
         m = s.max(-1, keepdims=True, initial=-np.inf)
         anchor = np.where(np.isneginf(m), 0, m)
@@ -286,7 +295,9 @@ class _Backward:
         difference = dp.value - mean.value
         apart = _absolute(difference)
         inherited = dp.error + mean.error
-        rounded = (u.accumulate + u.step) * (apart + inherited)
+        # p (dp - D) by its difference, or as p dp - p D, whose parts are larger.
+        parts = np.maximum(apart, dp.size + mean.size)
+        rounded = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
         error = p.error * apart + p.size * (inherited + rounded)
         error += (u.accumulate + u.step) * (_absolute(value) + error) + u.product_underflow
@@ -295,20 +306,10 @@ class _Backward:
 
     def scaled(self, scores: Approx) -> Approx:
         """dt times the scale: what the products with queries and keys take."""
-        u, out = self.u, scores
-        if self.softcap is not None:
-            capped, bend = self.capped
-            error_of_bend = capped.error / self.softcap
-            slope = 1 - np.square(bend)
-            size = _absolute(bend)
-            moved = (2 * size + error_of_bend) * error_of_bend + 2 * u.score + 3 * u.accumulate
-            value = out.value * slope
-            error = out.error * (_absolute(slope) + moved) + _absolute(out.value) * moved
-            # Times the cap, times the slope, divided by the cap: each stored.
-            out = stored(Approx(value, error), 3 * (u.score + u.accumulate), 2 * self.score_floor)
+        u, out = self.u, self.bent(scores)
         factor = abs(float(self.scale))
         out = Approx(out.value * self.scale, out.error * factor)
-        out = stored(out, u.score + 2 * u.accumulate, self.score_floor)
+        out = stored(out, 2 * u.score + 2 * u.accumulate, self.score_floor)
         # What narrows before the products may do so after the scale, or before it.
         out = stored(out, u.weight, u.weight_underflow * max(factor, 1.0))
         return Approx(out.value, np.where(self.allowed, out.error, 0.0))
@@ -331,15 +332,7 @@ class _Backward:
             Approx(first.value + second.value, first.error + second.error),
             u.score + u.accumulate, self.score_floor,
         )  # fmt: skip
-        if self.softcap is not None:
-            capped, bend = self.capped
-            near = capped.error / self.softcap
-            slope = 1 - np.square(bend)
-            unsure = (2 * _absolute(bend) + near) * near + 2 * u.score + 3 * u.accumulate
-            error = moved.error * (_absolute(slope) + unsure) + _absolute(moved.value) * unsure
-            moved = stored(
-                Approx(moved.value * slope, error), 3 * (u.score + u.accumulate), self.score_floor
-            )
+        moved = self.bent(moved)
         moved = Approx(
             np.where(self.allowed, moved.value, 0), np.where(self.allowed, moved.error, 0.0)
         )
@@ -350,7 +343,7 @@ class _Backward:
             -1, keepdims=True
         )
         summed = gamma(self.keys + 2, u.accumulate)[..., None]
-        mean_error += (summed + 2 * u.step) * sums
+        mean_error += (summed + 2 * u.step) * sums + self.keys[..., None] * u.product_underflow
         apart = moved.value - mean
         distance, inherited = _absolute(apart), moved.error + mean_error
         inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
@@ -381,18 +374,34 @@ class _Backward:
         sums = (a.size @ b.size).reshape(B, heads, group, *total.value.shape[2:]).sum(2)
         return Approx(total.value, total.error + stores * (self.u.output * sums + self.u.floor))
 
-    def grouped(self, x: Approx) -> Approx:
-        """The sum over the query heads of each group, (B, Hkv, Lk, .)."""
-        B, heads, group, _, _ = self.sizes
+    def grouped(self, x: Approx, a: Approx, b: Approx) -> Approx:
+        """x = a b, (B, H, Lk, .), summed over the query heads of each group: (B, Hkv, Lk, .).
+
+        Every head's is stored and then their sum; or all rows of all heads are one sum.
+        """
+        B, heads, group, rows, _ = self.sizes
         u = self.u
         x = stored(x, u.output, u.floor)
         if group == 1:
             return x
         split = x.reshape(B, heads, group, *x.value.shape[2:])
         summed = _summed(split, (2,), u)
-        return stored(
-            Approx(summed.value.squeeze(2), summed.error.squeeze(2)), u.output, u.floor
-        )  # fmt: skip
+        whole = (a.size @ b.size).reshape(B, heads, group, *x.value.shape[2:]).sum(2)
+        error = summed.error.squeeze(2) + gamma(group * rows, u.accumulate) * whole
+        return stored(Approx(summed.value.squeeze(2), error), u.output, u.floor)
+
+    def bent(self, x: Approx) -> Approx:
+        """x times the slope of the softcap: times the cap, the slope and divided by the cap, or as
+        (g + g y) (1 - y), each step stored."""
+        if self.softcap is None:
+            return x
+        u, (capped, bend) = self.u, self.capped
+        near = capped.error / self.softcap
+        slope = 1 - np.square(bend)
+        moved = (2 * _absolute(bend) + near) * near + 2 * u.score + 5 * u.accumulate
+        error = x.error * (_absolute(slope) + moved) + _absolute(x.value) * moved
+        unit = 5 * (u.score + u.accumulate)
+        return stored(Approx(x.value * slope, error), unit, 2 * self.score_floor)
 
 
 def _known(x: Known, u: Roundoffs) -> Approx:
@@ -445,8 +454,9 @@ def multi_head_gradients(
 
     The chain of the module's docstring between two of projections y = x W + b, dx = dy W^T,
     dW = sum over samples and positions of x^T dy, db the sum of dy: products of operands that come with
-    bounds, stored once; dW and db are stored for every sample and then summed. Libraries scale the
-    query and store it before the product, which adds u_o to scores, dq and dk.
+    bounds, stored once; dW and db are stored for every sample and then summed, or are one sum. Libraries
+    scale the query and store it before the product: u_o more on every product of scores, on dq, and on
+    every query that dk sums.
     """
     u = rounding
     x = {n: narrowed(a, u) for n, a in (("query", query), ("key", key), ("value", value))}
@@ -471,13 +481,19 @@ def multi_head_gradients(
     found: dict[str, Approx] = {}
 
     def summed(a: Approx, b: Approx) -> Approx:
+        """Over samples and positions: sample by sample, or all in one sum."""
         each = _product(_transposed(a), b, a.value.shape[1], u)
-        return stored(_over_samples(each, u), u.output, u.floor)
+        total = _over_samples(each, u)
+        whole = (_transposed(a).size @ b.size).sum(0)
+        error = total.error + gamma(a.value.shape[0] * a.value.shape[1], u.accumulate) * whole
+        return stored(Approx(total.value, error), u.output, u.floor)
 
     def totalled(a: Approx) -> Approx:
-        total = _summed(a, (1,), u)
-        each = Approx(total.value[:, 0], total.error[:, 0])
-        return stored(_over_samples(each, u), u.output, u.floor)
+        rows = _summed(a, (1,), u)
+        total = _over_samples(Approx(rows.value[:, 0], rows.error[:, 0]), u)
+        count, unit = a.value.shape[0] * a.value.shape[1], max(u.accumulate, u.reduction)
+        error = total.error + gamma(count, unit) * a.size.sum((0, 1))
+        return stored(Approx(total.value, error), u.output, u.floor)
 
     found["output_kernel"] = summed(joined, received).reshape(H, Dv, width)
     if "output_bias" in parameters:

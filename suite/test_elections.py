@@ -6,7 +6,10 @@ from suite.judge.cell import Cell, check, observe
 from suite.judge.verdict import Deviation
 from suite.spec.elections import ELECTION_CASES, ElectionCase
 
-ROWS = ("fully-masked-row", "minus-inf-row", "causal-with-mask", "causal-alignment")
+ROWS = (
+    "fully-masked-row", "fully-masked-row-gradient", "minus-inf-row", "causal-with-mask",
+    "causal-alignment",
+)  # fmt: skip
 """What a compiler's rewriting may change: the questions that compiled implementations are asked."""
 
 

@@ -71,16 +71,24 @@ def test_gradient_alone(cell: GradientCell) -> None:
 
 
 @check(alone, GradientCell, ("gradient",))
-def test_gradient_arrangements(cell: GradientCell) -> None:
-    """Cotangents however they lie in memory: with stride 0, transposed, with gaps, for one component."""
-    ones = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
+def test_gradient_cotangents(cell: GradientCell) -> None:
+    """Cotangents that are the same for every sample, and that ask for one component alone."""
+    same = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
     single = np.where(np.arange(cell.cotangent.shape[-1]) == 1, cell.cotangent, 0.0)
+    for cotangent in (same, single):
+        _, gradients = cell.differentiate(cell.inputs, OPERANDS, cotangent, "contiguous")
+        cell.judge_gradients(gradients, cotangent=cotangent)
+
+
+@check(alone, GradientCell, ("gradient", "strides"))
+def test_gradient_arrangements(cell: GradientCell) -> None:
+    """Cotangents however they lie in memory: with stride 0, transposed, with gaps."""
+    same = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
     for arranged, cotangent in (
-        ("expanded", ones),
+        ("expanded", same),
         ("transposed", cell.cotangent),
         ("inner-stride", cell.cotangent),
         ("offset", cell.cotangent),
-        ("contiguous", single),
     ):
         _, gradients = cell.differentiate(cell.inputs, OPERANDS, cotangent, arranged)
         cell.judge_gradients(gradients, cotangent=cotangent)

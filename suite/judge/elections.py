@@ -175,10 +175,17 @@ def _nan_key_gradient(p: _Probe) -> str:
     key = p.inputs.key.copy()
     key[:, :, HIDDEN_KEY] = np.nan
     inputs = replace(p.inputs, mask_array=mask, form="dense", key=key)
-    got = p.gradients(inputs, _cotangent(p))
+    cotangent = _cotangent(p)
+    got = p.gradients(inputs, cotangent)
     if got is None:
         raise Deviation("election", "a NaN in a masked key raised in the backward pass")
-    return "leaks" if any(np.isnan(g).any() for g in got.values()) else "blocked"
+    if any(np.isnan(g).any() for g in got.values()):
+        return "leaks"
+    if p.matches_gradients(got, inputs, cotangent, "zeros"):
+        return "blocked"
+    raise Deviation(
+        "election", "a NaN in a masked key leaves gradients finite and makes them wrong"
+    )
 
 
 def _no_keys(p: _Probe) -> str:

@@ -196,7 +196,6 @@ def _designed() -> list[Case]:
         "sdpa/causal/gqa2/bf16/b2h6q17k23d8/scale-0.2",
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
         "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
-        "sdpa/none/mha/bf16/b1h1q5k55d3",
     ]
     return [Case.parse(text) for text in ids]
 
