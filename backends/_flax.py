@@ -71,6 +71,10 @@ class FlaxLayer(Layer):
             for ours, name in PARTS.items()
         }
 
+    def canonical(self, inputs: LayerInputs) -> dict[str, Any]:
+        """The canonical parameters, whose shapes are Flax's own."""
+        return {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+
     def given(
         self, inputs: LayerInputs, masks: str = "heads", flag: bool = True, inputs_given: int = 3
     ) -> dict[str, Any]:
@@ -223,7 +227,26 @@ class Nnx(FlaxLayer):
             output, weights = function(layer, arrays, key)
             return output, weights if inputs.returned != "none" else None
 
+        run.layer = layer  # type: ignore[attr-defined]
+        run.called = lambda module, arrays: called(module, arrays, key)  # type: ignore[attr-defined]
         return Prepared(run, arguments, operands=OPERANDS)
+
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        from flax import nnx
+
+        made, own = self.prepare(inputs), self.canonical(inputs)
+        parts = nnx.split(made.function.layer)  # type: ignore[attr-defined]
+
+        def run(**given: Any) -> tuple[Any, Any]:
+            handed = {name: given.pop(name) for name in own}
+            module = nnx.merge(*parts, copy=True)
+            for ours, name in PARTS.items():
+                for what in ("kernel", "bias"):
+                    if f"{name}_{what}" in handed:
+                        getattr(getattr(module, ours), what).value = handed[f"{name}_{what}"]
+            return made.function.called(module, given)  # type: ignore[attr-defined]
+
+        return Prepared(run, made.arguments | own, operands=OPERANDS)
 
     def build(
         self, inputs: LayerInputs, rate: float | None, decode: bool, training: bool | None
@@ -276,10 +299,7 @@ class NnxWeights(Nnx):
     # jax.nn.softmax called eagerly stores every step of it in the operands' dtype.
     numerics = "stepwise"
     dropout = "shared"
-    lacks = {
-        **FlaxLayer.lacks,
-        "gradient": "weights are sown into the module, which jax.vjp does not let the call change",
-    }
+    lacks = FlaxLayer.lacks
     elections = Nnx.elections | {"returned-weights": "before-dropout"}
     sows = True
 
@@ -312,6 +332,19 @@ class Linen(FlaxLayer):
         "native-causal": "Flax Linen has no causal flag",
     }
     elections = FlaxLayer.elections | {"returned-weights": "before-dropout"}
+
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        made, own = self.prepare(inputs), self.canonical(inputs)
+
+        def run(**given: Any) -> tuple[Any, Any]:
+            handed = {name: given.pop(name) for name in own}
+            params = {
+                ours: {w: handed[f"{n}_{w}"] for w in ("kernel", "bias") if f"{n}_{w}" in handed}
+                for ours, n in PARTS.items()
+            }
+            return made.function.applied({"params": params}, given)  # type: ignore[attr-defined]
+
+        return Prepared(run, made.arguments | own, operands=OPERANDS)
 
     def call(
         self,
@@ -366,6 +399,7 @@ class Linen(FlaxLayer):
             output, weights = function(variables, arrays)
             return output, weights if inputs.returned != "none" else None
 
+        run.applied = function  # type: ignore[attr-defined]
         return Prepared(run, self.given(inputs, **given), operands=OPERANDS)
 
     def flag_paths(self, inputs: LayerInputs) -> dict[str, dict[str, Any]]:

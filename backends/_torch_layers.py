@@ -112,6 +112,20 @@ class MultiheadAttention(Layer):
 
         return Prepared(run, arguments)
 
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        import torch
+
+        made, layer = self.prepare(inputs), self.build(inputs)
+        layer.train(inputs.training)
+        own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+
+        def run(**given: Any) -> Any:
+            parameters = {name: given.pop(name) for name in own}
+            state = self.state(parameters, inputs, torch.cat)
+            return torch.func.functional_call(layer, state, (), given)
+
+        return Prepared(run, made.arguments | own)
+
     def build(self, inputs: LayerInputs, batch_first: bool = True) -> Any:
         """A fresh layer with the inputs' parameters."""
         import torch
@@ -128,21 +142,25 @@ class MultiheadAttention(Layer):
             device=self.backend.device,
             dtype=getattr(torch, inputs.dtype.long_name),
         )
-        kernels = {n: p[f"{n}_kernel"].reshape(p[f"{n}_kernel"].shape[0], -1).T for n in _QKV}
-        state: dict[str, np.ndarray] = {
-            "out_proj.weight": p["output_kernel"].reshape(-1, w.output).T
-        }
-        if made.in_proj_weight is not None:
-            state["in_proj_weight"] = np.concatenate([kernels[n] for n in _QKV])
-        else:
-            state |= {f"{n[0]}_proj_weight": kernels[n] for n in _QKV}
-        if "query_bias" in p:
-            state["in_proj_bias"] = np.concatenate([p[f"{n}_bias"].reshape(-1) for n in _QKV])
-            state["out_proj.bias"] = p["output_bias"]
+        state = self.state(p, inputs, np.concatenate)
         made.load_state_dict(
             {n: self.backend.array(np.ascontiguousarray(a), inputs.dtype) for n, a in state.items()}
         )
         return made
+
+    def state(self, p: Mapping[str, Any], inputs: LayerInputs, join: Callable) -> dict[str, Any]:
+        """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
+        w = inputs.widths
+        kernels = [p[f"{n}_kernel"].reshape(p[f"{n}_kernel"].shape[0], -1).T for n in _QKV]
+        state = {"out_proj.weight": p["output_kernel"].reshape(-1, w.output).T}
+        if w.query == w.key == w.value:
+            state["in_proj_weight"] = join(kernels)
+        else:
+            state |= {f"{n[0]}_proj_weight": k for n, k in zip(_QKV, kernels, strict=True)}
+        if "query_bias" in p:
+            state["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in _QKV])
+            state["out_proj.bias"] = p["output_bias"]
+        return state
 
     def masks(self, inputs: LayerInputs, hint: bool, float_mask: bool) -> dict[str, Any]:
         """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""

@@ -39,6 +39,10 @@ class Layer(Implementation):
     def prepare(self, inputs: LayerInputs) -> Prepared:
         """A fresh layer with the inputs' parameters, and its call, which returns (output, weights)."""
 
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        """The call to differentiate: where it can be, it takes canonical parameters as arguments, too."""
+        return self.prepare(inputs)
+
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
         """The same problem by other flags that must not change the answer, by the flags' names."""
         return {}

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -261,6 +261,8 @@ def _reached(name: str, empty: np.ndarray, shape: tuple[int, ...], Hkv: int) -> 
 class LayerGradientCell(LayerCell):
     """One check x case of multi-head attention x layer, differentiated by its inputs and parameters."""
 
+    implementation: Any
+
     @cached_property
     def cotangent(self) -> np.ndarray:
         """What the output is differentiated with, (B, Lq, Eo): unit normals in the case's dtype."""
@@ -275,7 +277,7 @@ class LayerGradientCell(LayerCell):
         Judges type, device, dtype and shape. Raises Deviation "raised" and "no-gradient".
         """
         inputs, backend = self.inputs, self.implementation.backend
-        made = self.prepare(inputs)
+        made = self.implementation.differentiable(inputs)
         wrt = [*OPERANDS, *(n for n in inputs.parameters if n in made.arguments)]
         prepared = replace(
             made,
