@@ -9,6 +9,7 @@ from suite.judge.cell import NotElected, check
 from suite.judge.gradients import OPERANDS, GradientCell
 from suite.judge.verdict import Deviation
 from suite.spec.compiled_catalogue import compiled_gradients
+from suite.spec.dtypes import DTYPES
 from suite.spec.gradient_catalogue import gradient_cases
 from suite.spec.problem import Case
 from suite.spec.recipes import draw_tangents
@@ -34,9 +35,9 @@ def test_gradient_of_bias(cell: GradientCell) -> None:
 
 
 def pushed(level: str) -> list[Case]:
-    """The smoke cases, and every fourth of the others: a derivative by the same rules."""
+    """The smoke cases, and every eighth of the others: a derivative by the same rules."""
     smoke, found = gradient_cases("smoke"), gradient_cases(level)
-    return [*smoke, *(c for c in found[::4] if c not in smoke)]
+    return [*smoke, *(c for c in found[::8] if c not in smoke)]
 
 
 @check(pushed, GradientCell, ("gradient",))
@@ -54,7 +55,7 @@ ALONE = (
 
 
 def alone(level: str) -> list[Case]:
-    names = ("f32",) if level == "smoke" else ("f64", "f32", "bf16", "f16")
+    names = {"smoke": ("f32",), "standard": ("f32", "bf16")}.get(level, tuple(DTYPES))
     return [Case.parse(text.format(dt=dt)) for text in ALONE for dt in names]
 
 

@@ -6,22 +6,25 @@ from suite.judge.cell import NotElected, check
 from suite.judge.gradients import LayerGradientCell
 from suite.spec.layers import LayerCase
 
-# Three inputs of their own, so that each has a gradient of its own; no row without keys. Every dtype in
-# one shape, the others in one dtype each: JAX compiles some hundred operations for a shape and dtype.
+# Three inputs of their own, so that each has a gradient of its own; no row without keys. Few shapes and
+# dtypes at standard: JAX compiles some hundred operations for each.
 CASES = (
     "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
     "multi-head/none/mha/bf16/b2h3q5k9d4/e12.12.12.12",
-    "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
     "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
+    "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
+    "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
+)
+FULL = (
     "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
     "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
-    "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
     "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
 )
 
 
 def layers(level: str) -> list[LayerCase]:
-    return [LayerCase.parse(text) for text in (CASES[:4] if level == "smoke" else CASES)]
+    texts = {"smoke": CASES[:3], "standard": CASES}.get(level, CASES + FULL)
+    return [LayerCase.parse(text) for text in texts]
 
 
 @check(layers, LayerGradientCell, ("gradient",))
