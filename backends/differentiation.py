@@ -33,12 +33,17 @@ def by_tape(tf: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> 
 
 
 def by_transform(jax: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
-    """`jax.vjp` of the call as a function of the operands that ask for a gradient."""
+    """`jax.vjp` of the call as a function of the operands that ask for a gradient.
+
+    No gradients where the output has another dtype than the cotangent.
+    """
 
     def call(*arrays: Any) -> Any:
         return prepared.call(prepared.with_operands(dict(zip(wrt, arrays, strict=True))))
 
     out, pull = jax.vjp(call, *(prepared.arguments[prepared.operands[name]] for name in wrt))
+    if out.dtype != cotangent.dtype:
+        return out, {}  # the answer's dtype is the fault; vjp would refuse the cotangent
     return out, dict(zip(wrt, pull(cotangent), strict=True))
 
 

@@ -82,6 +82,8 @@ class _Probe:
             if getattr(error, "declared", None) is not None:
                 raise NotElected(f"forward only: {error}") from error
             return None
+        if not found:
+            raise NotElected("the answer has another dtype than the cotangent")
         if any(gradient is None for gradient in found.values()):
             raise Deviation("no-gradient", "query, key or value got no gradient")
         return {n: _turned(backend.to_numpy(g), turned) for n, g in found.items()}
