@@ -173,37 +173,28 @@ class _Backward:
     def gradients(self) -> Gradients:
         """All gradients."""
         u = self.u
-        weights, scores = self.weights, self.score_gradient
+        scores = self.score_gradient
         dt = self.scaled(scores)
-        query = self.product(dt, self.key, self.keys[..., None])
+        query = _product(dt, self.key, self.keys[..., None], u)
         if self.blocks:
             query = self.stored_by_blocks(query, dt, self.key, self.blocks[1])
-        rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]  # (B, H, Lk, 1)
-        queries = self.query
-        if self.scaled_query:
-            queries = Approx(queries.value, queries.error + u.output * queries.size)
-        key = self.product(_transposed(dt), queries, rows)
-        received = weights
-        if self.uniform and weights.value.shape[-1]:
-            share = weights.value.dtype.type(1) / weights.value.shape[-1]
-            empty = (self.keys == 0)[..., None]
-            received = Approx(
-                np.where(empty, share, weights.value),
-                np.where(empty, 2 * (u.weight + 4 * u.accumulate) * float(share), weights.error),
-            )
-            rows = rows + empty.sum(-2, keepdims=True)
-        value = self.product(_transposed(received), self.cotangent, rows)
-        grouped_key = self.grouped(key, _transposed(dt), queries)
-        grouped_value = self.grouped(value, _transposed(received), self.cotangent)
-        if self.blocks:
-            grouped_key = self.stored_in_groups(grouped_key, _transposed(dt), self.query)
-            grouped_value = self.stored_in_groups(
-                grouped_value, _transposed(received), self.cotangent
-            )
         query = stored(query, u.output, u.floor)
+        rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]  # (B, H, Lk, 1)
+        queries, received = self.query, self.weights
         if self.scaled_query:
             query = stored(query, u.output, u.floor)
-        return Gradients(query, grouped_key, grouped_value, scores, self.keys, u)
+            queries = Approx(queries.value, queries.error + u.output * queries.size)
+        key = self.by_keys(dt, queries, rows)
+        if self.uniform and received.value.shape[-1]:
+            share = received.value.dtype.type(1) / received.value.shape[-1]
+            empty = (self.keys == 0)[..., None]
+            received = Approx(
+                np.where(empty, share, received.value),
+                np.where(empty, 2 * (u.weight + 4 * u.accumulate) * float(share), received.error),
+            )
+            rows = rows + empty.sum(-2, keepdims=True)
+        value = self.by_keys(received, self.cotangent, rows)
+        return Gradients(query, key, value, scores, self.keys, u)
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -240,9 +231,8 @@ class _Backward:
         s = scores.value + self.bias if self.biased else scores.value
         error = scores.error
         if self.biased:
-            narrow = u.accumulate if u.accumulate > u.output else 0.0
-            finite = np.where(self.allowed, _absolute(self.bias), 0.0)
-            error = error + u.score * _absolute(s) + narrow * finite
+            finite = np.where(allowed, self.bias, 0)
+            error = error + u.score * _absolute(s) + narrowed(finite, u).error
         s = np.where(allowed, s, -np.inf)
         m = s.max(-1, keepdims=True, initial=-np.inf)
         anchor = np.where(np.isneginf(m), 0, m)
@@ -266,19 +256,13 @@ class _Backward:
     def weight_gradient(self) -> Approx:
         """dp = G v^T, stored like a score; zero for pairs that do not attend."""
         out = _product(self.cotangent, _transposed(self.value), self.value.value.shape[-1], self.u)
-        out = stored(out, self.u.score, self.score_floor)
-        return Approx(np.where(self.allowed, out.value, 0), np.where(self.allowed, out.error, 0.0))
+        return self.attended(stored(out, self.u.score, self.score_floor))
 
     @cached_property
     def mean(self) -> Approx:
         """D, (B, H, Lq, 1), by the worse of the two ways."""
         u, p, dp, cotangent = self.u, self.weights, self.weight_gradient, self.cotangent
-        value = (p.value * dp.value).sum(-1, keepdims=True)
-        inherited = (p.error * dp.size + _absolute(p.value) * dp.error).sum(-1, keepdims=True)
-        sums = (p.size * dp.size).sum(-1, keepdims=True)
-        summed = gamma(self.keys + 2, u.accumulate)[..., None]
-        by_weights = inherited + (summed + 2 * u.step) * sums
-        by_weights += self.keys[..., None] * u.product_underflow
+        by_weights = self.averaged(dp)
         size = p.size @ self.value.size  # bounds |o|
         error = p.error @ self.value.size + _absolute(p.value) @ self.value.error
         error += gamma(self.keys + 4, u.accumulate)[..., None] * size + u.output * size + u.floor
@@ -286,7 +270,20 @@ class _Backward:
         products = (cotangent.size * size).sum(-1, keepdims=True)
         by_output = (cotangent.size * error + cotangent.error * size).sum(-1, keepdims=True)
         by_output += gamma(width, u.accumulate) * products + width * u.product_underflow
-        return Approx(value, np.maximum(by_weights, by_output))
+        return Approx(by_weights.value, np.maximum(by_weights.error, by_output))
+
+    def averaged(self, x: Approx) -> Approx:
+        """sum_j p_j x_j over the keys, which stay with size 1."""
+        u, p = self.u, self.weights
+        inherited = (p.error * x.size + _absolute(p.value) * x.error).sum(-1, keepdims=True)
+        sums = (p.size * x.size).sum(-1, keepdims=True)
+        products = gamma(self.keys + 2, u.accumulate)[..., None] + 2 * u.step
+        error = inherited + products * sums + self.keys[..., None] * u.product_underflow
+        return Approx((p.value * x.value).sum(-1, keepdims=True), error)
+
+    def attended(self, x: Approx) -> Approx:
+        """x with zeros for pairs that do not attend."""
+        return Approx(np.where(self.allowed, x.value, 0), np.where(self.allowed, x.error, 0.0))
 
     @cached_property
     def score_gradient(self) -> Approx:
@@ -301,8 +298,7 @@ class _Backward:
         value = np.where(self.allowed, p.value * difference, 0)
         error = p.error * apart + p.size * (inherited + rounded)
         error += (u.accumulate + u.step) * (_absolute(value) + error) + u.product_underflow
-        out = stored(Approx(value, error), max(u.score, u.weight), self.score_floor)
-        return Approx(value, np.where(self.allowed, out.error, 0.0))
+        return self.attended(stored(Approx(value, error), max(u.score, u.weight), self.score_floor))
 
     def scaled(self, scores: Approx) -> Approx:
         """dt times the scale: what the products with queries and keys take."""
@@ -312,7 +308,7 @@ class _Backward:
         out = stored(out, 2 * u.score + 2 * u.accumulate, self.score_floor)
         # What narrows before the products may do so after the scale, or before it.
         out = stored(out, u.weight, u.weight_underflow * max(factor, 1.0))
-        return Approx(out.value, np.where(self.allowed, out.error, 0.0))
+        return self.attended(out)
 
     def tangent(self, tangents: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Approx:
         """The output's movement, see `attention_tangent`."""
@@ -332,33 +328,21 @@ class _Backward:
             Approx(first.value + second.value, first.error + second.error),
             u.score + u.accumulate, self.score_floor,
         )  # fmt: skip
-        moved = self.bent(moved)
-        moved = Approx(
-            np.where(self.allowed, moved.value, 0), np.where(self.allowed, moved.error, 0.0)
-        )
+        moved = self.attended(self.bent(moved))
         p = self.weights
-        mean = (p.value * moved.value).sum(-1, keepdims=True)
-        sums = (p.size * moved.size).sum(-1, keepdims=True)
-        mean_error = (p.error * moved.size + _absolute(p.value) * moved.error).sum(
-            -1, keepdims=True
-        )
-        summed = gamma(self.keys + 2, u.accumulate)[..., None]
-        mean_error += (summed + 2 * u.step) * sums + self.keys[..., None] * u.product_underflow
-        apart = moved.value - mean
-        distance, inherited = _absolute(apart), moved.error + mean_error
+        mean = self.averaged(moved)
+        apart = moved.value - mean.value
+        distance, inherited = _absolute(apart), moved.error + mean.error
         inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
         error = p.error * distance + p.size * inherited + u.product_underflow
         unit = max(u.score, u.weight, u.step) + u.accumulate
         dp = stored(Approx(p.value * apart, error), unit, self.score_floor)
-        dp = Approx(np.where(self.allowed, dp.value, 0), np.where(self.allowed, dp.error, 0.0))
+        dp = self.attended(dp)
         keys = self.keys[..., None]
-        parts = [self.product(dp, self.value, keys), self.product(p, value, keys)]
+        parts = [_product(dp, self.value, keys, u), _product(p, value, keys, u)]
         one, other = (stored(x, u.output, u.floor) for x in parts)
         both = Approx(one.value + other.value, one.error + other.error)
         return stored(both, u.output, u.floor)
-
-    def product(self, a: Approx, b: Approx, summands: np.ndarray) -> Approx:
-        return _product(a, b, summands, self.u)
 
     def stored_by_blocks(self, total: Approx, a: Approx, b: Approx, block: int) -> Approx:
         """`total`, the sum a b, with every running sum stored: one per `block` terms."""
@@ -366,29 +350,28 @@ class _Backward:
         unit = stores * self.u.output
         return Approx(total.value, total.error + unit * (a.size @ b.size) + stores * self.u.floor)
 
-    def stored_in_groups(self, total: Approx, a: Approx, b: Approx) -> Approx:
-        """`total`, the sum a b over the heads of each group, stored after every block of rows."""
-        assert self.blocks is not None
-        B, heads, group, rows, _ = self.sizes
-        stores = group * -(-rows // self.blocks[0])
-        sums = (a.size @ b.size).reshape(B, heads, group, *total.value.shape[2:]).sum(2)
-        return Approx(total.value, total.error + stores * (self.u.output * sums + self.u.floor))
+    def by_keys(self, a: Approx, b: Approx, summands: np.ndarray) -> Approx:
+        """a^T b, summed over the query heads of each group: (B, Hkv, Lk, .). a (B, H, Lq, Lk) with
+        `summands` rows that are not zero for a key, b (B, H, Lq, .).
 
-    def grouped(self, x: Approx, a: Approx, b: Approx) -> Approx:
-        """x = a b, (B, H, Lk, .), summed over the query heads of each group: (B, Hkv, Lk, .).
-
-        Every head's is stored and then their sum; or all rows of all heads are one sum.
+        Every head's is stored and then their sum; or all rows of all heads are one sum, which may be
+        stored after every block of rows.
         """
         B, heads, group, rows, _ = self.sizes
-        u = self.u
-        x = stored(x, u.output, u.floor)
-        if group == 1:
-            return x
-        split = x.reshape(B, heads, group, *x.value.shape[2:])
-        summed = _summed(split, (2,), u)
-        whole = (a.size @ b.size).reshape(B, heads, group, *x.value.shape[2:]).sum(2)
-        error = summed.error.squeeze(2) + gamma(group * rows, u.accumulate) * whole
-        return stored(Approx(summed.value.squeeze(2), error), u.output, u.floor)
+        u, across = self.u, _transposed(a)
+        found = stored(_product(across, b, summands, u), u.output, u.floor)
+        if group == 1 and not self.blocks:
+            return found
+        split = found.reshape(B, heads, group, *found.value.shape[2:])
+        whole = (across.size @ b.size).reshape(*split.value.shape).sum(2)
+        if group > 1:
+            summed = _summed(split, (2,), u)
+            error = summed.error.squeeze(2) + gamma(group * rows, u.accumulate) * whole
+            found = stored(Approx(summed.value.squeeze(2), error), u.output, u.floor)
+        if self.blocks:
+            stores = group * -(-rows // self.blocks[0])
+            found = Approx(found.value, found.error + stores * (u.output * whole + u.floor))
+        return found
 
     def bent(self, x: Approx) -> Approx:
         """x times the slope of the softcap: times the cap, the slope and divided by the cap, or as
