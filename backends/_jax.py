@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -22,8 +23,9 @@ from backends.base import (
     rank4,
     split_native,
 )
+from backends.clocks import COLD_BYTES, JaxCompilations, jax_peak
 from backends.compilation import over_batch, with_constants
-from backends.differentiation import by_transform, pushed_by_transform
+from backends.differentiation import Step, by_transform, pushed_by_transform, step_by_transform
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
@@ -133,6 +135,31 @@ class JaxBackend(Backend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_transform(self.jax, prepared, wrt, cotangent)
+
+    def step(self, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_transform(self.jax, prepared, direction, wrt)
+
+    def sync(self, outputs: Any) -> None:
+        self.jax.block_until_ready(outputs)
+
+    @cached_property
+    def _compilations(self) -> JaxCompilations:
+        return JaxCompilations(self.jax)
+
+    def compilations(self, prepared: Prepared) -> int:
+        return self._compilations.count
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return lambda: -array
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: Prepared) -> int | None:
+        return jax_peak(self.jax, prepared)
+
+    def cool(self) -> None:
+        if self.device != "cpu":
+            self.numpy.zeros(COLD_BYTES, np.uint8, device=self.on).block_until_ready()
 
     def pushed(self, prepared: Prepared, tangents: Mapping[str, Any]) -> Any:
         return pushed_by_transform(self.jax, prepared, tangents)

@@ -16,7 +16,14 @@ import numpy as np
 from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
 from backends.base import Backend, Implementation, Prepared, set_to
-from backends.differentiation import by_autograd, by_transform
+from backends.clocks import torch_compilations, torch_peak
+from backends.differentiation import (
+    Step,
+    by_autograd,
+    by_transform,
+    step_by_autograd,
+    step_by_transform,
+)
 from backends.sources import Dialect
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -116,6 +123,24 @@ class KerasTorchBackend(KerasBackend):
 
         return by_autograd(torch, prepared, wrt, cotangent)
 
+    def step(self, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+        import torch
+
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_autograd(torch, prepared, direction, wrt)
+
+    def compilations(self, prepared: Prepared) -> int:
+        return torch_compilations()
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return array.clone
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: Prepared) -> int | None:
+        import torch
+
+        return torch_peak(torch, self.device, call)
+
     def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
         return array.expand(shape)
 
@@ -168,6 +193,14 @@ class KerasJaxBackend(KerasBackend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_transform(self.jax, prepared, wrt, cotangent)
+
+    def step(self, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_transform(self.jax, prepared, direction, wrt)
+
+    def sync(self, outputs: Any) -> None:
+        self.jax.block_until_ready(outputs)
 
     def device_name(self, array: Any) -> str:
         return {"gpu": "cuda"}.get(platform := next(iter(array.devices())).platform, platform)

@@ -17,8 +17,9 @@ from backends.base import (
     Prepared,
     dense_arguments,
 )
+from backends.clocks import tensorflow_compilations, tensorflow_peak
 from backends.compilation import with_constants
-from backends.differentiation import by_tape
+from backends.differentiation import Step, by_tape, step_by_tape
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, textbook_source
 from suite.spec.dtypes import DType
@@ -107,6 +108,26 @@ class TensorflowBackend(Backend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_tape(self.tf, prepared, wrt, cotangent)
+
+    def step(self, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_tape(self.tf, prepared, direction, wrt)
+
+    def sync(self, outputs: Any) -> None:
+        self.tf.test.experimental.sync_devices()
+
+    def compilations(self, prepared: Prepared) -> int:
+        return tensorflow_compilations(prepared)
+
+    def multiplied(self, array: Any) -> Callable[[], Any]:
+        return lambda: self.tf.matmul(array, array)
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return lambda: self.tf.negative(array)
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: Prepared) -> int | None:
+        return tensorflow_peak(self.tf, self.device, call)
 
     def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
         def made(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,8 +24,9 @@ from backends.base import (
     set_to,
     split_native,
 )
+from backends.clocks import COLD_BYTES, torch_compilations, torch_device_seconds, torch_peak
 from backends.compilation import over_batch, with_constants
-from backends.differentiation import by_autograd
+from backends.differentiation import Step, by_autograd, step_by_autograd
 from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
@@ -124,6 +125,31 @@ class TorchBackend(Backend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_autograd(self.torch, prepared, wrt, cotangent)
+
+    def step(self, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_autograd(self.torch, prepared, direction, wrt)
+
+    def sync(self, outputs: Any) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()
+
+    def compilations(self, prepared: Prepared) -> int:
+        return torch_compilations()
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return array.clone
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: Prepared) -> int | None:
+        return torch_peak(self.torch, self.device, call)
+
+    def device_seconds(self, call: Callable[[], Any]) -> float | None:
+        return torch_device_seconds(self.torch, call) if self.device == "cuda" else None
+
+    def cool(self) -> None:
+        if self.device == "cuda":
+            self.torch.zeros(COLD_BYTES, dtype=self.torch.uint8, device="cuda")
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         torch = self.torch

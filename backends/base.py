@@ -24,7 +24,7 @@ import numpy as np
 
 from backends.sources import Dialect
 from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DType
+from suite.spec.dtypes import DType, round_to
 from suite.spec.elections import QUESTIONS
 from suite.spec.masks import Causal, Mask, Padding, Window
 from suite.spec.problem import Inputs
@@ -46,6 +46,9 @@ ARRANGEMENTS = {
     "odd-strides": "axes of size 1 with strides that no contiguous array has",
 }
 """How values can lie in memory; what the gaps hold must not matter."""
+
+DIRECTIONS = ("forward", "backward", "forward+backward")
+"""What is timed of a call: itself, its derivative alone once it was called, or both."""
 
 EXPANDED = {"expanded": 0, "expanded-heads": 1}
 """The arrangements in which all slices along an axis lie in one place, with the axis."""
@@ -209,6 +212,62 @@ class Backend(ABC):
     def witness(self, prepared: Prepared) -> str:
         """Which kernels the call runs, in the framework's own words; empty where it does not say."""
         return ""
+
+    def step(
+        self, prepared: Prepared, direction: str, wrt: Sequence[str]
+    ) -> Callable[[Mapping[str, Any], Any], Callable[[], Any]]:
+        """What is timed: a function of the call's arguments and a cotangent that makes ready whatever is
+        not part of the direction, and returns the rest as a function without arguments.
+
+        `direction` is one of `DIRECTIONS`. What is timed returns the output ("forward"), or the pair of
+        the output and the gradients by the operands `wrt`, without the output for "backward" alone.
+        Raises ForwardOnly where the backend has no differentiation.
+        """
+        if direction == "forward":
+            return lambda arguments, cotangent: lambda: prepared.call(arguments)
+        raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
+
+    def sync(self, outputs: Any) -> None:
+        """Wait until all these outputs (arrays, and pairs and dictionaries of them) are computed."""
+        return
+
+    def compilations(self, prepared: Prepared) -> int | None:
+        """How often the process, or the call's own function, was traced or compiled until now.
+
+        None where the framework does not say.
+        """
+        return None
+
+    def ceiling(self, what: str, size: int, dtype: DType) -> tuple[Callable[[], Any], int]:
+        """What the machine can do at best: a function that multiplies two square matrices of `size` rows
+        ("gemm"), or copies an array of `size` elements ("copy"), and its operations or bytes."""
+        shape = (size, size) if what == "gemm" else (size,)
+        values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
+        array = self.array(round_to(values, dtype), dtype)
+        if what == "gemm":
+            return self.multiplied(array), 2 * size**3
+        return self.copied(array), 2 * size * dtype.itemsize
+
+    def multiplied(self, array: Any) -> Callable[[], Any]:
+        """A function that multiplies a matrix by itself as fast as the framework can."""
+        return lambda: array @ array
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        """A function that reads an array once and writes as much."""
+        return lambda: array.copy()
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: Prepared) -> int | None:
+        """The most memory that one `call` holds at a time beyond what was there, as the framework's
+        allocator counts it, or as the compiler of `prepared` planned it; None where neither says."""
+        return None
+
+    def device_seconds(self, call: Callable[[], Any]) -> float | None:
+        """Seconds of one call by the device's own clock; None where it has none."""
+        return None
+
+    def cool(self) -> None:
+        """Empty the device's caches of what lies in them, where that can be done."""
+        return
 
     def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
         """The array as one of `shape`, with stride 0 along the axis in which it has size 1 instead."""

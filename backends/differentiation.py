@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from backends.base import ForwardOnly, Prepared
 
 Found = tuple[Any, dict[str, Any]]
 """A call's output, and its gradients by operand."""
+
+Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
+"""What `Backend.step` returns."""
 
 
 def by_autograd(torch: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
@@ -56,3 +60,107 @@ def pushed_by_transform(jax: Any, prepared: Prepared, tangents: Mapping[str, Any
 
     given = tuple(prepared.arguments[prepared.operands[name]] for name in names)
     return jax.jvp(call, given, tuple(tangents.values()))[1]
+
+
+def step_by_autograd(torch: Any, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+    """`Backend.step` by `torch.autograd.grad`; the graph of "backward" is kept between calls."""
+    # A compiled derivative that reuses the memory of its graph refuses to run twice.
+    torch._functorch.config.donated_buffer = False
+
+    def made(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
+        given = replace(prepared, arguments=dict(arguments))
+        if direction == "forward+backward":
+            return lambda: by_autograd(torch, given, wrt, cotangent)
+        leaves = {n: arguments[prepared.operands[n]].detach().requires_grad_(True) for n in wrt}
+        out = given.call(given.with_operands(leaves))
+        arrays = list(leaves.values())
+
+        def backward() -> Any:
+            found = torch.autograd.grad(
+                out, arrays, cotangent, retain_graph=True, allow_unused=True
+            )
+            return None, dict(zip(leaves, found, strict=True))
+
+        return backward
+
+    return made
+
+
+def step_by_tape(tf: Any, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+    """`Backend.step` by `tf.GradientTape`; the whole step of a compiled call is compiled as one."""
+    compiled = getattr(prepared.function, "compiled", None)
+
+    def made(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
+        arrays = {n: a for n, a in arguments.items() if tf.is_tensor(a)}
+        rest = {n: a for n, a in arguments.items() if n not in arrays}
+        if direction == "forward+backward":
+            whole = wholes[0] if wholes else step
+            return lambda: whole(arrays, rest, cotangent)
+        sources = {n: arguments[prepared.operands[n]] for n in wrt}
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(list(sources.values()))
+            out = prepared.call(arguments)
+
+        def backward() -> Any:
+            found = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
+            return None, dict(zip(sources, found, strict=True))
+
+        return backward
+
+    def step(arrays: Mapping[str, Any], rest: Mapping[str, Any], cotangent: Any) -> Found:
+        return by_tape(tf, replace(prepared, arguments={**arrays, **rest}), wrt, cotangent)
+
+    wholes = []
+    if compiled is not None:
+        jit = compiled._jit_compile
+        inlined: dict[tuple, Callable[..., Any]] = {}
+
+        def once(arrays: Mapping[str, Any], rest: Mapping[str, Any], cotangent: Any) -> Found:
+            if () not in inlined:
+                inlined[()] = tf.function(lambda a, c: step(a, rest, c), jit_compile=jit)
+            return inlined[()](arrays, cotangent)
+
+        wholes.append(once)
+    return made
+
+
+def step_by_transform(jax: Any, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
+    """`Backend.step` by `jax.vjp`; the whole step of a compiled call is compiled as one."""
+    compiled = getattr(prepared.function, "compiled", None) is not None
+    pulled = jax.jit(lambda pull, cotangent: pull(cotangent)) if compiled else None
+
+    def made(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
+        arrays = {n: a for n, a in arguments.items() if isinstance(a, jax.Array)}
+        rest = {n: a for n, a in arguments.items() if n not in arrays}
+        if direction == "forward+backward":
+            if not whole:
+
+                def step(arrays: Any, cotangent: Any) -> Found:
+                    given = replace(prepared, arguments={**arrays, **rest})
+                    return by_transform(jax, given, wrt, cotangent)
+
+                whole.append(jax.jit(step) if compiled else step)
+            return lambda: whole[0](arrays, cotangent)
+
+        if not taped:
+
+            def taken(arrays: Any) -> Any:
+                def call(*moving: Any) -> Any:
+                    given = {prepared.operands[n]: x for n, x in zip(wrt, moving, strict=True)}
+                    return prepared.call({**arrays, **rest, **given})
+
+                return jax.vjp(call, *(arrays[prepared.operands[n]] for n in wrt))[1]
+
+            # The derivative of one trace: that of another call would be compiled anew.
+            taped.append(jax.jit(taken) if compiled else taken)
+        pull = taped[0](arrays)
+
+        def backward() -> Any:
+            found = pulled(pull, cotangent) if pulled else pull(cotangent)
+            return None, dict(zip(wrt, found, strict=True))
+
+        return backward
+
+    whole: list[Callable[..., Any]] = []
+    taped: list[Callable[..., Any]] = []
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -124,6 +124,15 @@ class GradientCell(Cell):
         native = backend.arranged(given, inputs.dtype, arranged)
         out, found = self.attempt(lambda: backend.differentiate(prepared, wrt, native))
         answer = self.read(out, inputs, prepared.layout)
+        return answer, self.read_gradients(found, inputs, prepared, wrt)
+
+    def read_gradients(
+        self, found: Mapping[str, Any], inputs: Inputs, prepared: Prepared, wrt: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Judge type, device, dtype and shape of gradients by operand, and return their values.
+
+        Raises Deviation, "no-gradient" where one is missing.
+        """
         gradients = {}
         for name in wrt:
             argument = prepared.arguments[prepared.operands[name]]
@@ -134,7 +143,7 @@ class GradientCell(Cell):
             values = self.read_array(what, gradient, tuple(argument.shape), inputs.dtype)
             turned = prepared.layout == "blhd" and name != "bias"
             gradients[name] = values.swapaxes(1, 2) if turned else values
-        return answer, gradients
+        return gradients
 
     def pushed(self, tangents: tuple[np.ndarray, ...]) -> np.ndarray:
         """How the output moves as query, key and value move along `tangents`, (B, H, Lq, Dv)."""

@@ -44,6 +44,11 @@ class DType:
         return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.max_exponent
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return 2 if self.is_half else np.dtype(self.carrier).itemsize
+
+    @property
     def is_half(self) -> bool:
         """True for the 16-bit formats."""
         return self.precision <= 11
