@@ -66,6 +66,7 @@ class JaxBackend(Backend):
     compiles_shapes = True
     devices = ("cpu", "cuda")
     narrow_reductions = True
+    timed_compilers = ("jit",)
     compilers = ("jit", "aot", "vmap")
 
     def __init__(self, device: str = "cpu") -> None:

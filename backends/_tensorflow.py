@@ -53,6 +53,7 @@ class TensorflowBackend(Backend):
     name = "tf"
     dialect = DIALECT
     devices = ("cpu", "cuda")
+    timed_compilers = ("function", "xla")
     compilers = ("function", "xla")
 
     def __init__(self, device: str = "cpu") -> None:

@@ -63,6 +63,7 @@ class TorchBackend(Backend):
     devices = ("cpu", "cuda")
     has_strides = True
     has_threads = True
+    timed_compilers = ("inductor",)
     compilers = ("inductor", "aot_eager", "export", "vmap")
 
     def __init__(self, device: str = "cpu") -> None:

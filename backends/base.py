@@ -123,6 +123,8 @@ class Backend(ABC):
     """Whether gradients are summed over broadcast axes in the case's dtype."""
     has_threads = False
     compilers: tuple[str, ...] = ()
+    timed_compilers: tuple[str, ...] = ()
+    """Of `compilers`, those that people deploy: the ones whose speed is measured."""
     compiles_shapes = False
     dialect: Dialect | None = None
 
@@ -232,7 +234,7 @@ class Backend(ABC):
         return
 
     def compilations(self, prepared: Prepared) -> int | None:
-        """How often the process, or the call's own function, was traced or compiled until now.
+        """A number that grows whenever the process, or the call's own function, traces or compiles.
 
         None where the framework does not say.
         """

@@ -15,7 +15,6 @@ import datetime
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from dataclasses import asdict
 from importlib import metadata
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import suite
-from suite.judge import records
+from suite.judge import machine, records
 from suite.plan import Options, Plan, UsageError, cell_name, crashed, record
 
 if TYPE_CHECKING:
@@ -390,7 +389,7 @@ def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -
     invocation = config.invocation_params.args
     filters = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
     filtered = any("::" in a or a.startswith(filters) for a in map(str, invocation))
-    commit, dirty = _commit()
+    commit, dirty = machine.commit()
     return records.Header(
         digest=identity.get("digest", ""),
         cells=identity.get("cells", 0),
@@ -399,12 +398,7 @@ def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -
         suite_version=suite.__version__,
         versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
         python=platform.python_version(),
-        machine={
-            "system": platform.system(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "threads": os.environ.get("OMP_NUM_THREADS", ""),
-        },
+        machine=machine.facts(),
         options=asdict(options) | {"xdist": str(getattr(config.option, "numprocesses", None))},
         partial=filtered or bool(options.implementation or options.dtype),
         shard=options.shard,
@@ -423,18 +417,6 @@ def forget_lowered() -> None:
         cache = getattr(sys.modules.get(module), name, None)
         if cache is not None and hasattr(cache, "cache_clear"):
             cache.cache_clear()
-
-
-def _commit() -> tuple[str, bool]:
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
-    except (OSError, subprocess.CalledProcessError):
-        return "", False
 
 
 def _versions_line() -> str:

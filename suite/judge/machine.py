@@ -1,10 +1,50 @@
-"""The machine a run is made on, as far as answers depend on it."""
+"""The machine and the checkout a run is made on, as far as results depend on them."""
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout this file is in."""
+
+
+def facts() -> dict[str, Any]:
+    """The system, the kind of machine, its processors, and the threads that were asked for."""
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }
+
+
+def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What the processor calls itself; empty where it is not said."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "")
+
+
+def commit() -> tuple[str, bool]:
+    """The commit of the checkout, and whether files differ from it; "" and False where there is none."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except (OSError, subprocess.CalledProcessError):
+        return "", False
 
 
 @lru_cache(maxsize=1)

@@ -90,9 +90,10 @@ class Subject:
             reason = "gradients of layers are judged, and not timed"
         if reason is not None:
             raise Unsupported(reason)
-        self.compiled = 0
+        self.compiled = False
         self.slowest = 0.0
         self.fresh = math.inf
+        self.slow = 0.0
 
     @property
     def wrt(self) -> tuple[str, ...]:
@@ -117,7 +118,6 @@ class Subject:
             first = time.perf_counter() - start
             again, _ = protocol.timed(self.call, self.backend.sync, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
-        self.compiled = self.backend.compilations(self.prepared) or 0
         return Prepared(convert, first, self.inner, settled, self.work)
 
     @property
@@ -130,8 +130,10 @@ class Subject:
 
     def sample(self, inner: int | None = None) -> float:
         """Seconds of one call, averaged over as many as a sample has."""
+        before = self.backend.compilations(self.prepared)
         with _quiet():
             seconds = self._seconds(inner or self.inner)
+        self.compiled |= before != self.backend.compilations(self.prepared)
         self.slowest = max(self.slowest, seconds)
         return seconds
 
@@ -148,9 +150,8 @@ class Subject:
         "stale" where fresh inputs take much longer, or get the old answer.
         """
         with _quiet():
-            now = self.backend.compilations(self.prepared)
-            if now is not None and now > self.compiled:
-                raise Refused("compiled", f"{now - self.compiled} compilations while the clock ran")
+            if self.compiled:
+                raise Refused("compiled", "something was compiled while the clock ran")
             out = self._judge_sync()
             inputs = self.cell.inputs
             seen = self._hold(out, inputs, self.prepared, self._cotangent(0))
@@ -177,8 +178,18 @@ class Subject:
         return self.make(arguments, cotangent)
 
     def _seconds(self, inner: int) -> float:
-        seconds, self.last = protocol.timed(self.call, self.backend.sync, inner)
-        return seconds
+        call = self._slowed if self.slow else self.call
+        return protocol.timed(call, self.backend.sync, inner)[0]
+
+    def _slowed(self) -> Any:
+        """The call, kept up by the share `slow` of what it took."""
+        start = time.perf_counter()
+        out = self.call()
+        self.backend.sync(out)
+        end = start + (time.perf_counter() - start) * (1.0 + self.slow)
+        while time.perf_counter() < end:
+            pass
+        return out
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
         try:
@@ -242,7 +253,7 @@ class Subject:
         call = self._attempt(lambda: self._ready(arguments, cotangent))
         compiled = self.backend.compilations(self.prepared)
         seconds, out = self._attempt(lambda: protocol.timed(call, self.backend.sync, 1))
-        if compiled is not None and (self.backend.compilations(self.prepared) or 0) > compiled:
+        if compiled != self.backend.compilations(self.prepared):
             raise Refused("compiled", "fresh inputs of the same shapes are compiled anew")
         if old is not None:
             # Held once: the oracle of a large case takes longer than all its samples.
