@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from suite.judge.machine import ROOT
-from suite.measure.worker import THREAD_VARIABLES
+from suite.measure.worker import cpus_for, thread_variables
 
 DEFAULT_FUNCTION_NUMERICS = "stepwise"
 
@@ -41,12 +41,8 @@ class Asked:
 
     @property
     def cpus(self) -> list[int]:
-        """The CPUs it may run on: the last ones of this process's own, so that all workers of one
-        thread share one CPU and none has a better one."""
-        if not hasattr(os, "sched_getaffinity"):
-            return []
-        own = sorted(os.sched_getaffinity(0))
-        return own[-self.threads :] if self.threads else own
+        """The CPUs it may run on."""
+        return cpus_for(self.threads)
 
 
 class Worker:
@@ -55,8 +51,7 @@ class Worker:
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
-        count = str(asked.threads or len(asked.cpus) or os.cpu_count() or 1)
-        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, count)
+        environment = os.environ | thread_variables(asked.threads)
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         )

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,21 +36,10 @@ class Worker:
         if asked["cpus"]:
             os.sched_setaffinity(0, asked["cpus"])
         start = time.perf_counter()
-        from backends import registry
-        from backends.compilation import compiled_forms
-
-        self.backend = registry.load(asked["backend"], asked["device"])
+        self.backend, self.implementations = implementations(
+            asked["backend"], asked["device"], asked["functions"], asked["numerics"]
+        )
         self.imported = time.perf_counter() - start
-        found = self.backend.implementations()
-        for text in asked["functions"]:
-            numerics = asked["numerics"]
-            found.append(registry.function_implementation(self.backend, text, numerics))
-        # Those a backend has for compilers alone are questions to a rewrite, and no workload.
-        own = list(found)
-        for compiled in compiled_forms(self.backend, found):
-            if compiled.inner in own and compiled.compiler in self.backend.timed_compilers:
-                found.append(compiled)
-        self.implementations = {i.name: i for i in found}
         self.subjects: dict[str, Any] = {}
         self.ceilings: dict[tuple[str, str, int], float] = {}
 
@@ -113,26 +103,72 @@ class Worker:
         if gemm not in self.ceilings or asked["again"]:
             best = self.ceilings.get(gemm, 0.0)
             for size in GEMM_SIZES[device]:
-                rate, took = self._rate("gemm", size, fmt)
+                rate, took = rate_of(self.backend, "gemm", size, fmt)
                 best = max(best, rate)
                 if took > GEMM_SECONDS:
                     break
             self.ceilings[gemm] = best
         if asked["bytes"] and (copy not in self.ceilings or asked["again"]):
             size = max(1, asked["bytes"] // 2 // fmt.itemsize)
-            rate, _ = self._rate("copy", size, fmt)
+            rate, _ = rate_of(self.backend, "copy", size, fmt)
             self.ceilings[copy] = max(self.ceilings.get(copy, 0.0), rate)
         return {"gemm": self.ceilings[gemm], "copy": self.ceilings.get(copy)}
 
-    def _rate(self, what: str, size: int, fmt: Any) -> tuple[float, float]:
-        from suite.measure import protocol
 
-        call, amount = self.backend.ceiling(what, size, fmt)
-        for _ in range(2):
-            once, _ = protocol.timed(call, self.backend.sync, 1)
-        inner = protocol.calls_per_sample(once)
-        took = min(protocol.timed(call, self.backend.sync, inner)[0] for _ in range(5))
-        return amount / took, took
+def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]:
+    """Operations or bytes per second of `Backend.ceiling`, the best of five samples, and the seconds."""
+    from suite.measure import protocol
+
+    call, amount = backend.ceiling(what, size, fmt)
+    for _ in range(2):
+        once, _ = protocol.timed(call, backend.sync, 1)
+    inner = protocol.calls_per_sample(once)
+    took = min(protocol.timed(call, backend.sync, inner)[0] for _ in range(5))
+    return amount / took, took
+
+
+def implementations(
+    name: str, device: str, functions: Sequence[str] = (), numerics: str = ""
+) -> tuple[Any, dict[str, Any]]:
+    """A backend, and by name its implementations, the user's functions, and both through the compilers
+    that people deploy.
+
+    Raises UsageError and BackendUnavailable.
+    """
+    from backends import registry
+    from backends.compilation import compiled_forms
+
+    backend = registry.load(name, device)
+    found = backend.implementations()
+    for text in functions:
+        found.append(registry.function_implementation(backend, text, numerics))
+    # Those a backend has for compilers alone are questions to a rewrite, and no workload.
+    own = list(found)
+    for compiled in compiled_forms(backend, found):
+        if compiled.inner in own and compiled.compiler in backend.timed_compilers:
+            found.append(compiled)
+    return backend, {i.name: i for i in found}
+
+
+def cpus_for(threads: int) -> list[int]:
+    """The CPUs that so many threads run on, 0 for all: the last ones of this process's own, so that
+    workers of one thread share one CPU and none has a better one."""
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    own = sorted(os.sched_getaffinity(0))
+    return own[-threads:] if threads else own
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """The environment of a process whose frameworks may start so many threads, 0 for all CPUs."""
+    return dict.fromkeys(THREAD_VARIABLES, str(threads or os.cpu_count() or 1))
+
+
+def pin(threads: int) -> None:
+    """Fix threads and CPUs of this process, before a framework is imported."""
+    os.environ.update(thread_variables(threads))
+    if cpus := cpus_for(threads):
+        os.sched_setaffinity(0, cpus)
 
 
 def main() -> None:

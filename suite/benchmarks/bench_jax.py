@@ -1,0 +1,31 @@
+"""JAX over time; jitted, as it is used."""
+
+from suite.measure import benchmark as _benchmark
+
+
+class Forward(_benchmark.Forward):
+    backend = "jax"
+    cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
+    implementations = ["jax-nn@jit"]
+
+
+class Backward(_benchmark.Backward):
+    backend = "jax"
+    cases = _benchmark.ids("gpt2-train")
+    implementations = ["jax-nn@jit"]
+
+
+class Quality(_benchmark.Quality):
+    backend = "jax"
+    cases = _benchmark.ids("gpt2-train", "llama-decode")
+    implementations = ["jax-nn@jit"]
+
+
+class Memory(_benchmark.Memory):
+    backend = "jax"
+    cases = _benchmark.ids("gpt2-train")
+    implementations = ["jax-nn@jit"]
+
+
+class Conformance(_benchmark.Conformance):
+    backend = "jax"

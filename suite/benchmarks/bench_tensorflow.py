@@ -1,0 +1,31 @@
+"""TensorFlow, with Keras on it, over time."""
+
+from suite.measure import benchmark as _benchmark
+
+
+class Forward(_benchmark.Forward):
+    backend = "tf"
+    cases = _benchmark.ids("gpt2-train", "bert-base-padded", "vit-base-197")
+    implementations = ["keras-ops@function", "keras-ops@xla"]
+
+
+class Backward(_benchmark.Backward):
+    backend = "tf"
+    cases = _benchmark.ids("gpt2-train")
+    implementations = ["keras-ops@function"]
+
+
+class Quality(_benchmark.Quality):
+    backend = "tf"
+    cases = _benchmark.ids("gpt2-train")
+    implementations = ["keras-ops@function"]
+
+
+class Memory(_benchmark.Memory):
+    backend = "tf"
+    cases = _benchmark.ids("gpt2-train")
+    implementations = ["keras-ops@function"]
+
+
+class Conformance(_benchmark.Conformance):
+    backend = "tf"
