@@ -85,10 +85,8 @@ class Quality(Benchmark):
 
     def track_share_of_gemm(self, case: str, implementation: str) -> float:
         samples = sorted(self.subject.sample() for _ in range(5))
-        best = max(
-            rate_of(self.subject.backend, "gemm", size, parse(case).dtype)[0]
-            for size in (512, 1024)
-        )
+        fmt, backend = parse(case).dtype, self.subject.backend
+        best = max(rate_of(backend, "gemm", size, fmt)[0] for size in (512, 1024))
         return self.subject.work.flops / samples[2] / best
 
     track_share_of_gemm.unit = "share of the largest matrix product"  # type: ignore[attr-defined]

@@ -187,7 +187,10 @@ class Comparison:
             return seconds["seconds"]
 
         def ping_pong(kind: str, other: str, slow: float) -> None:
+            # Every sample follows one of another process: a second one in a row would be faster.
+            sample("candidate")
             first, mine = sample(other, slow), sample("candidate")
+            sample(other, slow)
             again, theirs = sample("candidate"), sample(other, slow)
             for own, its in ((mine, first), (again, theirs)):
                 # Twins are held against the candidate: the slowed one must come out slower.
