@@ -40,7 +40,7 @@ Values are computed in the precision the operands come in (float64 or longdouble
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -429,6 +429,7 @@ def multi_head_gradients(
     rounding: Roundoffs,
     allowed: np.ndarray | None = None,
     bias: np.ndarray | None = None,
+    narrow_biases: Collection[str] = (),
 ) -> dict[str, Approx]:
     """Gradients of `references.layers.multi_head` by query, key, value and every parameter.
 
@@ -439,7 +440,7 @@ def multi_head_gradients(
     dW = sum over samples and positions of x^T dy, db the sum of dy: products of operands that come with
     bounds, stored once; dW and db are stored for every sample and then summed, or are one sum. Libraries
     scale the query and store it before the product: u_o more on every product of scores, on dq, and on
-    every query that dk sums.
+    every query that dk sums. The gradients of `narrow_biases` are sums in the case's dtype.
     """
     u = rounding
     x = {n: narrowed(a, u) for n, a in (("query", query), ("key", key), ("value", value))}
@@ -471,23 +472,25 @@ def multi_head_gradients(
         error = total.error + gamma(a.value.shape[0] * a.value.shape[1], u.accumulate) * whole
         return stored(Approx(total.value, error), u.output, u.floor)
 
-    def totalled(a: Approx) -> Approx:
+    def totalled(a: Approx, name: str) -> Approx:
         rows = _summed(a, (1,), u)
         total = _over_samples(Approx(rows.value[:, 0], rows.error[:, 0]), u)
         count, unit = a.value.shape[0] * a.value.shape[1], max(u.accumulate, u.reduction)
+        if name in narrow_biases:
+            unit = max(unit, u.output)
         error = total.error + gamma(count, unit) * a.size.sum((0, 1))
         return stored(Approx(total.value, error), u.output, u.floor)
 
     found["output_kernel"] = summed(joined, received).reshape(H, Dv, width)
     if "output_bias" in parameters:
-        found["output_bias"] = totalled(received)
+        found["output_bias"] = totalled(received, "output_bias")
     for name, moved in (("query", inner.query), ("key", inner.key), ("value", inner.value)):
         kernel = parameters[f"{name}_kernel"]
         flat = moved.moved(1, 2).reshape(B, moved.value.shape[2], -1)  # (B, L, heads size)
         found[name] = linear(flat, kernel.reshape(kernel.shape[0], -1).T, None, u)
         found[f"{name}_kernel"] = summed(x[name], flat).reshape(*kernel.shape)
         if f"{name}_bias" in parameters:
-            found[f"{name}_bias"] = totalled(flat).reshape(*kernel.shape[1:])
+            found[f"{name}_bias"] = totalled(flat, f"{name}_bias").reshape(*kernel.shape[1:])
     return found
 
 

@@ -313,6 +313,7 @@ class LayerGradientCell(LayerCell):
             ),
             allowed=inputs.dense_mask,
             bias=None if inputs.bias is None else inputs.bias.astype(precision),
+            narrow_biases=self.implementation.narrow_biases.get(self.dtype.name, ()),
         )
         shown = []
         for name, got in gradients.items():
