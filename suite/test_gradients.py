@@ -83,10 +83,13 @@ def test_gradient_cotangents(cell: GradientCell) -> None:
 
 @check(alone, GradientCell, ("gradient", "strides"))
 def test_gradient_arrangements(cell: GradientCell) -> None:
-    """Cotangents however they lie in memory: with stride 0, transposed, with gaps."""
+    """Cotangents however they lie in memory: with stride 0, transposed, with gaps; and of one number,
+    as the derivative of a sum hands them on."""
     same = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
+    number = np.broadcast_to(cell.cotangent[:1, :1, :1, :1], cell.cotangent.shape)
     for arranged, cotangent in (
         ("expanded", same),
+        ("scalar", number),
         ("transposed", cell.cotangent),
         ("inner-stride", cell.cotangent),
         ("offset", cell.cotangent),

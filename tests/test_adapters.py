@@ -155,7 +155,8 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
     values = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")).query
     values = values[:, :, :1] if how == "odd-strides" else values
     if how in EXPANDED:
-        values = np.broadcast_to(values.take([0], EXPANDED[how]), values.shape)
+        for axis in EXPANDED[how]:
+            values = np.broadcast_to(values.take([0], axis), values.shape)
     for given, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
         made = backend.arranged(given, dtype, how)
         assert np.array_equal(backend.to_numpy(made), given)
@@ -168,10 +169,11 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
             "offset": (825, 275, 11, 1),
             "expanded": (0, 40, 8, 1),
             "expanded-heads": (40, 0, 8, 1),
+            "scalar": (0, 0, 0, 0),
             "odd-strides": (24, 8, 7, 1),
         }[how]
         assert strides == want
-        assert (strides[-1] != 1) == (how in INNER)
+        assert (strides[-1] != 1) == (how in (*INNER, "scalar"))
 
 
 def test_samples_and_heads_that_differ_cannot_lie_in_one_place() -> None:

@@ -265,6 +265,17 @@ class StrideZeroCotangent(Differentiable):
         return found
 
 
+@mutant("gradient_arrangements", like="J4")
+class ScalarCotangent(Differentiable):
+    """Where the cotangent is one number with stride 0 along every axis, its first row alone is read."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        found = super().received(cotangent, call)
+        if not any(cotangent.values.strides):
+            found[:, :, 1:] = 0
+        return found
+
+
 @mutant("gradient_arrangements")
 class WideCotangentStride(Differentiable):
     """Where the cotangent's components lie apart, every second one is taken for the next."""
