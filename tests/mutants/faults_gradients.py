@@ -409,6 +409,26 @@ class HiddenSlotsTakePart(Differentiable):
         return np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)
 
 
+@mutant("gradient_hidden", like="I13")
+class NanInHiddenValueLeaks(Differentiable):
+    """The backward pass multiplies the gradients of hidden weights, NaN where a value is, with zero."""
+
+    def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.expand(self.load(call.value, call), call)
+        return super().weight_gradient(cotangent, value, call)
+
+
+@mutant("gradient_hidden", like="I13")
+class NanInHiddenKeyLeaks(Differentiable):
+    """The backward pass multiplies hidden keys with the gradients of their scores, which are zero."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        key = self.expand(self.load(call.key, call), call)
+        found["query"] = found["query"] + (0 * key).sum(-2, keepdims=True)
+        return found
+
+
 @mutant("gradient_hidden")
 class HiddenValuesGetGradients(Differentiable):
     """Hidden values get the gradient of the smallest weight."""

@@ -24,6 +24,7 @@ class Differentiable(Kernel):
     elections: Mapping[str, str | Mapping[str, str]] = Kernel.elections | {
         "fully-masked-row-gradient": "nothing",
         "nan-in-masked-key-gradient": "blocked",
+        "nan-in-masked-value-gradient": "blocked",
     }
 
     def prepare(self, inputs: Inputs) -> Prepared:
