@@ -8,7 +8,12 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import round_to
-from tests.mutants.gradient_kernel import Differentiable, DifferentiableFused
+from tests.mutants.gradient_kernel import (
+    Differentiable,
+    DifferentiableFused,
+    DifferentiableLowest,
+    DifferentiableRecomputed,
+)
 from tests.mutants.kernel import Call, rank4
 from tests.mutants.registry import mutant
 
@@ -223,6 +228,11 @@ class EmptyRowPoisonsValues(Differentiable):
         empty = ~weights.any(-1, keepdims=True)
         shared = np.where(empty, 1 / max(weights.shape[-1], 1), weights)
         return shared.swapaxes(-1, -2) @ cotangent
+
+
+@mutant("gradients")
+class EmptyRowUnnormalised(DifferentiableLowest, DifferentiableRecomputed):
+    """A row that averages the values has weights of 1 in the backward pass: lse lost log Lk."""
 
 
 @mutant("election")
@@ -480,6 +490,25 @@ class TangentOfKeysForgotten(Differentiable):
 
     def moved(self, q, k, dq, dk, call):  # type: ignore[no-untyped-def]
         return super().moved(q, k, dq, np.zeros_like(dk), call)
+
+
+@mutant("tangents", like="I15")
+class TangentOfEmptyRowNan(Differentiable):
+    """The tangent of a row without keys is NaN, though its answer is zero."""
+
+    def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        total = weights.sum(-1, keepdims=True)
+        return super().moved_mean(weights, moved) / np.where(total == 0, 0, 1)
+
+
+@mutant("tangents")
+class TangentOfEmptyRowStays(DifferentiableLowest):
+    """A row that averages the values does not move with them."""
+
+    def forward(self, call, tangents):  # type: ignore[no-untyped-def]
+        moved = super().forward(call, tangents)
+        allowed = self.allowed(call)
+        return moved if allowed is None else np.where(allowed.any(-1, keepdims=True), moved, 0)
 
 
 @mutant("gradient_cotangents")

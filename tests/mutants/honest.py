@@ -17,6 +17,7 @@ from tests.mutants.gradient_kernel import (
     DifferentiableBlocks,
     DifferentiableEager,
     DifferentiableFused,
+    DifferentiableLowest,
     DifferentiableRecomputed,
 )
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
@@ -749,6 +750,7 @@ HONEST: tuple[type[Implementation], ...] = (
     DifferentiableEager,
     DifferentiableBlocks,
     DifferentiableRecomputed,
+    DifferentiableLowest,
     LayerDifferentiable,
     LayerNarrowBias,
     LayerExact,
