@@ -227,6 +227,7 @@ class KerasTorchOps(KerasOps):
         },
         "fully-masked-row-gradient": "scores",
         "nan-in-masked-key-gradient": "leaks",
+        "nan-in-masked-value-gradient": "leaks",
         "minus-inf-row": "zeros",
         "no-keys": "zeros",
         "causal-alignment": "top-left",

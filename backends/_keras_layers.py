@@ -74,9 +74,16 @@ class KerasLayer(Layer):
         self.numerics = self.numerics_by_engine.get(engine, "eager")
         self.elections = {**self.elections, **self.elections_by_engine.get(engine, {})}
         super().__init__(backend)
+        if engine == "tensorflow" and backend.device == "cpu":
+            # keras.ops.add of a vector is tf.nn.bias_add, whose derivative sums in bfloat16.
+            self.narrow_biases = {"bf16": ("output_bias",)}
 
     def made(self, inputs: LayerInputs, **flags: Any) -> Any:
         """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+        raise NotImplementedError
+
+    def variables(self, layer: Any) -> dict[str, Any]:
+        """The variables of a layer by their canonical names, in whose shapes Keras keeps them."""
         raise NotImplementedError
 
     def masks(self, inputs: LayerInputs) -> dict[str, Any]:
@@ -144,7 +151,26 @@ class KerasLayer(Layer):
             output, weights = answer if asked else (answer, None)
             return output, weights if inputs.returned != "none" else None
 
+        run.layer = layer  # type: ignore[attr-defined]
         return Prepared(run, arrays)
+
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        """The layer's own variables as arguments: tapes and autograd differentiate by these themselves,
+        JAX by the values that a `keras.StatelessScope` (as `stateless_call` has one) gives them."""
+        import keras
+
+        made = self.prepare(inputs)
+        own = self.variables(made.function.layer)  # type: ignore[attr-defined]
+        by_values = keras.backend.backend() == "jax"
+
+        def run(**given: Any) -> tuple[Any, Any]:
+            handed = [(variable, given.pop(name)) for name, variable in own.items()]
+            if not by_values:
+                return made.function(**given)
+            with keras.StatelessScope(state_mapping=handed):
+                return made.function(**given)
+
+        return Prepared(run, made.arguments | {name: v.value for name, v in own.items()})
 
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
         return {name: self.call(inputs, **given) for name, given in self.flags(inputs).items()}
@@ -276,12 +302,15 @@ class MultiHead(KerasLayer):
         p = inputs.parameters
         layer = self.bare(inputs, **_common(inputs), use_bias="query_bias" in p, **flags)
         layer.build(*(x.shape for x in (inputs.query, inputs.value, inputs.key)))
-        for name in ("query", "key", "value", "output"):
-            dense = getattr(layer, f"_{name}_dense")
-            dense.kernel.assign(p[f"{name}_kernel"])
-            if f"{name}_bias" in p:
-                dense.bias.assign(p[f"{name}_bias"])
+        for name, variable in self.variables(layer).items():
+            variable.assign(p[name])
         return layer
+
+    def variables(self, layer: Any) -> dict[str, Any]:
+        dense = {n: getattr(layer, f"_{n}_dense") for n in ("query", "key", "value", "output")}
+        parts = [(n, d, what) for n, d in dense.items() for what in ("kernel", "bias")]
+        found = {f"{n}_{what}": getattr(d, what) for n, d, what in parts}
+        return {name: variable for name, variable in found.items() if variable is not None}
 
     def masks(self, inputs: LayerInputs) -> dict[str, Any]:
         """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) where heads differ."""
@@ -369,6 +398,8 @@ class GroupQueryScores(GroupQuery):
 class SingleHead(KerasLayer):
     """`keras.layers.Attention` and its subclass: one head, no projections, a mask of keys and a flag."""
 
+    names: Mapping[str, str] = {"scale": "scale", "concat_weight": "concat_score_weight"}
+    """What Keras calls the canonical parameters."""
     numerics_by_engine: Mapping[str, str | Mapping[str, str]] = {
         "tensorflow": TENSORFLOW,
         # keras.ops.matmul gives float32 for float64.
@@ -394,15 +425,15 @@ class SingleHead(KerasLayer):
         raise NotImplementedError
 
     def made(self, inputs: LayerInputs, **flags: Any) -> Any:
-        p = inputs.parameters
         layer = self.bare(inputs, **_common(inputs), **flags)
         layer.build([x.shape for x in (inputs.query, inputs.value, inputs.key)])
-        for ours, theirs in (
-            ("scale", "scale"), ("score_vector", "scale"), ("concat_weight", "concat_score_weight")
-        ):  # fmt: skip
-            if ours in p:
-                getattr(layer, theirs).assign(p[ours])
+        for name, variable in self.variables(layer).items():
+            variable.assign(inputs.parameters[name])
         return layer
+
+    def variables(self, layer: Any) -> dict[str, Any]:
+        found = {ours: getattr(layer, theirs, None) for ours, theirs in self.names.items()}
+        return {name: variable for name, variable in found.items() if variable is not None}
 
     def masks(self, inputs: LayerInputs) -> dict[str, Any]:
         given = LayerMasks.of(inputs)
@@ -437,6 +468,7 @@ class Additive(SingleHead):
     numerics_by_engine = TANH_NUMERICS
     elections_by_engine = {**SingleHead.elections_by_engine, "jax": {"padded-sample": "uniform"}}
     operator = "additive"
+    names = {"score_vector": "scale"}
     lacks = SingleHead.lacks | {"projection": "adds queries and keys as they are"}
 
     def bare(self, inputs: LayerInputs, **flags: Any) -> Any:

@@ -43,6 +43,7 @@ ARRANGEMENTS = {
     "offset": "a window out of a larger array, NaN around it",
     "expanded": "one sample with stride 0 along the batch",
     "expanded-heads": "one head with stride 0 along the heads",
+    "scalar": "one number with stride 0 along every axis",
     "odd-strides": "axes of size 1 with strides that no contiguous array has",
 }
 """How values can lie in memory; what the gaps hold must not matter."""
@@ -50,8 +51,8 @@ ARRANGEMENTS = {
 DIRECTIONS = ("forward", "backward", "forward+backward")
 """What is timed of a call: itself, its derivative alone once it was called, or both."""
 
-EXPANDED = {"expanded": 0, "expanded-heads": 1}
-"""The arrangements in which all slices along an axis lie in one place, with the axis."""
+EXPANDED = {"expanded": (0,), "expanded-heads": (1,), "scalar": (0, 1, 2, 3)}
+"""The arrangements in which all slices along some axes lie in one place, with the axes."""
 
 INNER = ("reversed", "transposed", "inner-stride")
 """The arrangements in which components do not lie side by side."""
@@ -155,7 +156,7 @@ class Backend(ABC):
         """The framework's array with these values, in memory as `ARRANGEMENTS` says.
 
         Contiguous where the framework has no strides. Raises KeyError for an unknown arrangement, and
-        ValueError where samples or heads differ that are to be one ("expanded", "expanded-heads").
+        ValueError where slices differ that are to be one (those of `EXPANDED`).
         """
         if how not in ARRANGEMENTS:
             raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
@@ -178,9 +179,9 @@ class Backend(ABC):
                 ..., around.shape[-2] : around.shape[-2] + values.shape[-2], 1:-2
             ]
         if how in EXPANDED:
-            one = values.take([0], EXPANDED[how])
+            one = values[tuple(slice(1 if a in EXPANDED[how] else None) for a in axes)]
             if not (values == one).all():
-                raise ValueError("samples or heads that lie in one place must be equal")
+                raise ValueError("slices that lie in one place must be equal")
             return self.expand(self.array(np.ascontiguousarray(one), dtype), values.shape)
         return self.restrided(self.array(np.ascontiguousarray(values), dtype))
 

@@ -16,9 +16,14 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 
 
 def by_autograd(torch: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
-    """`torch.autograd.grad` from leaves that lie in memory as the call's own arguments do."""
-    arguments = prepared.arguments
-    leaves = {n: arguments[prepared.operands[n]].detach().requires_grad_(True) for n in wrt}
+    """`torch.autograd.grad` from leaves that lie in memory as the call's own arguments do; a layer's
+    own parameter is the leaf."""
+
+    def leaf(array: Any) -> Any:
+        own = isinstance(array, torch.nn.Parameter)
+        return array if own else array.detach().requires_grad_(True)
+
+    leaves = {n: leaf(prepared.arguments[prepared.operands[n]]) for n in wrt}
     out = prepared.call(prepared.with_operands(leaves))
     if not (isinstance(out, torch.Tensor) and out.requires_grad):
         raise ForwardOnly("the output of the call has no gradient function")

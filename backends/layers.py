@@ -23,12 +23,14 @@ class Layer(Implementation):
     """One way in which a framework computes a layer.
 
     `dropout` says how dropout falls on the weights: "" (there is none), "elements" (each weight alone) or
-    "shared" (one pattern for all samples and heads); `whole_dropout` whether a rate of 1 is taken.
+    "shared" (one pattern for all samples and heads); `whole_dropout` whether a rate of 1 is taken;
+    `narrow_biases`, per short dtype name, the canonical biases whose gradients are sums in that dtype.
     """
 
     operator = "multi-head"
     dropout = ""
     whole_dropout = True
+    narrow_biases: Mapping[str, tuple[str, ...]] = {}
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)

@@ -40,13 +40,18 @@ Values are computed in the precision the operands come in (float64 or longdouble
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from references.running import Approx, Roundoffs, gamma, linear, narrowed, stored
+
+EMPTY_ROWS = ("zeros", "uniform", "scores")
+"""What a row without keys is: zeros, which take no gradient; the mean of all values, with weights that
+are constants, so that values alone take its cotangent; or the same mean with scores that are equal,
+since what hides them absorbed them, and that take gradients like any others."""
 
 Known = np.ndarray | Approx
 """An operand: exact, or with the bound it comes with."""
@@ -93,16 +98,14 @@ def attention_gradients(
     """The gradients of `references.definition.attention` for a cotangent (B, H, Lq, Dv).
 
     Shapes, mask (True attends, broadcastable to (B, H, Lq, Lk)), bias, scale and softcap are those of
-    `attention`. A row without keys gives zeros and takes no gradient; with `empty_rows` "uniform" its
-    cotangent is shared out evenly among the values, and its scores, which are constants, take none.
+    `attention`. `empty_rows` says what a row that the mask leaves without keys is (see `EMPTY_ROWS`).
     `exp_error` is the relative error of an approximated exponential; `blocks` are the rows and the keys
     after which running sums are stored, None where they stay in the accumulator. NaN in slots that no
     row attends is of no influence. Raises ValueError for another `empty_rows`.
     """
-    if empty_rows not in ("zeros", "uniform"):
-        raise ValueError(f"empty_rows must be zeros or uniform, got {empty_rows!r}")
-    chain = _Backward(query, key, value, cotangent, rounding, mask, bias, scale, softcap, exp_error)
-    chain.uniform = empty_rows == "uniform"
+    chain = _Backward(
+        query, key, value, cotangent, rounding, mask, bias, scale, softcap, exp_error, empty_rows
+    )
     chain.blocks = blocks
     with np.errstate(all="ignore"):
         return chain.gradients()
@@ -119,6 +122,7 @@ def attention_tangent(
     bias: np.ndarray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    empty_rows: str = "zeros",
 ) -> tuple[Approx, np.ndarray]:
     """How the output moves, (B, H, Lq, Dv), as query, key and value move along `tangents`.
 
@@ -128,26 +132,29 @@ def attention_tangent(
 
     Bounds step by step, as for the gradients: each product and each step of t' stored like a score,
     s' - sum p s' stored where the steps of a softmax are, p s' like a gradient of scores, both products
-    with values, and their sum, in the case's dtype. Also returns which rows have keys (B, H, Lq); the
-    others stay zero.
+    with values, and their sum, in the case's dtype. `empty_rows` is that of the gradients. Also returns
+    which rows have keys (B, H, Lq). Raises ValueError for another `empty_rows`.
     """
-    chain = _Backward(query, key, value, value[:, :1], rounding, mask, bias, scale, softcap, 0.0)
+    chain = _Backward(
+        query, key, value, value[:, :1], rounding, mask, bias, scale, softcap, 0.0, empty_rows
+    )
     with np.errstate(all="ignore"):
-        return chain.tangent(tangents), chain.keys
+        return chain.tangent(tangents), chain.own_keys
 
 
 class _Backward:
     """The chain, one step a method, so that steps can be read beside the derivation."""
 
-    uniform = False
     scaled_query = False
     blocks: tuple[int, int] | None = None
 
     def __init__(
         self, query: Known, key: Known, value: Known, cotangent: Known,
         rounding: Roundoffs, mask: np.ndarray | None, bias: np.ndarray | None,
-        scale: float | None, softcap: float | None, exp_error: float,
+        scale: float | None, softcap: float | None, exp_error: float, empty_rows: str,
     ) -> None:  # fmt: skip
+        if empty_rows not in EMPTY_ROWS:
+            raise ValueError(f"empty_rows must be one of {EMPTY_ROWS}, got {empty_rows!r}")
         B, H, Lq, D = query.shape
         self.sizes = (B, key.shape[1], H // key.shape[1], Lq, value.shape[2])
         precision = (query.value if isinstance(query, Approx) else query).dtype.type
@@ -156,17 +163,19 @@ class _Backward:
         shape = (B, H, Lq, value.shape[2])
         allowed = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
         self.bias = np.zeros(shape, precision) if bias is None else np.broadcast_to(bias, shape)
+        self.own_keys = np.asarray((allowed & ~np.isneginf(self.bias)).sum(-1))  # (B, H, Lq)
+        self.empty_rows, self.blank = empty_rows, ~allowed.any(-1, keepdims=True)
+        if empty_rows == "scores":
+            allowed = allowed | self.blank
         self.allowed = allowed & ~np.isneginf(self.bias)
         self.biased = bias is not None
         group = self.sizes[2]
         seen = np.asarray(self.allowed.any(-2))[..., None]  # (B, H, Lk, 1)
-        # A row without keys that averages the values sees them all.
-        averaged = ~np.asarray(self.allowed.any(-1).all(-1))[..., None, None]
-        seen_values = seen | averaged if self.uniform else seen
         self.query, self.cotangent = _known(query, rounding), _known(cotangent, rounding)
         k, v = (_known(x, rounding).repeated(group, 1) for x in (key, value))
-        self.key = Approx(np.where(seen, k.value, 0), np.where(seen, k.error, 0.0))
-        self.value = Approx(np.where(seen_values, v.value, 0), np.where(seen_values, v.error, 0.0))
+        self.key, self.value = (
+            Approx(np.where(seen, x.value, 0), np.where(seen, x.error, 0.0)) for x in (k, v)
+        )
         stores_scores = rounding.score >= rounding.output
         self.score_floor = rounding.floor if stores_scores else rounding.product_underflow
 
@@ -180,25 +189,31 @@ class _Backward:
             query = self.stored_by_blocks(query, dt, self.key, self.blocks[1])
         query = stored(query, u.output, u.floor)
         rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]  # (B, H, Lk, 1)
-        queries, received = self.query, self.weights
+        queries = self.query
         if self.scaled_query:
             query = stored(query, u.output, u.floor)
             queries = Approx(queries.value, queries.error + u.output * queries.size)
         key = self.by_keys(dt, queries, rows)
-        if self.uniform and received.value.shape[-1]:
-            share = received.value.dtype.type(1) / received.value.shape[-1]
-            empty = (self.keys == 0)[..., None]
-            received = Approx(
-                np.where(empty, share, received.value),
-                np.where(empty, 2 * (u.weight + 4 * u.accumulate) * float(share), received.error),
-            )
-            rows = rows + empty.sum(-2, keepdims=True)
-        value = self.by_keys(received, self.cotangent, rows)
-        return Gradients(query, key, value, scores, self.keys, u)
+        received, averaging = self.shared
+        value = self.by_keys(received, self.cotangent, rows + averaging.sum(-2, keepdims=True))
+        return Gradients(query, key, value, scores, self.own_keys, u)
+
+    @cached_property
+    def shared(self) -> tuple[Approx, np.ndarray]:
+        """The weights that values are averaged with, and which rows (B, H, Lq, 1) average them all
+        though they have no keys."""
+        u, p = self.u, self.weights
+        averaging = (self.keys == 0)[..., None]
+        if self.empty_rows != "uniform" or not p.value.shape[-1]:
+            return p, np.zeros_like(averaging)
+        share = p.value.dtype.type(1) / p.value.shape[-1]
+        error = 2 * (u.weight + 4 * u.accumulate) * float(share)
+        shared = np.where(averaging, share, p.value), np.where(averaging, error, p.error)
+        return Approx(*shared), averaging
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """Number of attended keys, (B, H, Lq)."""
+        """Number of keys that take part, (B, H, Lq)."""
         return self.allowed.sum(-1)
 
     @cached_property
@@ -233,6 +248,8 @@ class _Backward:
         if self.biased:
             finite = np.where(allowed, self.bias, 0)
             error = error + u.score * _absolute(s) + narrowed(finite, u).error
+        if self.empty_rows == "scores":
+            s, error = np.where(self.blank, 0, s), np.where(self.blank, 0.0, error)
         s = np.where(allowed, s, -np.inf)
         m = s.max(-1, keepdims=True, initial=-np.inf)
         anchor = np.where(np.isneginf(m), 0, m)
@@ -339,7 +356,9 @@ class _Backward:
         dp = stored(Approx(p.value * apart, error), unit, self.score_floor)
         dp = self.attended(dp)
         keys = self.keys[..., None]
-        parts = [_product(dp, self.value, keys, u), _product(p, value, keys, u)]
+        shared, averaging = self.shared
+        summands = keys + averaging * p.value.shape[-1]
+        parts = [_product(dp, self.value, keys, u), _product(shared, value, summands, u)]
         one, other = (stored(x, u.output, u.floor) for x in parts)
         both = Approx(one.value + other.value, one.error + other.error)
         return stored(both, u.output, u.floor)
@@ -429,17 +448,19 @@ def multi_head_gradients(
     rounding: Roundoffs,
     allowed: np.ndarray | None = None,
     bias: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    narrow_biases: Collection[str] = (),
 ) -> dict[str, Approx]:
     """Gradients of `references.layers.multi_head` by query, key, value and every parameter.
 
     query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), cotangent (B, Lq, Eo); parameters canonical,
-    with an output kernel; their gradients have their shapes. Every row must have a key.
+    with an output kernel; their gradients have their shapes. `empty_rows` as in `attention_gradients`.
 
     The chain of the module's docstring between two of projections y = x W + b, dx = dy W^T,
     dW = sum over samples and positions of x^T dy, db the sum of dy: products of operands that come with
     bounds, stored once; dW and db are stored for every sample and then summed, or are one sum. Libraries
     scale the query and store it before the product: u_o more on every product of scores, on dq, and on
-    every query that dk sums.
+    every query that dk sums. The gradients of `narrow_biases` are sums in the case's dtype.
     """
     u = rounding
     x = {n: narrowed(a, u) for n, a in (("query", query), ("key", key), ("value", value))}
@@ -454,12 +475,14 @@ def multi_head_gradients(
     heads = linear(received, np.ascontiguousarray(mixing.T), None, u)
     heads = heads.reshape(B, Lq, H, Dv).moved(2, 1)
     q, k, v = (projected[n] for n in ("query", "key", "value"))
-    chain = _Backward(q, k, v, heads, u, allowed, bias, None, None, 0.0)
+    chain = _Backward(q, k, v, heads, u, allowed, bias, None, None, 0.0, empty_rows)
     chain.scaled_query = True
     with np.errstate(all="ignore"):
         inner = chain.gradients()
         group = H // k.value.shape[1]
-        output = _product(chain.weights, v.repeated(group, 1), chain.keys[..., None], u)
+        weights, averaging = chain.shared
+        summands = chain.keys[..., None] + averaging * weights.value.shape[-1]
+        output = _product(weights, v.repeated(group, 1), summands, u)
     joined = stored(output, u.output, u.floor).moved(1, 2).reshape(B, Lq, H * Dv)
     found: dict[str, Approx] = {}
 
@@ -471,23 +494,25 @@ def multi_head_gradients(
         error = total.error + gamma(a.value.shape[0] * a.value.shape[1], u.accumulate) * whole
         return stored(Approx(total.value, error), u.output, u.floor)
 
-    def totalled(a: Approx) -> Approx:
+    def totalled(a: Approx, name: str) -> Approx:
         rows = _summed(a, (1,), u)
         total = _over_samples(Approx(rows.value[:, 0], rows.error[:, 0]), u)
         count, unit = a.value.shape[0] * a.value.shape[1], max(u.accumulate, u.reduction)
+        if name in narrow_biases:
+            unit = max(unit, u.output)
         error = total.error + gamma(count, unit) * a.size.sum((0, 1))
         return stored(Approx(total.value, error), u.output, u.floor)
 
     found["output_kernel"] = summed(joined, received).reshape(H, Dv, width)
     if "output_bias" in parameters:
-        found["output_bias"] = totalled(received)
+        found["output_bias"] = totalled(received, "output_bias")
     for name, moved in (("query", inner.query), ("key", inner.key), ("value", inner.value)):
         kernel = parameters[f"{name}_kernel"]
         flat = moved.moved(1, 2).reshape(B, moved.value.shape[2], -1)  # (B, L, heads size)
         found[name] = linear(flat, kernel.reshape(kernel.shape[0], -1).T, None, u)
         found[f"{name}_kernel"] = summed(x[name], flat).reshape(*kernel.shape)
         if f"{name}_bias" in parameters:
-            found[f"{name}_bias"] = totalled(flat).reshape(*kernel.shape[1:])
+            found[f"{name}_bias"] = totalled(flat, f"{name}_bias").reshape(*kernel.shape[1:])
     return found
 
 

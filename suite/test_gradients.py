@@ -83,10 +83,13 @@ def test_gradient_cotangents(cell: GradientCell) -> None:
 
 @check(alone, GradientCell, ("gradient", "strides"))
 def test_gradient_arrangements(cell: GradientCell) -> None:
-    """Cotangents however they lie in memory: with stride 0, transposed, with gaps."""
+    """Cotangents however they lie in memory: with stride 0, transposed, with gaps; and of one number,
+    as the derivative of a sum hands them on."""
     same = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
+    number = np.broadcast_to(cell.cotangent[:1, :1, :1, :1], cell.cotangent.shape)
     for arranged, cotangent in (
         ("expanded", same),
+        ("scalar", number),
         ("transposed", cell.cotangent),
         ("inner-stride", cell.cotangent),
         ("offset", cell.cotangent),
@@ -130,24 +133,54 @@ def hiding(level: str) -> list[Case]:
 
 @check(hiding, GradientCell, ("gradient",))
 def test_gradient_hidden(cell: GradientCell) -> None:
-    """Other finite keys and values in hidden slots change no gradient of a row that does not see them,
-    and slots that no row sees get exactly no gradient."""
-    inputs, s = cell.inputs, cell.inputs.sizes
+    """Other keys and values in hidden slots change no gradient of a row that does not see them, and
+    slots that no row sees get exactly no gradient: large numbers, and NaN where that is elected to be
+    blocked."""
+    inputs = cell.inputs
     if cell.empty_gradients(inputs) != "nothing" and inputs.has_empty_rows:
         raise NotElected("elects that rows without keys take part in gradients")
     hidden = never_attended(inputs)
-    nowhere = hidden.any()
+    nowhere = bool(hidden.any())
     if not nowhere:
         hidden = last_seen_by_some(inputs)
-    changed = poisoned(inputs, hidden, 50.0, -80.0)
     _, before = cell.differentiate(inputs, OPERANDS)
-    _, after = cell.differentiate(changed, OPERANDS)
+    for name, (key, value) in poisons(cell, nowhere).items():
+        _, after = cell.differentiate(poisoned(inputs, hidden, key, value), OPERANDS)
+        expect_unmoved(cell, before, after, hidden, nowhere, name)
+
+
+def poisons(cell: GradientCell, nowhere: bool) -> dict[str, tuple[float, float]]:
+    """What is put in hidden keys and values, by name: NaN only where no row sees a slot (`nowhere`), and
+    where the election was declared, or observed of the boolean mask that the case has."""
+    found = {"other values": (50.0, -80.0)}
+    implementation, inputs = cell.implementation, cell.inputs
+    if not nowhere or "mask" in implementation.lacks:
+        return found
+    if inputs.bias is not None and implementation.merges_mask_into_bias:
+        return found  # the mask is -inf in the bias, and NaN - inf is NaN
+    blocked = []
+    for operand in ("key", "value"):
+        question = f"nan-in-masked-{operand}-gradient"
+        known = implementation.elected(question, cell.dtype) or inputs.form == "dense"
+        blocked.append(bool(known) and cell.elected(question) == "blocked")
+    if any(blocked):
+        found["NaN"] = (np.nan if blocked[0] else 50.0, np.nan if blocked[1] else -80.0)
+    return found
+
+
+def expect_unmoved(
+    cell: GradientCell, before: dict[str, np.ndarray], after: dict[str, np.ndarray],
+    hidden: np.ndarray, nowhere: bool, poison: str,
+) -> None:  # fmt: skip
+    """Raise Deviation "leak" where a gradient changed that the hidden slots (B, Hkv, Lk) have no part in;
+    where no row sees these (`nowhere`), their own must be zero."""
+    inputs, s = cell.inputs, cell.inputs.sizes
     group = np.repeat(hidden, s.H // s.Hkv, axis=1)[:, :, None]
     judged = ~(inputs.attends & group).any(-1)[..., None]
     rows = np.broadcast_to(judged, before["query"].shape)
     cell.expect_bitwise(
         np.where(rows, after["query"], 0.0), np.where(rows, before["query"], 0.0), "leak",
-        "the query's gradient, with other values in hidden slots",
+        f"the query's gradient, with {poison} in hidden slots",
     )  # fmt: skip
     if not nowhere:
         return
@@ -156,5 +189,6 @@ def test_gradient_hidden(cell: GradientCell) -> None:
         if (before[name][slots] != 0).any() or (after[name][slots] != 0).any():
             raise Deviation("leak", f"a hidden {name} has a gradient that is not zero")
         cell.expect_bitwise(
-            after[name], before[name], "leak", f"the {name}'s gradient, with other hidden slots"
-        )
+            after[name], before[name], "leak",
+            f"the {name}'s gradient, with {poison} in hidden slots",
+        )  # fmt: skip

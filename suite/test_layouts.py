@@ -19,7 +19,7 @@ from suite.judge.gradients import OPERANDS, GradientCell
 from suite.judge.verdict import Deviation
 from suite.spec.problem import Inputs
 
-OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", *INNER))
+OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
 """Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
 
 CASES = in_every_dtype(
@@ -42,7 +42,8 @@ def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
     if how not in EXPANDED:
         return inputs
     array: np.ndarray = getattr(inputs, "dense_mask" if operand == "mask" else operand)
-    same = np.broadcast_to(array.take([0], EXPANDED[how]), array.shape)
+    (axis,) = EXPANDED[how]
+    same = np.broadcast_to(array.take([0], axis), array.shape)
     if operand == "mask":
         return inputs.with_dense(mask_array=same)
     return replace(inputs, **{operand: same})  # type: ignore[arg-type]

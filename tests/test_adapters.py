@@ -98,6 +98,26 @@ def test_names_are_unique_and_declarations_are_known(backend: Backend) -> None:
     assert list(backend.versions)
 
 
+def test_library_layers_are_differentiated_by_every_parameter(backend: Backend) -> None:
+    from backends.layers import Layer, Textbook
+    from suite.spec.layers import LayerCase, draw_layer
+
+    for text in (
+        "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
+        "dot/none/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+        "concat/none/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+    ):
+        case = LayerCase.parse(text)
+        inputs = draw_layer(case)
+        for layer in backend.implementations():
+            if not isinstance(layer, Layer) or isinstance(layer, Textbook):
+                continue
+            if layer.operator == case.operator and layer.unsupported(case) is None:
+                given = layer.differentiable(inputs).arguments
+                for name, values in inputs.parameters.items():
+                    assert np.array_equal(backend.to_numpy(given[name]), values), (layer, name)
+
+
 def test_versions_of_a_plan_are_plain_strings(backend: Backend) -> None:
     """They travel between processes, and torch's own is a class of its own."""
     plan = Plan(Options((backend.name,)))
@@ -135,7 +155,8 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
     values = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")).query
     values = values[:, :, :1] if how == "odd-strides" else values
     if how in EXPANDED:
-        values = np.broadcast_to(values.take([0], EXPANDED[how]), values.shape)
+        for axis in EXPANDED[how]:
+            values = np.broadcast_to(values.take([0], axis), values.shape)
     for given, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
         made = backend.arranged(given, dtype, how)
         assert np.array_equal(backend.to_numpy(made), given)
@@ -148,10 +169,11 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
             "offset": (825, 275, 11, 1),
             "expanded": (0, 40, 8, 1),
             "expanded-heads": (40, 0, 8, 1),
+            "scalar": (0, 0, 0, 0),
             "odd-strides": (24, 8, 7, 1),
         }[how]
         assert strides == want
-        assert (strides[-1] != 1) == (how in INNER)
+        assert (strides[-1] != 1) == (how in (*INNER, "scalar"))
 
 
 def test_samples_and_heads_that_differ_cannot_lie_in_one_place() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from references.definition import attention
-from references.gradients import Gradients, attention_gradients, attention_tangent
+from references.gradients import EMPTY_ROWS, Gradients, attention_gradients, attention_tangent
 from references.running import NO_ROUNDING
 from suite.judge.gradients import GradientOracle
 from suite.judge.tolerance import roundoffs
@@ -173,6 +173,35 @@ def test_what_is_hidden_and_rows_without_keys() -> None:
     np.testing.assert_array_max_ulp(shared.value.value[-1], np.broadcast_to(want, (2, 4, 2)), 4)
 
 
+@pytest.mark.parametrize("empty_rows", EMPTY_ROWS)
+def test_rows_without_keys_by_what_they_stand_for(empty_rows: str) -> None:
+    """ "scores" are the gradients of zero queries that see every key, as the row's scores are equal;
+    "uniform" keeps of these the values' alone. The tangent is the other side of each."""
+    case = parse("sdpa/padempty/mha/f64/b2h2q3k4d2")
+    inputs, cotangent, tangents = draw(case), draw_cotangent(case), draw_tangents(case)
+    wide = [x.astype(np.longdouble) for x in (inputs.query, inputs.key, inputs.value)]
+    given = {"rounding": NO_ROUNDING, "mask": inputs.dense_mask, "empty_rows": empty_rows}
+    found = attention_gradients(*wide, cotangent.astype(np.longdouble), **given)
+    blank = ~inputs.attends.any(-1, keepdims=True)
+    shown = attention_gradients(
+        np.where(blank, 0, wide[0]), *wide[1:], cotangent.astype(np.longdouble),
+        rounding=NO_ROUNDING, mask=inputs.attends | blank,
+    )  # fmt: skip
+    assert blank[-1].all()
+    for name in ("query", "key", "value"):
+        got, want = getattr(found, name).value[-1], getattr(shown, name).value[-1]
+        if name == "key" and empty_rows == "scores":
+            # dk sums ds q with the row's own queries, which zero queries hide.
+            ds = found.scores.value[-1] / np.sqrt(np.longdouble(2))
+            want = ds.swapaxes(-1, -2) @ wide[0][-1]
+        taken = empty_rows == "scores" or (empty_rows == "uniform" and name == "value")
+        assert np.abs(got - (want if taken else 0)).max() < 1e-17
+    moved, _ = attention_tangent(*wide, tuple(x.astype(np.longdouble) for x in tangents), **given)
+    parts = zip((found.query, found.key, found.value), tangents, strict=True)
+    right = sum((g.value * t).sum() for g, t in parts)
+    assert abs((cotangent * moved.value).sum() - right) < 1e-16 * np.abs(moved.value).sum()
+
+
 @pytest.mark.parametrize("text", CASES)
 def test_tangent_is_the_gradients_other_side(text: str) -> None:
     """<G, o'> = <dq, q'> + <dk, k'> + <dv, v'>, in extended precision."""
@@ -200,5 +229,5 @@ def test_tangent_is_the_gradients_other_side(text: str) -> None:
 def test_unknown_rows_are_refused() -> None:
     x = np.ones((1, 1, 1, 1))
     rounding = roundoffs("exact", DTYPES["f32"])
-    with pytest.raises(ValueError, match="zeros or uniform, got 'nan'"):
+    with pytest.raises(ValueError, match=r"one of .* got .nan."):
         attention_gradients(x, x, x, x, rounding=rounding, empty_rows="nan")

@@ -171,23 +171,26 @@ def _fully_masked_gradient(p: _Probe) -> str:
     return "scores" if (got["query"][:, :, EMPTY_ROW] != 0).any() else "other"
 
 
-def _nan_key_gradient(p: _Probe) -> str:
-    mask = np.ones((SIZES.Lq, SIZES.Lk), bool)
-    mask[:, HIDDEN_KEY] = False
-    key = p.inputs.key.copy()
-    key[:, :, HIDDEN_KEY] = np.nan
-    inputs = replace(p.inputs, mask_array=mask, form="dense", key=key)
-    cotangent = _cotangent(p)
-    got = p.gradients(inputs, cotangent)
-    if got is None:
-        raise Deviation("election", "a NaN in a masked key raised in the backward pass")
-    if any(np.isnan(g).any() for g in got.values()):
-        return "leaks"
-    if p.matches_gradients(got, inputs, cotangent, "zeros"):
-        return "blocked"
-    raise Deviation(
-        "election", "a NaN in a masked key leaves gradients finite and makes them wrong"
-    )
+def _nan_gradient_in(operand: str) -> Callable[[_Probe], str]:
+    def put(p: _Probe) -> str:
+        mask = np.ones((SIZES.Lq, SIZES.Lk), bool)
+        mask[:, HIDDEN_KEY] = False
+        poisoned = getattr(p.inputs, operand).copy()
+        poisoned[:, :, HIDDEN_KEY] = np.nan
+        inputs = replace(p.inputs, mask_array=mask, form="dense", **{operand: poisoned})
+        cotangent = _cotangent(p)
+        got = p.gradients(inputs, cotangent)
+        if got is None:
+            raise Deviation("election", f"a NaN in a masked {operand} raised in the backward pass")
+        if any(np.isnan(g).any() for g in got.values()):
+            return "leaks"
+        if p.matches_gradients(got, inputs, cotangent, "zeros"):
+            return "blocked"
+        raise Deviation(
+            "election", f"a NaN in a masked {operand} leaves gradients finite and makes them wrong"
+        )
+
+    return put
 
 
 def _no_keys(p: _Probe) -> str:
@@ -317,7 +320,8 @@ _PROBES = {
     "fully-masked-row": _fully_masked,
     "minus-inf-row": _minus_inf,
     "fully-masked-row-gradient": _fully_masked_gradient,
-    "nan-in-masked-key-gradient": _nan_key_gradient,
+    "nan-in-masked-key-gradient": _nan_gradient_in("key"),
+    "nan-in-masked-value-gradient": _nan_gradient_in("value"),
     "no-keys": _no_keys,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,

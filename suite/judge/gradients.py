@@ -53,8 +53,8 @@ class GradientOracle:
     ) -> GradientOracle:
         """The oracle of `inputs` for a cotangent (B, H, Lq, Dv); results are cached.
 
-        Rows without keys take no gradient, or ("uniform") share theirs out among the values. Raises
-        HarnessError where float64 cannot be judged on this platform.
+        `empty_rows` is one of `references.gradients.EMPTY_ROWS`. Raises HarnessError where float64 cannot
+        be judged on this platform.
         """
         rest = (numerics, flushes, exp_error, empty_rows, blocks, narrow_reductions)
         key = (digest_of(inputs), cotangent.tobytes(), *rest)
@@ -83,6 +83,20 @@ class GradientOracle:
 
 _CACHE: OrderedDict[tuple, Gradients] = OrderedDict()
 _CACHE_ENTRIES = 64
+
+
+def reference_mode(gradient: str, answer: str) -> str:
+    """What a reference takes a row without keys for (`references.gradients.EMPTY_ROWS`), by what is
+    elected of its gradient and of its answer.
+
+    Raises NotElected where no reference follows: what ignores the mask in such rows is another
+    problem's answer, up to what hiding by a finite number does to its scores.
+    """
+    if gradient not in ("nothing", "values", "scores", "nan"):
+        raise NotElected(f"elects that the cotangent of a row without keys goes to {gradient}")
+    if answer == "unmasked":
+        raise NotElected("elects that rows without keys answer as if nothing were masked")
+    return {"values": "uniform", "scores": "scores"}.get(gradient, "zeros")
 
 
 class GradientCell(Cell):
@@ -160,7 +174,8 @@ class GradientCell(Cell):
         return self.read(out, inputs, prepared.layout).values
 
     def judge_tangent(self, got: np.ndarray, tangents: tuple[np.ndarray, ...]) -> None:
-        """Hold the output's movement against the reference, in rows that have keys."""
+        """Hold the output's movement against the reference, but for rows without keys that are elected to
+        be NaN; others move as their gradients flow back."""
         inputs, precision = self.inputs, precision_for(self.dtype)
         moving: list[np.ndarray] = [x.astype(precision) for x in tangents]
         want, keys = attention_tangent(
@@ -173,8 +188,9 @@ class GradientCell(Cell):
             bias=None if inputs.bias is None else inputs.bias.astype(precision),
             scale=inputs.scale,
             softcap=inputs.softcap,
+            empty_rows=self.empty_mode(inputs),
         )
-        judged = np.broadcast_to((keys > 0)[..., None], got.shape)
+        judged = np.broadcast_to(((keys > 0) | ~self.poisoned(inputs))[..., None], got.shape)
         _, measured, deviation = hold(
             got, want.value, want.error, judged, inputs.dtype, self.numerics, "tangent, "
         )
@@ -183,16 +199,23 @@ class GradientCell(Cell):
             raise deviation
 
     def empty_gradients(self, inputs: Inputs) -> str:
-        """Where the cotangent of a row without keys goes: "nothing", "values", or "nan".
+        """Where the cotangent of a row without keys goes: "nothing", "values", "scores" or "nan".
 
         Raises NotElected for any other election.
         """
         if not inputs.has_empty_rows:
             return "nothing"
         elected = self.elected("fully-masked-row-gradient")
-        if elected not in ("nothing", "values", "nan"):
-            raise NotElected(f"elects that the cotangent of a row without keys goes to {elected}")
+        reference_mode(elected, self.empty_rows(inputs))
         return elected
+
+    def empty_mode(self, inputs: Inputs) -> str:
+        """What the reference takes a row without keys for."""
+        return reference_mode(self.empty_gradients(inputs), self.empty_rows(inputs))
+
+    def poisoned(self, inputs: Inputs) -> bool:
+        """Whether rows without keys are elected to be NaN, and what hangs on them with them."""
+        return self.empty_gradients(inputs) == "nan"
 
     def gradient_oracle(
         self, inputs: Inputs, cotangent: np.ndarray | None = None, numerics: str | None = None
@@ -205,7 +228,7 @@ class GradientCell(Cell):
             numerics or self.numerics,
             self.flushes,
             self.exp_error,
-            "uniform" if self.empty_gradients(inputs) == "values" else "zeros",
+            self.empty_mode(inputs),
             self.implementation.gradient_blocks.get(self.dtype.name),
             self.implementation.backend.narrow_reductions,
         )
@@ -223,7 +246,7 @@ class GradientCell(Cell):
         """
         inputs = self.inputs if inputs is None else inputs
         oracle = self.gradient_oracle(inputs, cotangent)
-        poisoned = self.empty_gradients(inputs) == "nan"
+        poisoned = self.poisoned(inputs)
         empty = oracle.reference.keys == 0  # (B, H, Lq)
         shown = []
         for name, got in gradients.items():
@@ -322,6 +345,7 @@ class LayerGradientCell(LayerCell):
             ),
             allowed=inputs.dense_mask,
             bias=None if inputs.bias is None else inputs.bias.astype(precision),
+            narrow_biases=self.implementation.narrow_biases.get(self.dtype.name, ()),
         )
         shown = []
         for name, got in gradients.items():

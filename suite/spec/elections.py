@@ -66,6 +66,12 @@ QUESTIONS: dict[str, Question] = {
             needs=("mask", "gradient"),
         ),
         Question(
+            "nan-in-masked-value-gradient",
+            "A NaN in a value that the mask hides from every query, seen from the gradients, is",
+            ("blocked", "leaks"),
+            needs=("mask", "gradient"),
+        ),
+        Question(
             "no-keys", "With no keys at all (Lk = 0) the output is", ("zeros", "nan", "raises")
         ),
         Question(

@@ -8,7 +8,12 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import round_to
-from tests.mutants.gradient_kernel import Differentiable, DifferentiableFused
+from tests.mutants.gradient_kernel import (
+    Differentiable,
+    DifferentiableFused,
+    DifferentiableLowest,
+    DifferentiableRecomputed,
+)
 from tests.mutants.kernel import Call, rank4
 from tests.mutants.registry import mutant
 
@@ -225,6 +230,11 @@ class EmptyRowPoisonsValues(Differentiable):
         return shared.swapaxes(-1, -2) @ cotangent
 
 
+@mutant("gradients")
+class EmptyRowUnnormalised(DifferentiableLowest, DifferentiableRecomputed):
+    """A row that averages the values has weights of 1 in the backward pass: lse lost log Lk."""
+
+
 @mutant("election")
 class EmptyRowElectsOtherwise(EmptyRowPoisonsValues):
     """A row without keys shares its cotangent out, though it is declared to keep it."""
@@ -262,6 +272,17 @@ class StrideZeroCotangent(Differentiable):
         found = super().received(cotangent, call)
         if cotangent.values.strides[0] == 0:
             found[1:] = 0
+        return found
+
+
+@mutant("gradient_arrangements", like="J4")
+class ScalarCotangent(Differentiable):
+    """Where the cotangent is one number with stride 0 along every axis, its first row alone is read."""
+
+    def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
+        found = super().received(cotangent, call)
+        if not any(cotangent.values.strides):
+            found[:, :, 1:] = 0
         return found
 
 
@@ -398,6 +419,26 @@ class HiddenSlotsTakePart(Differentiable):
         return np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)
 
 
+@mutant("gradient_hidden", like="I13")
+class NanInHiddenValueLeaks(Differentiable):
+    """The backward pass multiplies the gradients of hidden weights, NaN where a value is, with zero."""
+
+    def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.expand(self.load(call.value, call), call)
+        return super().weight_gradient(cotangent, value, call)
+
+
+@mutant("gradient_hidden", like="I13")
+class NanInHiddenKeyLeaks(Differentiable):
+    """The backward pass multiplies hidden keys with the gradients of their scores, which are zero."""
+
+    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+        found = super().backward(call, cotangent, wrt)
+        key = self.expand(self.load(call.key, call), call)
+        found["query"] = found["query"] + (0 * key).sum(-2, keepdims=True)
+        return found
+
+
 @mutant("gradient_hidden")
 class HiddenValuesGetGradients(Differentiable):
     """Hidden values get the gradient of the smallest weight."""
@@ -449,6 +490,25 @@ class TangentOfKeysForgotten(Differentiable):
 
     def moved(self, q, k, dq, dk, call):  # type: ignore[no-untyped-def]
         return super().moved(q, k, dq, np.zeros_like(dk), call)
+
+
+@mutant("tangents", like="I15")
+class TangentOfEmptyRowNan(Differentiable):
+    """The tangent of a row without keys is NaN, though its answer is zero."""
+
+    def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        total = weights.sum(-1, keepdims=True)
+        return super().moved_mean(weights, moved) / np.where(total == 0, 0, 1)
+
+
+@mutant("tangents")
+class TangentOfEmptyRowStays(DifferentiableLowest):
+    """A row that averages the values does not move with them."""
+
+    def forward(self, call, tangents):  # type: ignore[no-untyped-def]
+        moved = super().forward(call, tangents)
+        allowed = self.allowed(call)
+        return moved if allowed is None else np.where(allowed.any(-1, keepdims=True), moved, 0)
 
 
 @mutant("gradient_cotangents")

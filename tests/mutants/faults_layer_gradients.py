@@ -87,3 +87,22 @@ class ValueInputTakesKeyKernel(LayerDifferentiable):
             swapped = given | {"value_kernel": given["key_kernel"]}
             found["value"] = super().gradients(swapped, cotangent, inputs)["value"]
         return found
+
+
+def summed_narrowly(cotangent: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    """The sum over samples and positions, row after row in the case's dtype."""
+    total = np.zeros(cotangent.shape[-1])
+    for row in cotangent.reshape(-1, cotangent.shape[-1]):
+        total = round_to(total + row, inputs.dtype)
+    return total
+
+
+@mutant("layer_gradients")
+class OutputBiasSummedNarrowly(LayerDifferentiable):
+    """The gradient of the output bias is a sum in the case's dtype, which is not declared."""
+
+    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+        found = super().gradients(given, cotangent, inputs)
+        if "output_bias" in found:
+            found["output_bias"] = summed_narrowly(cotangent, inputs)
+        return found

@@ -24,6 +24,7 @@ class Differentiable(Kernel):
     elections: Mapping[str, str | Mapping[str, str]] = Kernel.elections | {
         "fully-masked-row-gradient": "nothing",
         "nan-in-masked-key-gradient": "blocked",
+        "nan-in-masked-value-gradient": "blocked",
     }
 
     def prepare(self, inputs: Inputs) -> Prepared:
@@ -194,6 +195,22 @@ class DifferentiableRecomputed(Differentiable):
         anchor = np.where(np.isneginf(m), 0, m)
         total = np.exp(scores - anchor).sum(-1, keepdims=True)
         return np.exp(scores - (anchor + np.log(np.where(total == 0, 1, total))))
+
+
+class DifferentiableLowest(Differentiable):
+    """What is hidden has a score that absorbed it: rows without keys average the values, and their
+    cotangents go on through the scores."""
+
+    elections = Differentiable.elections | {
+        "fully-masked-row": "uniform",
+        "fully-masked-row-gradient": "scores",
+        **dict.fromkeys(("nan-in-masked-key", "nan-in-masked-key-gradient"), "leaks"),
+        **dict.fromkeys(("nan-in-masked-value", "nan-in-masked-value-gradient"), "leaks"),
+    }
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        lowest = call.work(-0.7) * np.finfo(call.work).max
+        return scores if allowed is None else np.where(allowed, scores, scores + lowest)
 
 
 class DifferentiableBlocks(DifferentiableFused):

@@ -11,12 +11,13 @@ from backends._numpy import Rounded
 from backends.base import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.layers import EPSILON
-from tests.mutants.faults_layer_gradients import LayerDifferentiable
+from tests.mutants.faults_layer_gradients import LayerDifferentiable, summed_narrowly
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
     DifferentiableEager,
     DifferentiableFused,
+    DifferentiableLowest,
     DifferentiableRecomputed,
 )
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
@@ -713,6 +714,18 @@ class BatchNormStepwise(NormInSteps, BatchNormKernel):
     """Batch norm, every step stored."""
 
 
+class LayerNarrowBias(LayerDifferentiable):
+    """The gradient of the output bias is a sum in bfloat16, as it declares."""
+
+    narrow_biases = {"bf16": ("output_bias",)}
+
+    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+        found = super().gradients(given, cotangent, inputs)
+        if "output_bias" in found and inputs.dtype.name == "bf16":
+            found["output_bias"] = summed_narrowly(cotangent, inputs)
+        return found
+
+
 HONEST: tuple[type[Implementation], ...] = (
     OnlineTiles16,
     OnlineTiles1,
@@ -737,7 +750,9 @@ HONEST: tuple[type[Implementation], ...] = (
     DifferentiableEager,
     DifferentiableBlocks,
     DifferentiableRecomputed,
+    DifferentiableLowest,
     LayerDifferentiable,
+    LayerNarrowBias,
     LayerExact,
     LayerFused,
     LayerEager,
