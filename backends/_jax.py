@@ -267,7 +267,8 @@ class Eager(Implementation):
             scale=repr(scale),
             softcap=repr(softcap),
         )
-        return Prepared(attention, dense_arguments(backend, inputs), source=source)
+        arguments = dense_arguments(backend, inputs)
+        return Prepared(attention, arguments, source=source, constants=(scale, softcap))
 
 
 class JaxNn(Implementation):
@@ -334,7 +335,7 @@ class JaxNn(Implementation):
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         source = self.source(arguments)
-        return Prepared(self.caller(), arguments, layout="blhd", source=source)
+        return Prepared(self.caller(), arguments, layout="blhd", source=source, constants=())
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `Prepared`)."""

@@ -199,7 +199,9 @@ class Eager(Implementation):
             scale=f"tf.constant({made})",
             softcap=repr(softcap),
         )
-        return Prepared(attention, dense_arguments(backend, inputs), source=source)
+        arguments = dense_arguments(backend, inputs)
+        constants = (inputs.effective_scale, softcap)
+        return Prepared(attention, arguments, source=source, constants=constants)
 
 
 class TensorflowKerasOps(KerasOps):

@@ -6,6 +6,9 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from hashlib import sha256
+from itertools import count
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -141,15 +144,27 @@ class TorchBackend(Backend):
             return over_batch(vmap, torch.movedim, self.is_array, prepared, batch)
         if compiler == "export":
             return with_constants(self._exported, self.is_array, prepared)
-        # Every cell compiles anew: dynamo gives up on a function after a few signatures.
-        torch._dynamo.reset()
-        # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
-        torch._functorch.config.enable_autograd_cache = False
+        import torch._functorch.config as functorch
 
-        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
+        functorch.enable_autograd_cache = False
+
+        def one(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, backend=compiler, dynamic=False, fullgraph=True)
 
+        def made(function: Callable[..., Any]) -> Callable[..., Any]:
+            plain, differentiated = one(_twin(function)), one(_twin(function))
+
+            def call(arrays: Any) -> Any:
+                asked = any(a.requires_grad for a in arrays.values())
+                return (differentiated if asked else plain)(arrays)
+
+            return call
+
         return with_constants(made, self.is_array, prepared)
+
+    def signature(self, array: Any) -> tuple[Any, ...]:
+        return (*super().signature(array), array.stride())
 
     def _exported(self, function: Callable[..., Any]) -> Callable[..., Any]:
         torch = self.torch
@@ -202,6 +217,19 @@ class TorchBackend(Backend):
         return SdpaFunction(self, function, name, numerics, accepted)
 
 
+_PROGRAMS = count()
+
+
+def _twin(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own.
+
+    Dynamo keeps what it compiled by code object, tries the guards of each in turn and gives up after
+    eight: all functions from one line of source would be one to it.
+    """
+    code = function.__code__.replace(co_name=f"program_{next(_PROGRAMS)}")  # type: ignore[attr-defined]
+    return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)  # type: ignore[attr-defined]
+
+
 class Eager(Implementation):
     """matmul, softmax, matmul as textbooks write it; hidden scores are -inf."""
 
@@ -251,7 +279,8 @@ class Eager(Implementation):
         source = textbook_source(
             attention, "import torch", scale=repr(scale), softcap=repr(softcap)
         )
-        return Prepared(attention, dense_arguments(backend, inputs), source=source)
+        arguments = dense_arguments(backend, inputs)
+        return Prepared(attention, arguments, source=source, constants=(scale, softcap))
 
 
 class EagerPermuted(Eager):
@@ -283,7 +312,8 @@ class EagerPermuted(Eager):
                 scores = scores.masked_fill(~mask, -torch.inf)
             return torch.softmax(scores, dim=-1) @ value
 
-        return Prepared(attention, made.arguments | {"key": key})
+        arguments = made.arguments | {"key": key}
+        return Prepared(attention, arguments, constants=made.constants)
 
 
 class Sdpa(Implementation):
@@ -344,8 +374,14 @@ class Sdpa(Implementation):
         operands = {n: n for n in ("query", "key", "value")}
         operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
         function = torch.nn.functional.scaled_dot_product_attention
-        source = self.source(arguments)
-        return Prepared(function, arguments, operands=operands, within=self.forced, source=source)
+        return Prepared(
+            function,
+            arguments,
+            operands=operands,
+            within=self.forced,
+            source=self.source(arguments),
+            constants=(),
+        )
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `Prepared`)."""
@@ -490,7 +526,9 @@ class Flex(Implementation):
                 return flex_attention(**arguments)
             return uncompiled(**arguments)
 
-        return Prepared(call, arguments, source=_flex_source(inputs, arguments))
+        hidden = None if dense is None else sha256(full.tobytes()).hexdigest()
+        source = _flex_source(inputs, arguments)
+        return Prepared(call, arguments, source=source, constants=(softcap, hidden))
 
 
 def _flex_source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
@@ -583,4 +621,4 @@ class SdpaFunction(Sdpa):
             return self.judged(query, key, value, **rest)
 
         source = function_source(self.judged, self.name, arguments)
-        return Prepared(call, arguments, operands=made.operands, source=source)
+        return Prepared(call, arguments, operands=made.operands, source=source, constants=())

@@ -61,6 +61,31 @@ class StaleValues(CompiledKernel):
         return super().attend(scores, self.values.setdefault(signature(call), value), call)
 
 
+@mutant("values")
+class StaleScale(CompiledKernel):
+    """Compiled programs are kept by shapes and dtype alone: the scale is that of the first call."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.scales: dict[tuple, float] = {}
+
+    def factor(self, call: Call) -> float:
+        return self.scales.setdefault(signature(call), super().factor(call))
+
+
+@mutant("values")
+class StaleFlag(CompiledKernel):
+    """Compiled programs are kept by shapes and dtype alone: the causal flag is that of the first call."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.flags: dict[tuple, bool] = {}
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        causal = self.flags.setdefault(signature(call), call.causal)
+        return super().allowed(Call(**{**vars(call), "causal": causal}))
+
+
 @mutant("compiled_lengths")
 class StaleLength(CompiledKernel):
     """The mean over the keys divides by the number of keys that it was compiled for."""
