@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ from backends.base import (
     rank4,
     split_native,
 )
-from backends.compilation import over_batch, with_constants
+from backends.compilers import by_jit, over_batch, seen_in_program, with_constants
 from backends.differentiation import by_transform, pushed_by_transform
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, call_source, function_source, textbook_source
@@ -141,8 +140,9 @@ class JaxBackend(Backend):
         jax = self.jax
         if compiler == "vmap":
             return over_batch(jax.vmap, jax.numpy.moveaxis, self.is_array, prepared, batch)
-        made = jax.jit if compiler == "jit" else lambda function: Ahead(jax, function)
-        return with_constants(made, self.is_array, prepared)
+        if compiler == "jit":
+            return by_jit(jax, self, prepared)
+        return with_constants(lambda function: Ahead(jax, function), self.is_array, prepared)
 
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         if compiler == "vmap":
@@ -150,13 +150,7 @@ class JaxBackend(Backend):
         return AHEAD if compiler == "aot" else {}
 
     def witness(self, prepared: Prepared) -> str:
-        ahead = getattr(prepared.function, "compiled", None)
-        if not isinstance(ahead, Ahead):
-            return ""
-        prepared()
-        targets = sorted(set(re.findall(r'custom_call_target="([^"]+)"', ahead.text)))
-        counts = [f"{ahead.text.count(f' {op}(')} {op}" for op in ("dot", "fusion")]
-        return ", ".join([*targets, *counts])
+        return seen_in_program(self.jax, self, prepared)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = (
@@ -188,13 +182,12 @@ class Ahead:
 
     def __call__(self, arrays: Any) -> Any:
         if self.program is None:
-            self.program = self.jitted.lower(arrays).compile()
+            self.program = self.lower(arrays).compile()
         return self.program(arrays)
 
-    @property
-    def text(self) -> str:
-        """The optimised program, in XLA's notation."""
-        return "" if self.program is None else self.program.as_text()
+    def lower(self, arrays: Any) -> Any:
+        """The function lowered, as `jax.jit` has it."""
+        return self.jitted.lower(arrays)
 
 
 def _operations(jax: Any) -> Operations:

@@ -16,6 +16,7 @@ import numpy as np
 from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
 from backends.base import Backend, Implementation, Prepared, set_to
+from backends.compilers import by_jit, by_torch_compile, seen_by_profiler, seen_in_program
 from backends.differentiation import by_autograd, by_transform
 from backends.sources import Dialect
 from suite.spec.dtypes import DType
@@ -105,6 +106,10 @@ class KerasTorchBackend(KerasBackend):
     dialect = ON_TORCH
     has_strides = True
     has_threads = True
+    compilers = ("inductor", "aot_eager")
+    # Keras breaks its attention into two graphs (keras#23327), and dynamo keeps the second one by
+    # Keras' own code: all programs would be one function with eight signatures at most.
+    shares_programs = False
 
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *layers(self)]
@@ -128,6 +133,16 @@ class KerasTorchBackend(KerasBackend):
 
         return set_to(count, torch.get_num_threads, torch.set_num_threads)
 
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        import torch
+
+        return by_torch_compile(torch, self, prepared, compiler, one_graph=False)
+
+    def witness(self, prepared: Prepared) -> str:
+        import torch
+
+        return seen_by_profiler(torch, prepared)
+
     def device_name(self, array: Any) -> str:
         return array.device.type
 
@@ -140,6 +155,7 @@ class KerasJaxBackend(KerasBackend):
     engine = "jax"
     dialect = ON_JAX
     compiles_shapes = True
+    compilers = ("jit",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -168,6 +184,12 @@ class KerasJaxBackend(KerasBackend):
         self, prepared: Prepared, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
         return by_transform(self.jax, prepared, wrt, cotangent)
+
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        return by_jit(self.jax, self, prepared)
+
+    def witness(self, prepared: Prepared) -> str:
+        return seen_in_program(self.jax, self, prepared)
 
     def device_name(self, array: Any) -> str:
         return {"gpu": "cuda"}.get(platform := next(iter(array.devices())).platform, platform)

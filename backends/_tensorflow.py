@@ -17,7 +17,7 @@ from backends.base import (
     Prepared,
     dense_arguments,
 )
-from backends.compilation import with_constants
+from backends.compilers import seen_in_hlo, with_constants
 from backends.differentiation import by_tape
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, textbook_source
@@ -116,9 +116,11 @@ class TensorflowBackend(Backend):
 
     def witness(self, prepared: Prepared) -> str:
         function = getattr(prepared.function, "compiled", None)
-        if function is None or function._jit_compile:
+        if function is None:
             return ""
         arrays = {n: a for n, a in prepared.arguments.items() if self.is_array(a)}
+        if function._jit_compile:
+            return seen_in_hlo(function.experimental_get_compiler_ir(arrays)("optimized_hlo"))
         graph = function.get_concrete_function(arrays).graph
         types = {op.type for op in graph.get_operations()}
         return ", ".join(sorted(t for t in types if "MatMul" in t or t in ("Einsum", "Softmax")))

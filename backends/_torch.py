@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from hashlib import sha256
-from itertools import count
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,12 @@ from backends.base import (
     set_to,
     split_native,
 )
-from backends.compilation import over_batch, with_constants
+from backends.compilers import (
+    by_torch_compile,
+    over_batch,
+    seen_by_profiler,
+    with_constants,
+)
 from backends.differentiation import by_autograd
 from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
@@ -144,24 +146,7 @@ class TorchBackend(Backend):
             return over_batch(vmap, torch.movedim, self.is_array, prepared, batch)
         if compiler == "export":
             return with_constants(self._exported, self.is_array, prepared)
-        import torch._functorch.config as functorch
-
-        # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
-        functorch.enable_autograd_cache = False
-
-        def one(function: Callable[..., Any]) -> Callable[..., Any]:
-            return torch.compile(function, backend=compiler, dynamic=False, fullgraph=True)
-
-        def made(function: Callable[..., Any]) -> Callable[..., Any]:
-            plain, differentiated = one(_twin(function)), one(_twin(function))
-
-            def call(arrays: Any) -> Any:
-                asked = any(a.requires_grad for a in arrays.values())
-                return (differentiated if asked else plain)(arrays)
-
-            return call
-
-        return with_constants(made, self.is_array, prepared)
+        return by_torch_compile(torch, self, prepared, compiler)
 
     def signature(self, array: Any) -> tuple[Any, ...]:
         return (*super().signature(array), array.stride())
@@ -202,32 +187,12 @@ class TorchBackend(Backend):
         return {}
 
     def witness(self, prepared: Prepared) -> str:
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CPU]) as found:
-            prepared()
-        names = {event.key.removeprefix("aten::") for event in found.key_averages()}
-        fused = sorted(n for n in names if re.match(r"_scaled_dot_product_\w*(attention|math)", n))
-        products = sorted(n for n in names if n in ("bmm", "baddbmm", "matmul"))
-        return ", ".join(fused or products) or "no attention kernel and no matrix product"
+        return seen_by_profiler(self.torch, prepared)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
         accepted = accepted_parameters(function, known, 3, SDPA)
         return SdpaFunction(self, function, name, numerics, accepted)
-
-
-_PROGRAMS = count()
-
-
-def _twin(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a code object of its own.
-
-    Dynamo keeps what it compiled by code object, tries the guards of each in turn and gives up after
-    eight: all functions from one line of source would be one to it.
-    """
-    code = function.__code__.replace(co_name=f"program_{next(_PROGRAMS)}")  # type: ignore[attr-defined]
-    return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)  # type: ignore[attr-defined]
 
 
 class Eager(Implementation):

@@ -1,9 +1,9 @@
-"""Implementations through their framework's compilers and transformations."""
+"""Implementations through their framework's compilers, and the programs that cells share."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +101,7 @@ class Compiled(Implementation):
 
     def _prepared(self, inputs: Inputs, anew: bool) -> Prepared:
         made = self.inner.prepare(inputs)
-        key = signature(self.backend, made)
+        key = signature(self.backend, made) if self.backend.shares_programs else None
         function = None if anew or key is None else self.programs.find(key)
         if function is None:
             function = self.backend.compiled(made, self.compiler, inputs.sizes.B).function
@@ -129,58 +129,3 @@ def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Compil
         if inner.operator == "sdpa" and inner.mode == "eager"
         for compiler in backend.compilers
     ]
-
-
-def over_batch(
-    vmap: Callable[..., Any],
-    moved: Callable[[Any, int, int], Any],
-    is_array: Callable[[Any], bool],
-    prepared: Prepared,
-    batch: int,
-) -> Prepared:
-    """The call mapped over its samples by `vmap(function, axes)`.
-
-    Operands are mapped over axis 0 but for the key, whose samples lie along its last axis (a rule that
-    takes the batch from an unmoved array fails there); masks and biases that all samples share are
-    not mapped.
-    """
-    function = prepared.function
-
-    def axis(name: str, array: Any) -> int | None:
-        has_batch = len(array.shape) == 4 or len(array.shape) == 1
-        if not has_batch or array.shape[0] != batch:
-            return None
-        return 3 if name == "key" and len(array.shape) == 4 else 0
-
-    def call(**arguments: Any) -> Any:
-        arrays = {n: a for n, a in arguments.items() if is_array(a)}
-        rest = {n: a for n, a in arguments.items() if n not in arrays}
-        axes = {n: axis(n, a) for n, a in arrays.items()}
-
-        def single(*samples: Any) -> Any:
-            one = {
-                n: x if axes[n] is None else x[None] for n, x in zip(arrays, samples, strict=True)
-            }
-            return function(**one, **rest)[0]
-
-        given = [moved(a, 0, 3) if axes[n] == 3 else a for n, a in arrays.items()]
-        return vmap(single, tuple(axes.values()))(*given)
-
-    return replace(prepared, function=call)
-
-
-def with_constants(
-    compiler: Callable[[Callable[..., Any]], Callable[..., Any]],
-    is_array: Callable[[Any], bool],
-    prepared: Prepared,
-) -> Prepared:
-    """The call compiled as a function of its arrays alone; flags and numbers are constants of it."""
-    rest: Mapping[str, Any] = {n: a for n, a in prepared.arguments.items() if not is_array(a)}
-    inner = prepared.function  # and not `prepared`, whose arrays would live as long as the program
-    function = compiler(lambda arrays: inner(**arrays, **rest))
-
-    def call(**arguments: Any) -> Any:
-        return function({n: a for n, a in arguments.items() if n not in rest})
-
-    call.compiled = function  # type: ignore[attr-defined]
-    return replace(prepared, function=call)
