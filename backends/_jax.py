@@ -52,6 +52,7 @@ def call({names}):
 
 output, pull = jax.vjp(call, {names})
 gradients = pull(cotangent)""",
+    compiled={"jit": "jax.jit({function})", "aot": "jax.jit({function})"},
 )
 
 
@@ -64,6 +65,7 @@ class JaxBackend(Backend):
     devices = ("cpu", "cuda")
     narrow_reductions = True
     compilers = ("jit", "aot", "vmap")
+    layer_compilers = ("jit",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -145,6 +147,8 @@ class JaxBackend(Backend):
         return with_constants(lambda function: Ahead(jax, function), self.is_array, prepared)
 
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        if getattr(implementation, "sows", False):
+            return {"compiled": "sown weights are a change of the layer, which nnx.jit alone keeps"}
         if compiler == "vmap":
             return {"empty-batch": "nothing can be mapped over an empty batch"}
         return AHEAD if compiler == "aot" else {}

@@ -23,7 +23,7 @@ from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
 
-def _dialect(engine: str, more: str = "", **engines_own: str) -> Dialect:
+def _dialect(engine: str, more: str = "", **engines_own: Any) -> Dialect:
     made = Dialect(
         imports=f'import os\nos.environ["KERAS_BACKEND"] = "{engine}"\nimport keras\nimport {engine}'
         + more,
@@ -42,6 +42,10 @@ ON_TORCH = _dialect(
     gradients="""{names} = (array.requires_grad_() for array in ({names}))
 {source}
 gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+    compiled={
+        name: f'torch.compile({{function}}, backend="{name}", dynamic=False)'
+        for name in ("inductor", "aot_eager")
+    },
 )
 
 ON_JAX = _dialect(
@@ -57,6 +61,7 @@ def call({names}):
 
 output, pull = jax.vjp(call, {names})
 gradients = pull(cotangent)""",
+    compiled={"jit": "jax.jit({function})"},
 )
 
 
@@ -155,7 +160,7 @@ class KerasJaxBackend(KerasBackend):
     engine = "jax"
     dialect = ON_JAX
     compiles_shapes = True
-    compilers = ("jit",)
+    compilers = layer_compilers = ("jit",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

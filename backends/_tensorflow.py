@@ -43,6 +43,10 @@ import tensorflow as tf""",
     tape.watch([{names}])
 {indented}
 gradients = tape.gradient(output, [{names}], output_gradients=cotangent)""",
+    compiled={
+        "function": "tf.function({function})",
+        "xla": "tf.function({function}, jit_compile=True)",
+    },
 )
 
 
@@ -53,6 +57,7 @@ class TensorflowBackend(Backend):
     dialect = DIALECT
     devices = ("cpu", "cuda")
     compilers = ("function", "xla")
+    layer_compilers = ("function",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -123,6 +123,8 @@ class Backend(ABC):
     """Whether gradients are summed over broadcast axes in the case's dtype."""
     has_threads = False
     compilers: tuple[str, ...] = ()
+    layer_compilers: tuple[str, ...] = ()
+    """Those of the compilers that layers go through, too."""
     shares_programs = True
     """Whether compiled programs can be kept side by side, for more calls than they were made for."""
     compiles_shapes = False

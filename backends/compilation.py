@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from backends.base import Backend, Implementation, Prepared
+from backends.sources import compiled_source
 from suite.spec.catalogue import AnyCase
-from suite.spec.problem import Inputs
 
 THROUGH = "@"
 """Stands between the names of an implementation and of the compiler it goes through."""
@@ -93,13 +93,13 @@ class Compiled(Implementation):
             setattr(self, declared, getattr(inner, declared))
         self.lacks = {**inner.lacks, **inner.backend.lacking_compiled(inner, compiler)}
 
-    def prepare(self, inputs: Inputs) -> Prepared:
+    def prepare(self, inputs: Any) -> Prepared:
         return self._prepared(inputs, anew=False)
 
-    def prepare_anew(self, inputs: Inputs) -> Prepared:
+    def prepare_anew(self, inputs: Any) -> Prepared:
         return self._prepared(inputs, anew=True)
 
-    def _prepared(self, inputs: Inputs, anew: bool) -> Prepared:
+    def _prepared(self, inputs: Any, anew: bool) -> Prepared:
         made = self.inner.prepare(inputs)
         key = signature(self.backend, made) if self.backend.shares_programs else None
         function = None if anew or key is None else self.programs.find(key)
@@ -107,7 +107,13 @@ class Compiled(Implementation):
             function = self.backend.compiled(made, self.compiler, inputs.sizes.B).function
             if key is not None:
                 self.programs.made[key] = function
-        return replace(made, function=function)
+        return replace(made, function=function, source=self._source(made))
+
+    def _source(self, made: Prepared) -> str:
+        dialect = self.backend.dialect
+        compiled = "" if dialect is None else dialect.compiled.get(self.compiler, "")
+        arrays = [n for n, a in made.arguments.items() if self.backend.is_array(a)]
+        return compiled_source(made.source, compiled, arrays)
 
     def settle(self, passed: bool) -> bool:
         return self.programs.settle(passed)
@@ -118,7 +124,8 @@ class Compiled(Implementation):
 
 
 def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Compiled]:
-    """Every implementation of attention itself through every compiler that can take it.
+    """Every implementation through every compiler that can take it: of attention itself all, of layers
+    those that the backend names for them.
 
     Where `found` are a backend's own, those it has for compilers alone are among them.
     """
@@ -126,6 +133,6 @@ def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Compil
     return [
         Compiled(inner, compiler)
         for inner in [*found, *(backend.for_compilers() if own else [])]
-        if inner.operator == "sdpa" and inner.mode == "eager"
-        for compiler in backend.compilers
+        if inner.mode == "eager"
+        for compiler in (backend.compilers if inner.operator == "sdpa" else backend.layer_compilers)
     ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.mutants.gradient_kernel import Differentiable
 from tests.mutants.kernel import Call, Eager, Kernel
+from tests.mutants.layer_kernel import MultiHeadKernel
 from tests.mutants.registry import mutant
 
 
@@ -151,6 +152,16 @@ class CompiledEmptyRow(CompiledKernel):
         found = super().weights(scores, call)
         empty = np.isneginf(scores).all(-1, keepdims=True)
         return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), found)
+
+
+@mutant("layer_values")
+class CompiledLayerKeepsOneMask(MultiHeadKernel):
+    """Of padding and a causal flag the compiled layer keeps the padding alone."""
+
+    mode = "compiled"
+
+    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return parts[0]
 
 
 @mutant("gradients", like="I3")
