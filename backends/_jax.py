@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from backends.base import (
     split_native,
 )
 from backends.clocks import COLD_BYTES, JaxCompilations, jax_peak
-from backends.compilation import over_batch, with_constants
+from backends.compilers import by_jit, over_batch, seen_in_program, with_constants
 from backends.differentiation import Step, by_transform, pushed_by_transform, step_by_transform
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, call_source, function_source, textbook_source
@@ -55,6 +54,7 @@ def call({names}):
 
 output, pull = jax.vjp(call, {names})
 gradients = pull(cotangent)""",
+    compiled={"jit": "jax.jit({function})", "aot": "jax.jit({function})"},
 )
 
 
@@ -68,6 +68,7 @@ class JaxBackend(Backend):
     narrow_reductions = True
     timed_compilers = ("jit",)
     compilers = ("jit", "aot", "vmap")
+    layer_compilers = ("jit",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -169,22 +170,19 @@ class JaxBackend(Backend):
         jax = self.jax
         if compiler == "vmap":
             return over_batch(jax.vmap, jax.numpy.moveaxis, self.is_array, prepared, batch)
-        made = jax.jit if compiler == "jit" else lambda function: Ahead(jax, function)
-        return with_constants(made, self.is_array, prepared)
+        if compiler == "jit":
+            return by_jit(jax, self, prepared)
+        return with_constants(lambda function: Ahead(jax, function), self.is_array, prepared)
 
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        if getattr(implementation, "sows", False):
+            return {"compiled": "sown weights are a change of the layer, which nnx.jit alone keeps"}
         if compiler == "vmap":
             return {"empty-batch": "nothing can be mapped over an empty batch"}
         return AHEAD if compiler == "aot" else {}
 
     def witness(self, prepared: Prepared) -> str:
-        ahead = getattr(prepared.function, "compiled", None)
-        if not isinstance(ahead, Ahead):
-            return ""
-        prepared()
-        targets = sorted(set(re.findall(r'custom_call_target="([^"]+)"', ahead.text)))
-        counts = [f"{ahead.text.count(f' {op}(')} {op}" for op in ("dot", "fusion")]
-        return ", ".join([*targets, *counts])
+        return seen_in_program(self.jax, self, prepared)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = (
@@ -216,13 +214,12 @@ class Ahead:
 
     def __call__(self, arrays: Any) -> Any:
         if self.program is None:
-            self.program = self.jitted.lower(arrays).compile()
+            self.program = self.lower(arrays).compile()
         return self.program(arrays)
 
-    @property
-    def text(self) -> str:
-        """The optimised program, in XLA's notation."""
-        return "" if self.program is None else self.program.as_text()
+    def lower(self, arrays: Any) -> Any:
+        """The function lowered, as `jax.jit` has it."""
+        return self.jitted.lower(arrays)
 
 
 def _operations(jax: Any) -> Operations:
@@ -296,7 +293,8 @@ class Eager(Implementation):
             scale=repr(scale),
             softcap=repr(softcap),
         )
-        return Prepared(attention, dense_arguments(backend, inputs), source=source)
+        arguments = dense_arguments(backend, inputs)
+        return Prepared(attention, arguments, source=source, constants=(scale, softcap))
 
 
 class JaxNn(Implementation):
@@ -364,7 +362,7 @@ class JaxNn(Implementation):
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         source = self.source(arguments)
-        return Prepared(self.caller(), arguments, layout="blhd", source=source)
+        return Prepared(self.caller(), arguments, layout="blhd", source=source, constants=())
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `Prepared`)."""

@@ -17,6 +17,7 @@ from backends._keras_layers import layers
 from backends._keras_ops import KerasFunction, KerasOps, import_keras
 from backends.base import Backend, Implementation, Prepared, set_to
 from backends.clocks import torch_compilations, torch_peak
+from backends.compilers import by_jit, by_torch_compile, seen_by_profiler, seen_in_program
 from backends.differentiation import (
     Step,
     by_autograd,
@@ -29,7 +30,7 @@ from suite.spec.dtypes import DType
 from suite.spec.problem import Inputs
 
 
-def _dialect(engine: str, more: str = "", **engines_own: str) -> Dialect:
+def _dialect(engine: str, more: str = "", **engines_own: Any) -> Dialect:
     made = Dialect(
         imports=f'import os\nos.environ["KERAS_BACKEND"] = "{engine}"\nimport keras\nimport {engine}'
         + more,
@@ -48,6 +49,10 @@ ON_TORCH = _dialect(
     gradients="""{names} = (array.requires_grad_() for array in ({names}))
 {source}
 gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+    compiled={
+        name: f'torch.compile({{function}}, backend="{name}", dynamic=False)'
+        for name in ("inductor", "aot_eager")
+    },
 )
 
 ON_JAX = _dialect(
@@ -63,6 +68,7 @@ def call({names}):
 
 output, pull = jax.vjp(call, {names})
 gradients = pull(cotangent)""",
+    compiled={"jit": "jax.jit({function})"},
 )
 
 
@@ -112,6 +118,10 @@ class KerasTorchBackend(KerasBackend):
     dialect = ON_TORCH
     has_strides = True
     has_threads = True
+    compilers = ("inductor", "aot_eager")
+    # Keras breaks its attention into two graphs (keras#23327), and dynamo keeps the second one by
+    # Keras' own code: all programs would be one function with eight signatures at most.
+    shares_programs = False
 
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *layers(self)]
@@ -153,6 +163,16 @@ class KerasTorchBackend(KerasBackend):
 
         return set_to(count, torch.get_num_threads, torch.set_num_threads)
 
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        import torch
+
+        return by_torch_compile(torch, self, prepared, compiler, one_graph=False)
+
+    def witness(self, prepared: Prepared) -> str:
+        import torch
+
+        return seen_by_profiler(torch, prepared)
+
     def device_name(self, array: Any) -> str:
         return array.device.type
 
@@ -165,6 +185,7 @@ class KerasJaxBackend(KerasBackend):
     engine = "jax"
     dialect = ON_JAX
     compiles_shapes = True
+    compilers = layer_compilers = ("jit",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -201,6 +222,12 @@ class KerasJaxBackend(KerasBackend):
 
     def sync(self, outputs: Any) -> None:
         self.jax.block_until_ready(outputs)
+
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        return by_jit(self.jax, self, prepared)
+
+    def witness(self, prepared: Prepared) -> str:
+        return seen_in_program(self.jax, self, prepared)
 
     def device_name(self, array: Any) -> str:
         return {"gpu": "cuda"}.get(platform := next(iter(array.devices())).platform, platform)

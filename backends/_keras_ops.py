@@ -78,7 +78,7 @@ class KerasOps(Implementation):
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         source = self.source(arguments)
-        return Prepared(function, arguments, layout="blhd", source=source)
+        return Prepared(function, arguments, layout="blhd", source=source, constants=())
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `Prepared`)."""

@@ -18,7 +18,7 @@ from backends.base import (
     dense_arguments,
 )
 from backends.clocks import tensorflow_compilations, tensorflow_peak
-from backends.compilation import with_constants
+from backends.compilers import seen_in_hlo, with_constants
 from backends.differentiation import Step, by_tape, step_by_tape
 from backends.layers import Operations, textbooks
 from backends.sources import Dialect, textbook_source
@@ -44,6 +44,10 @@ import tensorflow as tf""",
     tape.watch([{names}])
 {indented}
 gradients = tape.gradient(output, [{names}], output_gradients=cotangent)""",
+    compiled={
+        "function": "tf.function({function})",
+        "xla": "tf.function({function}, jit_compile=True)",
+    },
 )
 
 
@@ -55,6 +59,7 @@ class TensorflowBackend(Backend):
     devices = ("cpu", "cuda")
     timed_compilers = ("function", "xla")
     compilers = ("function", "xla")
+    layer_compilers = ("function",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -138,9 +143,11 @@ class TensorflowBackend(Backend):
 
     def witness(self, prepared: Prepared) -> str:
         function = getattr(prepared.function, "compiled", None)
-        if function is None or function._jit_compile:
+        if function is None:
             return ""
         arrays = {n: a for n, a in prepared.arguments.items() if self.is_array(a)}
+        if function._jit_compile:
+            return seen_in_hlo(function.experimental_get_compiler_ir(arrays)("optimized_hlo"))
         graph = function.get_concrete_function(arrays).graph
         types = {op.type for op in graph.get_operations()}
         return ", ".join(sorted(t for t in types if "MatMul" in t or t in ("Einsum", "Softmax")))
@@ -222,7 +229,9 @@ class Eager(Implementation):
             scale=f"tf.constant({made})",
             softcap=repr(softcap),
         )
-        return Prepared(attention, dense_arguments(backend, inputs), source=source)
+        arguments = dense_arguments(backend, inputs)
+        constants = (inputs.effective_scale, softcap)
+        return Prepared(attention, arguments, source=source, constants=constants)
 
 
 class TensorflowKerasOps(KerasOps):

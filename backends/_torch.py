@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
-from backends._torch_layers import layers
+from backends._torch_layers import MultiheadAttentionFast, layers
 from backends.base import (
     Backend,
     BackendUnavailable,
@@ -25,7 +25,12 @@ from backends.base import (
     split_native,
 )
 from backends.clocks import COLD_BYTES, torch_compilations, torch_device_seconds, torch_peak
-from backends.compilation import over_batch, with_constants
+from backends.compilers import (
+    by_torch_compile,
+    over_batch,
+    seen_by_profiler,
+    with_constants,
+)
 from backends.differentiation import Step, by_autograd, step_by_autograd
 from backends.sources import Dialect, call_source, function_source, textbook_source
 from suite.spec.dtypes import DType
@@ -52,6 +57,10 @@ DIALECT = Dialect(
     gradients="""{names} = (array.requires_grad_() for array in ({names}))
 {source}
 gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+    compiled={
+        name: f'torch.compile({{function}}, backend="{name}", dynamic=False, fullgraph=True)'
+        for name in ("inductor", "aot_eager")
+    },
 )
 
 
@@ -65,6 +74,7 @@ class TorchBackend(Backend):
     has_threads = True
     timed_compilers = ("inductor",)
     compilers = ("inductor", "aot_eager", "export", "vmap")
+    layer_compilers = ("aot_eager",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -168,15 +178,10 @@ class TorchBackend(Backend):
             return over_batch(vmap, torch.movedim, self.is_array, prepared, batch)
         if compiler == "export":
             return with_constants(self._exported, self.is_array, prepared)
-        # Every cell compiles anew: dynamo gives up on a function after a few signatures.
-        torch._dynamo.reset()
-        # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
-        torch._functorch.config.enable_autograd_cache = False
+        return by_torch_compile(torch, self, prepared, compiler)
 
-        def made(function: Callable[..., Any]) -> Callable[..., Any]:
-            return torch.compile(function, backend=compiler, dynamic=False, fullgraph=True)
-
-        return with_constants(made, self.is_array, prepared)
+    def signature(self, array: Any) -> tuple[Any, ...]:
+        return (*super().signature(array), array.stride())
 
     def _exported(self, function: Callable[..., Any]) -> Callable[..., Any]:
         torch = self.torch
@@ -197,6 +202,8 @@ class TorchBackend(Backend):
 
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         flex = isinstance(implementation, Flex)
+        if isinstance(implementation, MultiheadAttentionFast):
+            return {"compiled": "whether the fast path is taken is not seen in a compiled call"}
         if compiler == "vmap":
             missing = {"empty-batch": "nothing can be mapped over an empty batch"}
             if flex:
@@ -214,14 +221,7 @@ class TorchBackend(Backend):
         return {}
 
     def witness(self, prepared: Prepared) -> str:
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CPU]) as found:
-            prepared()
-        names = {event.key.removeprefix("aten::") for event in found.key_averages()}
-        fused = sorted(n for n in names if re.match(r"_scaled_dot_product_\w*(attention|math)", n))
-        products = sorted(n for n in names if n in ("bmm", "baddbmm", "matmul"))
-        return ", ".join(fused or products) or "no attention kernel and no matrix product"
+        return seen_by_profiler(self.torch, prepared)
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         known = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -279,7 +279,8 @@ class Eager(Implementation):
         source = textbook_source(
             attention, "import torch", scale=repr(scale), softcap=repr(softcap)
         )
-        return Prepared(attention, dense_arguments(backend, inputs), source=source)
+        arguments = dense_arguments(backend, inputs)
+        return Prepared(attention, arguments, source=source, constants=(scale, softcap))
 
 
 class EagerPermuted(Eager):
@@ -311,7 +312,8 @@ class EagerPermuted(Eager):
                 scores = scores.masked_fill(~mask, -torch.inf)
             return torch.softmax(scores, dim=-1) @ value
 
-        return Prepared(attention, made.arguments | {"key": key})
+        arguments = made.arguments | {"key": key}
+        return Prepared(attention, arguments, constants=made.constants)
 
 
 class Sdpa(Implementation):
@@ -373,8 +375,14 @@ class Sdpa(Implementation):
         operands = {n: n for n in ("query", "key", "value")}
         operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
         function = torch.nn.functional.scaled_dot_product_attention
-        source = self.source(arguments)
-        return Prepared(function, arguments, operands=operands, within=self.forced, source=source)
+        return Prepared(
+            function,
+            arguments,
+            operands=operands,
+            within=self.forced,
+            source=self.source(arguments),
+            constants=(),
+        )
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `Prepared`)."""
@@ -519,7 +527,9 @@ class Flex(Implementation):
                 return flex_attention(**arguments)
             return uncompiled(**arguments)
 
-        return Prepared(call, arguments, source=_flex_source(inputs, arguments))
+        hidden = None if dense is None else sha256(full.tobytes()).hexdigest()
+        source = _flex_source(inputs, arguments)
+        return Prepared(call, arguments, source=source, constants=(softcap, hidden))
 
 
 def _flex_source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
@@ -612,4 +622,4 @@ class SdpaFunction(Sdpa):
             return self.judged(query, key, value, **rest)
 
         source = function_source(self.judged, self.name, arguments)
-        return Prepared(call, arguments, operands=made.operands, source=source)
+        return Prepared(call, arguments, operands=made.operands, source=source, constants=())

@@ -85,7 +85,9 @@ class Prepared:
     and returns the gradients by argument; `forward` takes the arguments and `tangents` by argument
     and returns the output's. `within` makes the context the function is called in, which
     a compiler is not given: a choice of kernel, a thread count. `source` is the call as text: lines,
-    imports and all, that compute `output` from variables called like the arguments.
+    imports and all, that compute `output` from variables called like the arguments. `constants` are
+    the plain values that the function hangs on besides its arguments: where two calls of an
+    implementation have equal ones, their functions are the same. None where that is not known.
     """
 
     function: Callable[..., Any]
@@ -96,6 +98,7 @@ class Prepared:
     forward: Callable[..., Any] | None = None
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     source: str = ""
+    constants: tuple[Any, ...] | None = None
 
     def __call__(self) -> Any:
         return self.call(self.arguments)
@@ -126,6 +129,10 @@ class Backend(ABC):
     compilers: tuple[str, ...] = ()
     timed_compilers: tuple[str, ...] = ()
     """Of `compilers`, those that people deploy: the ones whose speed is measured."""
+    layer_compilers: tuple[str, ...] = ()
+    """Those of the compilers that layers go through, too."""
+    shares_programs = True
+    """Whether compiled programs can be kept side by side, for more calls than they were made for."""
     compiles_shapes = False
     dialect: Dialect | None = None
 
@@ -204,8 +211,13 @@ class Backend(ABC):
         return []
 
     def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
-        """The call through one of `compilers`, not yet compiled; `batch` is the number of samples."""
+        """The call with its function through one of `compilers`, all else as it was; compiled when it is
+        first called. `batch` is the number of samples."""
         raise NotImplementedError
+
+    def signature(self, array: Any) -> tuple[Any, ...]:
+        """What a compiler may have fixed of an array: shape and dtype, strides where there are any."""
+        return (tuple(array.shape), self.dtype_name(array))
 
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         """The features an implementation loses in a compiler, with the reason; a dtype by its long name,
@@ -390,6 +402,15 @@ class Implementation(ABC):
 
         Only the call may raise the framework's errors.
         """
+
+    def prepare_anew(self, inputs: Any) -> Prepared:
+        """`prepare`, with a program of its own where the call is compiled."""
+        return self.prepare(inputs)
+
+    def settle(self, passed: bool) -> bool:
+        """The cell that these calls were prepared for is judged: keep what was compiled for it for other
+        cells where it passed, forget it otherwise. Returns whether anything kept before took part."""
+        return False
 
     def unsupported(self, case: AnyCase) -> str | None:
         """Why this case is not supported, or None. Reads declarations only; runs nothing."""

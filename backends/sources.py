@@ -6,8 +6,8 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -21,7 +21,8 @@ class Dialect:
     is the NumPy type that holds it); `plain`: the same for booleans and integers, or for values that
     keep their type. `transpose`: `array` with its axes in `order`, a tuple. `values`: those of `array`,
     float64. `gradients`: lines that run `source` (or `indented`, the same four spaces further in) and
-    set `output` and `gradients`, those by `names` for `cotangent`.
+    set `output` and `gradients`, those by `names` for `cotangent`. `compiled`: by compiler, the
+    expression of `function` compiled; one that has no such expression is left out.
     """
 
     imports: str
@@ -30,6 +31,7 @@ class Dialect:
     values: str
     gradients: str
     transpose: str = "{array}.transpose{order}"
+    compiled: Mapping[str, str] = field(default_factory=dict)
 
 
 POSITIONAL = ("query", "key", "value")
@@ -39,6 +41,17 @@ def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
     """`output = function(query, key, value, scale=scale)` for arguments of these names."""
     named = [f"{name}={name}" for name in arguments if name not in POSITIONAL]
     return f"output = {function}({', '.join([*POSITIONAL, *named, *more])})"
+
+
+def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
+    """The text of a call (see `backends.base.Prepared`) with the call compiled, as a function of the
+    arguments called `arrays`; `compiled` is that of a `Dialect`. Empty where either is."""
+    names = ", ".join(arrays)
+
+    def through(match: re.Match[str]) -> str:
+        return f"{match[1]}{compiled.format(function=f'lambda {names}: {match[2]}')}({names})"
+
+    return re.sub(r"^( *output = )(.*)$", through, source, flags=re.MULTILINE) if compiled else ""
 
 
 def textbook_source(function: Callable[..., Any], imports: str, **closure: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from backends import registry
 from backends.base import Backend, BackendUnavailable, Implementation
-from backends.compilation import Compiled, compiled_forms
+from backends.compilation import Compiled, compiled_forms, mode_of
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.judge import cell as cells
@@ -255,10 +255,8 @@ class Plan:
 
     def speaks_of(self, entry: Expectation) -> bool:
         """Whether an entry names an implementation of the modes that are asked."""
-        compiled = {"@" in name for name in entry.implementation}
-        return bool(
-            compiled & {"eager": {False}, "compiled": {True}}.get(self.options.mode, {True, False})
-        )
+        asked = self.options.mode
+        return asked == "all" or asked in map(mode_of, entry.implementation)
 
     def digest(self) -> tuple[str, int]:
         """Digest and number of all cells of the whole run, every shard included."""
@@ -322,7 +320,7 @@ def crashed(check: str, name: str, kind: str, message: str, options: Options) ->
         check=check,
         backend=backend,
         implementation=short,
-        mode="compiled" if "@" in short else "eager",
+        mode=mode_of(short),
         device=options.device,
         dtype=case.dtype.name,
         status="crash",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.judge.cell import Cell, NotElected, check
+from suite.judge.cell import Cell, check
 from suite.spec.dtypes import round_to
 from suite.spec.masks import Sizes
 from suite.spec.problem import Case, Inputs
@@ -46,16 +46,26 @@ def remasked(inputs: Inputs) -> Inputs:
 
 
 def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
-    """The arguments for `inputs`, made without a compiler: preparing a compiled call anew makes torch
-    forget those before it."""
+    """The arguments for `inputs`, made without a compiler."""
     inner = getattr(cell.implementation, "inner", cell.implementation)
     return inner.prepare(inputs).arguments
 
 
-@check(lambda level: (), compiled=lambda level: CASES[:2] if level == "smoke" else CASES)
+def of_level(level: str) -> list[Case]:
+    return CASES[:2] if level == "smoke" else CASES
+
+
+def unmasked(level: str) -> list[Case]:
+    """Whose lengths can be changed without another mask; those of `compiled_again`, so that one program
+    is compiled for both."""
+    return [case for case in of_level(level) if case.problem.mask is None]
+
+
+@check(lambda level: (), compiled=of_level)
 def test_compiled_again(cell: Cell) -> None:
-    """One compiled call with other values, another mask, and then the first values again."""
-    first = cell.prepare(cell.inputs)
+    """One compiled call with other values, another mask, and then the first values again: the life of a
+    program, from its compilation."""
+    first = cell.implementation.prepare_anew(cell.inputs)
     asked = [cell.inputs, renewed(cell.inputs)]
     if cell.inputs.mask is not None and cell.inputs.form == "dense":
         asked.append(remasked(cell.inputs))
@@ -67,11 +77,9 @@ def test_compiled_again(cell: Cell) -> None:
         cell.judge(cell.read(answer, inputs, first.layout), inputs)
 
 
-@check(lambda level: (), compiled=lambda level: [c for c in CASES if c.problem.mask is None])
+@check(lambda level: (), needs=("other-shapes",), compiled=unmasked)
 def test_compiled_lengths(cell: Cell) -> None:
     """One compiled call with fewer queries and keys than it was compiled for, then with more."""
-    if "other-shapes" in cell.implementation.lacks:
-        raise NotElected(cell.implementation.lacks["other-shapes"])
     first = cell.prepare(cell.inputs)
     s: Sizes = cell.inputs.sizes
     for queries, keys in ((s.Lq, s.Lk), (s.Lq - 3, s.Lk - 4), (s.Lq, s.Lk)):

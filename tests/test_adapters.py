@@ -4,6 +4,7 @@ forced kernel is that kernel or an error."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from backends.base import (
     merged_bias,
     split_native,
 )
+from backends.compilation import Compiled
+from backends.compilers import seen_in_hlo
 from backends.registry import UsageError
 from suite.judge import cell as cells
 from suite.judge.cell import Cell
@@ -441,6 +444,37 @@ def test_unknown_modes_and_backends_without_compilers() -> None:
         Options(backend=("numpy",), mode="jitted").check()
     with pytest.raises(UsageError, match="no implementation to judge"):
         Plan.make(Options(backend=("numpy",), mode="compiled"))
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler", "expected"),
+    [
+        ("jax", "jit", r"2 dot, \d+ fusion"),
+        ("jax", "aot", r"2 dot, \d+ fusion"),
+        ("jax", "vmap", "2 dot_general"),
+        ("tf", "function", "BatchMatMulV2, Softmax"),
+        ("tf", "xla", r"2 dot, \d+ fusion"),
+        ("torch", "vmap", "bmm, matmul"),
+        ("torch", "aot_eager", "bmm"),
+    ],
+)
+def test_the_witness_says_what_ran_in_a_compiled_call(
+    name: str, compiler: str, expected: str
+) -> None:
+    pytest.importorskip({"tf": "tensorflow"}.get(name, name))
+    backend = registry.load(name)
+    compiled = Compiled(backend.implementations()[0], compiler)
+    prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
+    prepared()
+    assert re.fullmatch(expected, backend.witness(prepared))
+
+
+def test_the_witness_reads_custom_calls() -> None:
+    text = '''
+  %a = f32[2]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax", metadata={}
+  %b = f32[2]{0} dot(%a, %a), lhs_contracting_dims={0}
+  %c = f32[2]{0} custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"'''
+    assert seen_in_hlo(text) == "__cudnn$fmhaSoftmax, 1 dot, 0 fusion"
 
 
 def test_the_witness_names_the_kernel() -> None:

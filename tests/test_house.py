@@ -94,7 +94,7 @@ def test_arrows(path: Path) -> None:
         allowed = ("suite.report", "suite.judge.records", "suite.judge.verdict")
         assert all(within(m, *allowed) or m == "suite.judge" for m in ours), ours
     elif within(name, "backends") and path.stem in ADAPTERS:
-        parts = ("base", "layers", "differentiation", "compilation", "sources")
+        parts = ("base", "layers", "differentiation", "compilation", "compilers", "sources")
         shared = [*(f"backends.{part}" for part in parts), "suite.spec"]
         allowed = [*shared, *PARTS.get(path.stem, ())]
         if path.stem == "_numpy":

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from backends.compilation import mode_of
 from suite.judge.cell import Cell, run
 from suite.judge.expectations import Expectation, Manifest
 from suite.plan import Options, Plan
@@ -338,6 +339,12 @@ class TestTorch:
         ("tf", "keras-ops", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "values"),
         ("jax", "jax-nn", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
         ("jax", "eager", "sdpa/none/mha/f16/b2h2q5k7d8", "values"),
+        ("torch", "sdpa-math@aot_eager", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "gradients"),
+        ("torch", "flex@aot_eager", "sdpa/bool.qk/mha/f32/b2h2q5k7d8/bias.1hqk/dense", "values"),
+        ("tf", "eager@xla", "sdpa/pad/mha/f32/b2h2q5k7d8/cap2.0", "gradients"),
+        ("tf", "keras-ops@function", "sdpa/causal/gqa2/f32/b2h4q5k7d8", "values"),
+        ("jax", "jax-nn@jit", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
+        ("jax", "eager@aot", "sdpa/none/mha/bf16/b2h2q5k7d8", "values"),
     ],
 )
 def test_scripts_in_other_frameworks_pass(
@@ -345,6 +352,13 @@ def test_scripts_in_other_frameworks_pass(
 ) -> None:
     pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
     _script_passes(backend, name, case, check, tmp_path, monkeypatch)
+
+
+def test_a_transformation_without_words_gives_the_case_alone() -> None:
+    pytest.importorskip("torch")
+    plan = Plan.make(Options(("torch",), mode="compiled", implementation=("eager@vmap",)))
+    prepared = plan.implementations[0].prepare(draw(Case.parse("sdpa/none/mha/f32/b2h2q5k7d8"), 0))
+    assert prepared.source == ""
 
 
 def _script_passes(
@@ -355,7 +369,7 @@ def _script_passes(
     from suite.judge.verdict import Verdict
 
     asked = next(c for c in all_checks() if c.name == check)
-    plan = Plan.make(Options((backend,)))
+    plan = Plan.make(Options((backend,), mode=mode_of(name)))
     chosen = next(i for i in plan.implementations if i.name == name)
     cell = asked.cell(asked, Case.parse(case), chosen)
     verdict = run(cell)
@@ -383,6 +397,8 @@ def _script_passes(
         (["--backend=numpy", "--minutes=0"], 2, "--minutes must be positive"),
         (["--backend=numpy", "--examples=0"], 2, "--examples must be positive"),
         (["--backend=numpy", "--dtype=f8"], 2, "valid: f64"),
+        (["--backend=numpy", "--mode=jitted"], 2, "valid: eager, compiled, all"),
+        (["--backend=numpy", "--mode=compiled"], 2, "no implementation to judge"),
         (["--backend=numpy", "--case=sdpa/x"], 2, "not a case id"),
         ([], 2, "--backend"),
     ],

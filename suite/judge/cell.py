@@ -315,12 +315,26 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
     Returns `unsupported` without running where the implementation declares so; with `audit` such a
     cell runs as well, and a right answer is the failure "stale-claim". What a backend lacks for all its
     implementations cannot be asked of it, and is not audited.
+
+    Where a program that was compiled for an earlier cell took part in anything but a pass, the verdict
+    is that of a second run, with programs of its own.
     """
     start = time.perf_counter()
+    implementation = cell.implementation
+    implementation.settle(False)  # of a cell that was broken off
+    verdict = _judged(cell, audit)
+    if implementation.settle(verdict.status == "pass") and verdict.status != "pass":
+        cell.measured = Measured()
+        verdict = _judged(cell, audit)
+        implementation.settle(verdict.status == "pass")
+    return replace(verdict, seconds=time.perf_counter() - start)
+
+
+def _judged(cell: Cell, audit: bool) -> Verdict:
+    """The verdict of one run of the cell; its seconds are left to `run`."""
 
     def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
-        seconds = time.perf_counter() - start
-        return Verdict(status, kind, message, replace(cell.measured), seconds)
+        return Verdict(status, kind, message, replace(cell.measured))
 
     cell.audit = audit
     reason = None

@@ -62,7 +62,8 @@ class _Probe:
 
     def values(self, inputs: Inputs) -> np.ndarray | None:
         """The answer (B, H, Lq, Dv) in float64, or None where the framework raises."""
-        prepared = self.implementation.prepare(inputs)
+        # What is observed is remembered, and must not hang on programs of cells before this one.
+        prepared = self.implementation.prepare_anew(inputs)
         try:
             out = prepared()
         except Exception:
@@ -73,7 +74,7 @@ class _Probe:
     def gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
         """Gradients of query, key and value, (B, H, L, D), or None where the framework raises."""
         backend = self.implementation.backend
-        prepared = self.implementation.prepare(inputs)
+        prepared = self.implementation.prepare_anew(inputs)
         turned = prepared.layout == "blhd"
         given = backend.array(np.ascontiguousarray(_turned(cotangent, turned)), self.dtype)
         try:

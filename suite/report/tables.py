@@ -240,8 +240,9 @@ def gradients(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernels(cells: pd.DataFrame) -> pd.DataFrame:
-    """Index (implementation, kernels): the cells of the check values in which those kernels ran."""
-    seen = cells[(cells["mode"] == "compiled") & (cells["check"] == "values")]
+    """Index (implementation, kernels): the cells of values and layer_values in which those ran."""
+    judged = cells["check"].isin(["values", "layer_values"])
+    seen = cells[(cells["mode"] == "compiled") & judged]
     seen = seen[seen["observed"] != ""]
     keys = [labels(cells).loc[seen.index], seen["observed"].rename("kernels")]
     return seen.groupby(keys, sort=False).size().rename("cells").to_frame()

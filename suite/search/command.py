@@ -48,6 +48,9 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--dtype", action="append", default=[], metavar="NAME")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
+        "--mode", default="eager", help="as for pytest suite: eager (default), compiled, all"
+    )
+    parser.add_argument(
         "--minutes", type=float, metavar="N", help="default 1, or as --examples asks"
     )
     parser.add_argument("--examples", type=int, metavar="N", help="cases to draw at most")
@@ -58,7 +61,7 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--shapes", type=int, metavar="N",
-        help="draw from N sizes alone, 0 from all; default: few where a backend compiles every shape",
+        help="draw from N sizes alone, 0 from all; default: few where every shape is compiled",
     )  # fmt: skip
     parser.add_argument(
         "--case", action="append", default=[], metavar="ID",
@@ -99,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             dtype=tuple(arguments.dtype),
             function=tuple(arguments.function),
             numerics=arguments.numerics,
+            mode=arguments.mode,
         )
         plan = Plan.make(options)
         search = Search(
@@ -135,11 +139,16 @@ def found_text(search: Search, failure: Failure) -> str:
     who = [f"--backend={name}" for name in options.backend]
     who += [f"--function={shlex.quote(text)}" for text in options.function]
     who += [f"--numerics={options.numerics}"] if options.numerics else []
+    compiled = failure.implementation.mode == "compiled"
+    who += ["--mode=compiled"] if compiled else []
     if failure.implementation not in search.plan.functions:
         who.append(f"--implementation={failure.implementation.name}")
     module = check.function.__module__.replace(".", "/")
     node = f"{module}.py::test_{check.name}[{failure.implementation}/{case.id}]"
-    home = "gradient_catalogue.DESIGNED" if check.name == "gradients" else "catalogue._designed"
+    if compiled:
+        home = f"compiled_catalogue.{'GRADIENTS' if check.name == 'gradients' else 'DESIGNED'}"
+    else:
+        home = "gradient_catalogue.DESIGNED" if check.name == "gradients" else "catalogue._designed"
     how = "shrunk from" if failure.shrunk else "as drawn, time was over before it was shrunk:"
     lines = [
         f"\n{failure.verdict.status}: {failure.verdict.kind}, {check.name} of {failure.implementation}",

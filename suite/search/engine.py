@@ -128,7 +128,7 @@ class Search:
 
     `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
     `found` is told every failure once, when it is shrunk. `pool` draws from a few sizes; by default
-    where the backend compiles for every new shape.
+    where every new shape is compiled.
     """
 
     def __init__(
@@ -152,7 +152,9 @@ class Search:
         self.summary = Summary(seed)
         self.seconds = None if minutes is None else 60.0 * minutes
         self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)
-        compiling = any(i.backend.compiles_shapes for i in self.implementations)
+        compiling = any(
+            i.backend.compiles_shapes or i.mode == "compiled" for i in self.implementations
+        )
         count = pool if pool is not None else POOL if compiling else 0
         self.pool = size_pool(seed, count) if count else []
         self._keys: dict[Key, Failure] = {}

@@ -13,6 +13,7 @@ from functools import lru_cache
 from suite.spec.catalogue import case_of, compatible
 from suite.spec.covering import Row, each_value, pairwise
 from suite.spec.dtypes import DTYPES
+from suite.spec.layers import LayerCase
 from suite.spec.problem import Case
 
 AXES: dict[str, tuple[object, ...]] = {
@@ -61,6 +62,15 @@ GRADIENTS = (
     "sdpa/none/mha/f32/b2h3q11k9d6/bias.inf",
 )
 
+LAYERS = (
+    "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
+    "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
+    "additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",
+    "dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",
+)
+
 
 @lru_cache(maxsize=1)
 def covering_rows() -> tuple[Row, ...]:
@@ -79,6 +89,11 @@ def compiled_cases(level: str = "standard") -> tuple[Case, ...]:
     if level == "full":
         found += [case_of(row | {"dtype": dt}) for row in covering_rows() for dt in DTYPES]
     return tuple({case.id: case for case in found}.values())
+
+
+def compiled_layers(level: str = "standard") -> list[LayerCase]:
+    """The layers' cases whose outputs are judged through a compiler; at smoke two."""
+    return [LayerCase.parse(text) for text in (LAYERS[:2] if level == "smoke" else LAYERS)]
 
 
 def compiled_gradients(level: str = "standard") -> list[Case]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.mutants.gradient_kernel import Differentiable
 from tests.mutants.kernel import Call, Eager, Kernel
+from tests.mutants.layer_kernel import MultiHeadKernel
 from tests.mutants.registry import mutant
 
 
@@ -59,6 +60,31 @@ class StaleValues(CompiledKernel):
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         return super().attend(scores, self.values.setdefault(signature(call), value), call)
+
+
+@mutant("values")
+class StaleScale(CompiledKernel):
+    """Compiled programs are kept by shapes and dtype alone: the scale is that of the first call."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.scales: dict[tuple, float] = {}
+
+    def factor(self, call: Call) -> float:
+        return self.scales.setdefault(signature(call), super().factor(call))
+
+
+@mutant("values")
+class StaleFlag(CompiledKernel):
+    """Compiled programs are kept by shapes and dtype alone: the causal flag is that of the first call."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.flags: dict[tuple, bool] = {}
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        causal = self.flags.setdefault(signature(call), call.causal)
+        return super().allowed(Call(**{**vars(call), "causal": causal}))
 
 
 @mutant("compiled_lengths")
@@ -126,6 +152,16 @@ class CompiledEmptyRow(CompiledKernel):
         found = super().weights(scores, call)
         empty = np.isneginf(scores).all(-1, keepdims=True)
         return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), found)
+
+
+@mutant("layer_values")
+class CompiledLayerKeepsOneMask(MultiHeadKernel):
+    """Of padding and a causal flag the compiled layer keeps the padding alone."""
+
+    mode = "compiled"
+
+    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return parts[0]
 
 
 @mutant("gradients", like="I3")

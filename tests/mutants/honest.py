@@ -726,6 +726,31 @@ class LayerNarrowBias(LayerDifferentiable):
         return found
 
 
+class CompiledPlain(Differentiable):
+    """A compiled kernel that computes what it was compiled from."""
+
+    mode = "compiled"
+
+
+class CompiledFused(DifferentiableFused):
+    """A compiled kernel that stores weights in the case's dtype."""
+
+    mode = "compiled"
+
+
+class CompiledOnline(OnlineTiles16):
+    """A compiled kernel with an online softmax and no derivative."""
+
+    mode = "compiled"
+    lacks = {**Online.lacks, "gradient": "the compiled program is that of inference"}
+
+
+class CompiledLayer(MultiHeadKernel):
+    """A compiled layer that computes what it was compiled from."""
+
+    mode = "compiled"
+
+
 HONEST: tuple[type[Implementation], ...] = (
     OnlineTiles16,
     OnlineTiles1,
@@ -793,5 +818,9 @@ HONEST: tuple[type[Implementation], ...] = (
     BatchNormFolded,
     BatchNormOnePass,
     BatchNormStepwise,
+    CompiledPlain,
+    CompiledFused,
+    CompiledOnline,
+    CompiledLayer,
 )
 """Every honest variant, in the order in which they are judged."""

@@ -1,0 +1,188 @@
+"""Promise: compiled programs are shared between cells, and no verdict hangs on another cell's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from backends._numpy import NumpyBackend
+from backends.base import Implementation, Prepared
+from backends.compilation import KEPT, Compiled, Programs, mode_of, signature
+from suite.checks import all_checks
+from suite.judge.cell import Cell, run
+from suite.judge.verdict import Verdict
+from suite.spec.problem import Case, Inputs
+from suite.spec.recipes import draw
+from tests.mutants.kernel import Kernel
+
+CHECKS = {check.name: check for check in all_checks()}
+CASE = "sdpa/none/mha/f32/b2h3q11k9d6"
+ALIKE = "sdpa/none/mha/f32/b2h3q11k9d6/large"  # other values, and the same program
+
+Function = Callable[..., Any]
+
+
+class Plain(Kernel):
+    """An honest kernel that says what its function hangs on."""
+
+    def prepare(self, inputs: Inputs) -> Prepared:
+        return replace(super().prepare(inputs), constants=(inputs.scale, inputs.softcap))
+
+
+class Unknown(Kernel):
+    """An honest kernel that does not say what its function hangs on."""
+
+
+class CompilingBackend(NumpyBackend):
+    """NumPy with a compiler: `make` turns a function into a program, and every one is counted."""
+
+    name = "compiling"
+    compilers = ("once",)
+
+    def __init__(self, make: Callable[[Function], Function] = lambda function: function) -> None:
+        super().__init__()
+        self.make, self.count = make, 0
+
+    def implementations(self) -> list[Implementation]:
+        return [Plain(self)]
+
+    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+        self.count += 1
+        return replace(prepared, function=self.make(prepared.function))
+
+
+def stale_query(function: Function) -> Function:
+    """A program into which the query of its first call was compiled."""
+    first: dict[str, Any] = {}
+
+    def program(**arguments: Any) -> Any:
+        return function(**arguments | {"query": first.setdefault("query", arguments["query"])})
+
+    return program
+
+
+def cold(function: Function) -> Function:
+    """A program whose first answer is wrong."""
+    calls: list[Mapping[str, Any]] = []
+
+    def program(**arguments: Any) -> Any:
+        calls.append(arguments)
+        late = arguments if len(calls) > 1 else arguments | {"value": arguments["key"]}
+        return function(**late)
+
+    return program
+
+
+def compiled(backend: CompilingBackend) -> Compiled:
+    return Compiled(backend.implementations()[0], "once")
+
+
+def judged(implementation: Implementation, *asked: tuple[str, str]) -> list[Verdict]:
+    return [
+        run(Cell(CHECKS[check], Case.parse(case), implementation, seed=0)) for check, case in asked
+    ]
+
+
+def test_cells_of_one_signature_share_a_program() -> None:
+    backend = CompilingBackend()
+    verdicts = judged(
+        compiled(backend),
+        ("values", CASE),
+        ("values", ALIKE),
+        ("compiled_lengths", CASE),
+        ("compiled_again", CASE),
+        ("values", CASE),
+    )
+    assert [v.status for v in verdicts] == ["pass"] * 5
+    assert backend.count == 2, "one, and one of its own for compiled_again"
+
+
+@pytest.mark.parametrize("make", [stale_query, cold])
+def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Function]) -> None:
+    asked = [
+        ("values", CASE), ("values", ALIKE), ("compiled_lengths", CASE), ("compiled_again", CASE),
+        ("values", ALIKE), ("compiled_again", CASE), ("values", CASE),
+    ]  # fmt: skip
+    together = judged(compiled(CompilingBackend(make)), *asked)
+    alone = [judged(compiled(CompilingBackend(make)), one)[0] for one in asked]
+    assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
+    assert together[3].status == "fail", "compiled_again sees it, shared or not"
+
+
+def test_a_program_that_failed_is_not_kept() -> None:
+    backend = CompilingBackend(cold)
+    first, second = judged(compiled(backend), ("values", CASE), ("values", CASE))
+    assert (first.status, second.status, backend.count) == ("fail", "fail", 2)
+
+
+def test_what_a_cell_left_unjudged_is_not_kept() -> None:
+    backend = CompilingBackend()
+    implementation = compiled(backend)
+    implementation.prepare(draw(Case.parse(CASE), 0))
+    judged(implementation, ("values", CASE))
+    assert backend.count == 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "sdpa/none/mha/f32/b2h3q11k9d6/scale0.3",
+        "sdpa/none/mha/f32/b2h3q11k9d6/cap2.0",
+        "sdpa/none/mha/f32/b2h3q11k8d6",
+        "sdpa/none/mha/bf16/b2h3q11k9d6",
+        "sdpa/causal/mha/f32/b2h3q11k9d6/dense",
+        "sdpa/none/mha/f32/b2h3q11k9d6/bias.qk",
+    ],
+)
+def test_other_constants_shapes_and_dtypes_are_other_programs(case: str) -> None:
+    backend = CompilingBackend()
+    judged(compiled(backend), ("values", CASE), ("values", case))
+    assert backend.count == 2
+
+
+def test_a_signature_tells_values_apart_that_compare_equal() -> None:
+    backend = CompilingBackend()
+    made = [
+        Prepared(print, {"flag": flag, "scale": scale}, constants=())
+        for flag in (True, 1)
+        for scale in (0.0, -0.0, 0)
+    ]
+    assert len({signature(backend, one) for one in made}) == 6
+    assert signature(backend, Prepared(print, {})) is None, "constants are not known"
+    assert signature(backend, Prepared(print, {"odd": object()}, constants=())) is None
+
+
+def test_without_known_constants_nothing_is_shared() -> None:
+    backend = CompilingBackend()
+    implementation = Compiled(Unknown(backend), "once")
+    judged(implementation, ("values", CASE), ("values", CASE))
+    assert backend.count == 2
+
+
+def test_as_many_are_kept_as_are_kept() -> None:
+    programs = Programs()
+    for number in range(KEPT + 3):
+        programs.made[str(number)] = print
+        programs.settle(passed=True)
+    assert len(programs.kept) == KEPT
+    assert programs.find("2") is None
+    assert programs.find("3") is print
+
+
+def test_strides_are_part_of_a_signature_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    from backends.registry import load
+
+    backend = load("torch")
+    array = torch.zeros(3, 3)
+    assert backend.signature(array) != backend.signature(array.T)
+
+
+def test_the_mode_is_in_the_name() -> None:
+    inner = CompilingBackend().implementations()[0]
+    assert mode_of(inner.name) == inner.mode == "eager"
+    through = Compiled(inner, "once")
+    assert mode_of(through.name) == through.mode == "compiled"
