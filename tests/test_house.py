@@ -91,10 +91,31 @@ def test_arrows(path: Path) -> None:
         assert all(within(m, "suite.judge", "suite.spec", "references") for m in ours), ours
         assert "pytest" not in tops
     elif within(name, "suite.report"):
-        allowed = ("suite.report", "suite.judge.records", "suite.judge.verdict")
-        assert all(within(m, *allowed) or m == "suite.judge" for m in ours), ours
+        allowed = (
+            "suite.report",
+            "suite.judge.records",
+            "suite.judge.verdict",
+            "suite.measure.record",
+        )
+        rooms = ("suite.judge", "suite.measure")
+        assert all(within(m, *allowed) or m in rooms for m in ours), ours
+    elif within(name, "suite.measure"):
+        rooms = ("suite.measure", "suite.judge", "suite.spec", "backends")
+        ends = ("suite", "suite.checks", "suite.plan")
+        assert all(within(m, *rooms, *ends[1:]) or m in ends for m in ours), ours
+        assert "pytest" not in tops
+    elif within(name, "suite.benchmarks"):
+        assert all(within(m, "suite.measure") for m in ours), ours
     elif within(name, "backends") and path.stem in ADAPTERS:
-        parts = ("base", "layers", "differentiation", "compilation", "compilers", "sources")
+        parts = (
+            "base",
+            "clocks",
+            "layers",
+            "differentiation",
+            "compilation",
+            "compilers",
+            "sources",
+        )
         shared = [*(f"backends.{part}" for part in parts), "suite.spec"]
         allowed = [*shared, *PARTS.get(path.stem, ())]
         if path.stem == "_numpy":
@@ -123,6 +144,8 @@ def test_adapters_are_not_named_like_frameworks() -> None:
         "suite, suite.spec.catalogue, references.definition, references.loops, references.online",
         "suite.report, suite.judge.records, suite.judge.oracle, suite.checks, suite.plan",
         "backends, backends.base, backends.registry",
+        "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
+        "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",
     ],
 )
 def test_importing_loads_no_framework(modules: str) -> None:
