@@ -32,6 +32,7 @@ class FlaxLayer(Layer):
         "fully-masked-row": "uniform",
         "padded-sample": "uniform",
         "minus-inf-row": "nan",
+        "fully-masked-row-gradient": "values",
         "mask-polarity": "attends",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "leaks",

@@ -31,6 +31,7 @@ SCORES_ELECTIONS: Mapping[str, str | Mapping[str, str]] = {
     # The softmax sets hidden weights to zero.
     "fully-masked-row": "zeros",
     "padded-sample": "zeros",
+    "fully-masked-row-gradient": "nothing",
     "causal-alignment": "top-left",
     "causal-with-mask": "intersect",
     "mask-polarity": "attends",
@@ -257,6 +258,7 @@ class MultiHead(KerasLayer):
     elections: Mapping[str, str | Mapping[str, str]] = {
         "fully-masked-row": "uniform",
         "padded-sample": "uniform",
+        "fully-masked-row-gradient": "values",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
         "mask-polarity": "attends",
@@ -267,6 +269,7 @@ class MultiHead(KerasLayer):
         "torch": {
             "fully-masked-row": TORCH_EMPTY,
             "padded-sample": TORCH_EMPTY,
+            "fully-masked-row-gradient": dict.fromkeys(("f64", "f32", "bf16"), "scores"),
             "nan-in-masked-key": "leaks",
         },
     }
@@ -408,6 +411,8 @@ class SingleHead(KerasLayer):
     }
     elections: Mapping[str, str | Mapping[str, str]] = {
         "padded-sample": UNMASKED,
+        # What is subtracted from hidden scores is a constant.
+        "padded-sample-gradient": dict.fromkeys(("f32", "bf16"), "scores"),
         "returned-weights": "after-dropout",
     }
     elections_by_engine: Mapping[str, Mapping[str, str | Mapping[str, str]]] = {

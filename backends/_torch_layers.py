@@ -61,6 +61,7 @@ class MultiheadAttention(Layer):
         "fully-masked-row": "zeros",
         "padded-sample": "zeros",
         "minus-inf-row": "zeros",
+        "fully-masked-row-gradient": "nothing",
         "causal-with-mask": "mask-ignored",
         "mask-polarity": "hides",
         "nan-in-masked-key": "leaks",
@@ -233,6 +234,7 @@ class MultiheadAttentionWeights(MultiheadAttention):
         "fully-masked-row": "nan",
         "padded-sample": "nan",
         "minus-inf-row": "nan",
+        "fully-masked-row-gradient": "nan",
         "causal-with-mask": "causal-ignored",
         "returned-weights": "after-dropout",
     }

@@ -133,6 +133,8 @@ class Textbook(Layer):
         "fully-masked-row": "nan",
         "padded-sample": "nan",
         "minus-inf-row": "nan",
+        "fully-masked-row-gradient": "nan",
+        "padded-sample-gradient": "nan",
         "mask-polarity": "attends",
         "nan-in-masked-key": "blocked",
         "nan-in-masked-value": "leaks",

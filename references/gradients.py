@@ -40,13 +40,12 @@ Values are computed in the precision the operands come in (float64 or longdouble
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from references.running import Approx, Roundoffs, gamma, linear, narrowed, stored
+from references.running import Approx, Roundoffs, gamma, narrowed, stored
 
 EMPTY_ROWS = ("zeros", "uniform", "scores")
 """What a row without keys is: zeros, which take no gradient; the mean of all values, with weights that
@@ -76,8 +75,8 @@ class Gradients:
         """
         u, full = self.rounding, (1,) * (4 - len(shape)) + tuple(shape)
         axes = tuple(a for a in range(4) if full[a] == 1 and self.scores.value.shape[a] != 1)
-        summed = _summed(self.scores, axes, u)
-        return stored(summed, u.output, u.floor).reshape(*shape)
+        total = summed(self.scores, axes, u)
+        return stored(total, u.output, u.floor).reshape(*shape)
 
 
 def attention_gradients(
@@ -103,7 +102,7 @@ def attention_gradients(
     after which running sums are stored, None where they stay in the accumulator. NaN in slots that no
     row attends is of no influence. Raises ValueError for another `empty_rows`.
     """
-    chain = _Backward(
+    chain = Backward(
         query, key, value, cotangent, rounding, mask, bias, scale, softcap, exp_error, empty_rows
     )
     chain.blocks = blocks
@@ -135,14 +134,14 @@ def attention_tangent(
     with values, and their sum, in the case's dtype. `empty_rows` is that of the gradients. Also returns
     which rows have keys (B, H, Lq). Raises ValueError for another `empty_rows`.
     """
-    chain = _Backward(
+    chain = Backward(
         query, key, value, value[:, :1], rounding, mask, bias, scale, softcap, 0.0, empty_rows
     )
     with np.errstate(all="ignore"):
         return chain.tangent(tangents), chain.own_keys
 
 
-class _Backward:
+class Backward:
     """The chain, one step a method, so that steps can be read beside the derivation."""
 
     scaled_query = False
@@ -184,7 +183,7 @@ class _Backward:
         u = self.u
         scores = self.score_gradient
         dt = self.scaled(scores)
-        query = _product(dt, self.key, self.keys[..., None], u)
+        query = product(dt, self.key, self.keys[..., None], u)
         if self.blocks:
             query = self.stored_by_blocks(query, dt, self.key, self.blocks[1])
         query = stored(query, u.output, u.floor)
@@ -194,9 +193,14 @@ class _Backward:
             query = stored(query, u.output, u.floor)
             queries = Approx(queries.value, queries.error + u.output * queries.size)
         key = self.by_keys(dt, queries, rows)
+        return Gradients(query, key, self.value_gradient, scores, self.own_keys, u)
+
+    @cached_property
+    def value_gradient(self) -> Approx:
+        """dv, (B, Hkv, Lk, Dv)."""
+        rows = np.swapaxes(self.allowed, -1, -2).sum(-1)[..., None]
         received, averaging = self.shared
-        value = self.by_keys(received, self.cotangent, rows + averaging.sum(-2, keepdims=True))
-        return Gradients(query, key, value, scores, self.own_keys, u)
+        return self.by_keys(received, self.cotangent, rows + averaging.sum(-2, keepdims=True))
 
     @cached_property
     def shared(self) -> tuple[Approx, np.ndarray]:
@@ -223,19 +227,19 @@ class _Backward:
         depth = query.value.shape[-1]
         factor = abs(float(self.scale))
         value = (query.value @ np.swapaxes(key.value, -1, -2)) * self.scale
-        product = _product(query, _transposed(key), depth, u)
+        made = product(query, transposed(key), depth, u)
         # Product, scaling, and the scale itself, which weakly typed frameworks round to the dtype.
-        error = factor * product.error + 3 * u.score * _absolute(value)
+        error = factor * made.error + 3 * u.score * absolute(value)
         if self.scaled_query:
-            error += u.output * factor * (query.size @ _transposed(key).size)
+            error += u.output * factor * (query.size @ transposed(key).size)
         if self.softcap is None:
             return Approx(value, error), np.zeros(value.shape)
         bend = np.tanh(value / self.softcap)
-        slope = 1 - np.square(_absolute(bend))
+        slope = 1 - np.square(absolute(bend))
         # tanh is flatter than its tangent at 0, and steeper elsewhere by 2 error / cap at most.
         slope = np.minimum(slope + 2 * error / self.softcap, 1.0)
         out = bend * self.softcap
-        error = error * slope + (4 * u.accumulate + u.score) * _absolute(out)
+        error = error * slope + (4 * u.accumulate + u.score) * absolute(out)
         return Approx(out, error), bend
 
     @cached_property
@@ -247,7 +251,7 @@ class _Backward:
         error = scores.error
         if self.biased:
             finite = np.where(allowed, self.bias, 0)
-            error = error + u.score * _absolute(s) + narrowed(finite, u).error
+            error = error + u.score * absolute(s) + narrowed(finite, u).error
         if self.empty_rows == "scores":
             s, error = np.where(self.blank, 0, s), np.where(self.blank, 0.0, error)
         s = np.where(allowed, s, -np.inf)
@@ -256,8 +260,8 @@ class _Backward:
         p = np.exp(s - anchor)
         total = p.sum(-1, keepdims=True)
         p = p / np.where(total == 0, 1, total)
-        distance = np.where(allowed, _absolute(s - anchor), 0.0)
-        lse = _absolute(anchor + np.log(np.where(total == 0, 1, total)))
+        distance = np.where(allowed, absolute(s - anchor), 0.0)
+        lse = absolute(anchor + np.log(np.where(total == 0, 1, total)))
         d = error + (u.accumulate + u.step) * distance + u.accumulate * (4 + lse) + self.exp_error
         d = np.where(allowed, d, 0.0)
         weight = p.astype(np.float64)
@@ -272,7 +276,7 @@ class _Backward:
     @cached_property
     def weight_gradient(self) -> Approx:
         """dp = G v^T, stored like a score; zero for pairs that do not attend."""
-        out = _product(self.cotangent, _transposed(self.value), self.value.value.shape[-1], self.u)
+        out = product(self.cotangent, transposed(self.value), self.value.value.shape[-1], self.u)
         return self.attended(stored(out, self.u.score, self.score_floor))
 
     @cached_property
@@ -281,7 +285,7 @@ class _Backward:
         u, p, dp, cotangent = self.u, self.weights, self.weight_gradient, self.cotangent
         by_weights = self.averaged(dp)
         size = p.size @ self.value.size  # bounds |o|
-        error = p.error @ self.value.size + _absolute(p.value) @ self.value.error
+        error = p.error @ self.value.size + absolute(p.value) @ self.value.error
         error += gamma(self.keys + 4, u.accumulate)[..., None] * size + u.output * size + u.floor
         width = self.value.value.shape[-1]
         products = (cotangent.size * size).sum(-1, keepdims=True)
@@ -292,7 +296,7 @@ class _Backward:
     def averaged(self, x: Approx) -> Approx:
         """sum_j p_j x_j over the keys, which stay with size 1."""
         u, p = self.u, self.weights
-        inherited = (p.error * x.size + _absolute(p.value) * x.error).sum(-1, keepdims=True)
+        inherited = (p.error * x.size + absolute(p.value) * x.error).sum(-1, keepdims=True)
         sums = (p.size * x.size).sum(-1, keepdims=True)
         products = gamma(self.keys + 2, u.accumulate)[..., None] + 2 * u.step
         error = inherited + products * sums + self.keys[..., None] * u.product_underflow
@@ -307,14 +311,14 @@ class _Backward:
         """ds = p (dp - D), as it is stored."""
         u, p, dp, mean = self.u, self.weights, self.weight_gradient, self.mean
         difference = dp.value - mean.value
-        apart = _absolute(difference)
+        apart = absolute(difference)
         inherited = dp.error + mean.error
         # p (dp - D) by its difference, or as p dp - p D, whose parts are larger.
         parts = np.maximum(apart, dp.size + mean.size)
         rounded = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
         error = p.error * apart + p.size * (inherited + rounded)
-        error += (u.accumulate + u.step) * (_absolute(value) + error) + u.product_underflow
+        error += (u.accumulate + u.step) * (absolute(value) + error) + u.product_underflow
         return self.attended(stored(Approx(value, error), max(u.score, u.weight), self.score_floor))
 
     def scaled(self, scores: Approx) -> Approx:
@@ -336,9 +340,9 @@ class _Backward:
         factor = abs(float(self.scale))
 
         def scored(a: Approx, b: Approx) -> Approx:
-            product = _product(a, _transposed(b), depth, u)
-            product = Approx(product.value * self.scale, product.error * factor)
-            return stored(product, 2 * u.score + 2 * u.accumulate, 2 * self.score_floor)
+            made = product(a, transposed(b), depth, u)
+            made = Approx(made.value * self.scale, made.error * factor)
+            return stored(made, 2 * u.score + 2 * u.accumulate, 2 * self.score_floor)
 
         first, second = scored(moving[0], self.key), scored(self.query, key)
         moved = stored(
@@ -349,7 +353,7 @@ class _Backward:
         p = self.weights
         mean = self.averaged(moved)
         apart = moved.value - mean.value
-        distance, inherited = _absolute(apart), moved.error + mean.error
+        distance, inherited = absolute(apart), moved.error + mean.error
         inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
         error = p.error * distance + p.size * inherited + u.product_underflow
         unit = max(u.score, u.weight, u.step) + u.accumulate
@@ -358,7 +362,7 @@ class _Backward:
         keys = self.keys[..., None]
         shared, averaging = self.shared
         summands = keys + averaging * p.value.shape[-1]
-        parts = [_product(dp, self.value, keys, u), _product(shared, value, summands, u)]
+        parts = [product(dp, self.value, keys, u), product(shared, value, summands, u)]
         one, other = (stored(x, u.output, u.floor) for x in parts)
         both = Approx(one.value + other.value, one.error + other.error)
         return stored(both, u.output, u.floor)
@@ -377,57 +381,61 @@ class _Backward:
         stored after every block of rows.
         """
         B, heads, group, rows, _ = self.sizes
-        u, across = self.u, _transposed(a)
-        found = stored(_product(across, b, summands, u), u.output, u.floor)
+        u, across = self.u, transposed(a)
+        found = stored(product(across, b, summands, u), u.output, u.floor)
         if group == 1 and not self.blocks:
             return found
         split = found.reshape(B, heads, group, *found.value.shape[2:])
         whole = (across.size @ b.size).reshape(*split.value.shape).sum(2)
         if group > 1:
-            summed = _summed(split, (2,), u)
-            error = summed.error.squeeze(2) + gamma(group * rows, u.accumulate) * whole
-            found = stored(Approx(summed.value.squeeze(2), error), u.output, u.floor)
+            total = summed(split, (2,), u)
+            error = total.error.squeeze(2) + gamma(group * rows, u.accumulate) * whole
+            found = stored(Approx(total.value.squeeze(2), error), u.output, u.floor)
         if self.blocks:
             stores = group * -(-rows // self.blocks[0])
             found = Approx(found.value, found.error + stores * (u.output * whole + u.floor))
         return found
 
     def bent(self, x: Approx) -> Approx:
-        """x times the slope of the softcap: times the cap, the slope and divided by the cap, or as
-        (g + g y) (1 - y), each step stored."""
+        """x times the slope of the softcap."""
         if self.softcap is None:
             return x
-        u, (capped, bend) = self.u, self.capped
-        near = capped.error / self.softcap
-        slope = 1 - np.square(bend)
-        moved = (2 * _absolute(bend) + near) * near + 2 * u.score + 5 * u.accumulate
-        error = x.error * (_absolute(slope) + moved) + _absolute(x.value) * moved
-        unit = 5 * (u.score + u.accumulate)
-        return stored(Approx(x.value * slope, error), unit, 2 * self.score_floor)
+        capped, bend = self.capped
+        return times_slope(x, Approx(bend, capped.error / self.softcap), self.u, self.score_floor)
+
+
+def times_slope(x: Approx, bend: Approx, u: Roundoffs, floor: float) -> Approx:
+    """x (1 - bend^2), the derivative of tanh by its value: with a factor before and after (a softcap's),
+    or as (x + x bend) (1 - bend), each step stored."""
+    near = bend.error
+    slope = 1 - np.square(bend.value)
+    moved = (2 * absolute(bend.value) + near) * near + 2 * u.score + 5 * u.accumulate
+    error = x.error * (absolute(slope) + moved) + absolute(x.value) * moved
+    return stored(Approx(x.value * slope, error), 5 * (u.score + u.accumulate), 2 * floor)
 
 
 def _known(x: Known, u: Roundoffs) -> Approx:
     return x if isinstance(x, Approx) else narrowed(x, u)
 
 
-def _absolute(x: np.ndarray) -> np.ndarray:
+def absolute(x: np.ndarray) -> np.ndarray:
     return np.abs(x).astype(np.float64)
 
 
-def _transposed(x: Approx) -> Approx:
+def transposed(x: Approx) -> Approx:
     return Approx(np.swapaxes(x.value, -1, -2), np.swapaxes(x.error, -1, -2))
 
 
-def _product(a: Approx, b: Approx, summands: np.ndarray | int, u: Roundoffs) -> Approx:
+def product(a: Approx, b: Approx, summands: np.ndarray | int, u: Roundoffs) -> Approx:
     """a b over the last axis of a, `summands` of whose terms are not zero."""
     value = a.value @ b.value
     sums = a.size @ b.size
-    inherited = a.error @ b.size + _absolute(a.value) @ b.error
+    inherited = a.error @ b.size + absolute(a.value) @ b.error
     made = gamma(np.asarray(summands) + 2, u.accumulate) * sums + summands * u.product_underflow
     return Approx(value, inherited + made)
 
 
-def _summed(x: Approx, axes: tuple[int, ...], u: Roundoffs) -> Approx:
+def summed(x: Approx, axes: tuple[int, ...], u: Roundoffs) -> Approx:
     """The sum over `axes`, which stay with size 1."""
     if not axes:
         return x
@@ -436,88 +444,3 @@ def _summed(x: Approx, axes: tuple[int, ...], u: Roundoffs) -> Approx:
     unit = max(u.accumulate, u.reduction)
     error = error + gamma(n, unit) * x.size.sum(axes, keepdims=True)
     return Approx(x.value.sum(axes, keepdims=True), error)
-
-
-def multi_head_gradients(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    parameters: Mapping[str, np.ndarray],
-    cotangent: np.ndarray,
-    *,
-    rounding: Roundoffs,
-    allowed: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    empty_rows: str = "zeros",
-    narrow_biases: Collection[str] = (),
-) -> dict[str, Approx]:
-    """Gradients of `references.layers.multi_head` by query, key, value and every parameter.
-
-    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), cotangent (B, Lq, Eo); parameters canonical,
-    with an output kernel; their gradients have their shapes. `empty_rows` as in `attention_gradients`.
-
-    The chain of the module's docstring between two of projections y = x W + b, dx = dy W^T,
-    dW = sum over samples and positions of x^T dy, db the sum of dy: products of operands that come with
-    bounds, stored once; dW and db are stored for every sample and then summed, or are one sum. Libraries
-    scale the query and store it before the product: u_o more on every product of scores, on dq, and on
-    every query that dk sums. The gradients of `narrow_biases` are sums in the case's dtype.
-    """
-    u = rounding
-    x = {n: narrowed(a, u) for n, a in (("query", query), ("key", key), ("value", value))}
-    projected = {
-        n: linear(x[n], parameters[f"{n}_kernel"], parameters.get(f"{n}_bias"), u).moved(2, 1)
-        for n in x
-    }  # (B, heads, L, size)
-    H, Dv, width = parameters["output_kernel"].shape
-    B, Lq, _ = query.shape
-    mixing = parameters["output_kernel"].reshape(H * Dv, width)
-    received = narrowed(cotangent, u)
-    heads = linear(received, np.ascontiguousarray(mixing.T), None, u)
-    heads = heads.reshape(B, Lq, H, Dv).moved(2, 1)
-    q, k, v = (projected[n] for n in ("query", "key", "value"))
-    chain = _Backward(q, k, v, heads, u, allowed, bias, None, None, 0.0, empty_rows)
-    chain.scaled_query = True
-    with np.errstate(all="ignore"):
-        inner = chain.gradients()
-        group = H // k.value.shape[1]
-        weights, averaging = chain.shared
-        summands = chain.keys[..., None] + averaging * weights.value.shape[-1]
-        output = _product(weights, v.repeated(group, 1), summands, u)
-    joined = stored(output, u.output, u.floor).moved(1, 2).reshape(B, Lq, H * Dv)
-    found: dict[str, Approx] = {}
-
-    def summed(a: Approx, b: Approx) -> Approx:
-        """Over samples and positions: sample by sample, or all in one sum."""
-        each = _product(_transposed(a), b, a.value.shape[1], u)
-        total = _over_samples(each, u)
-        whole = (_transposed(a).size @ b.size).sum(0)
-        error = total.error + gamma(a.value.shape[0] * a.value.shape[1], u.accumulate) * whole
-        return stored(Approx(total.value, error), u.output, u.floor)
-
-    def totalled(a: Approx, name: str) -> Approx:
-        rows = _summed(a, (1,), u)
-        total = _over_samples(Approx(rows.value[:, 0], rows.error[:, 0]), u)
-        count, unit = a.value.shape[0] * a.value.shape[1], max(u.accumulate, u.reduction)
-        if name in narrow_biases:
-            unit = max(unit, u.output)
-        error = total.error + gamma(count, unit) * a.size.sum((0, 1))
-        return stored(Approx(total.value, error), u.output, u.floor)
-
-    found["output_kernel"] = summed(joined, received).reshape(H, Dv, width)
-    if "output_bias" in parameters:
-        found["output_bias"] = totalled(received, "output_bias")
-    for name, moved in (("query", inner.query), ("key", inner.key), ("value", inner.value)):
-        kernel = parameters[f"{name}_kernel"]
-        flat = moved.moved(1, 2).reshape(B, moved.value.shape[2], -1)  # (B, L, heads size)
-        found[name] = linear(flat, kernel.reshape(kernel.shape[0], -1).T, None, u)
-        found[f"{name}_kernel"] = summed(x[name], flat).reshape(*kernel.shape)
-        if f"{name}_bias" in parameters:
-            found[f"{name}_bias"] = totalled(flat, f"{name}_bias").reshape(*kernel.shape[1:])
-    return found
-
-
-def _over_samples(each: Approx, u: Roundoffs) -> Approx:
-    """The sum over the first axis of parts that are stored in the case's dtype."""
-    parts = stored(each, u.output, u.floor)
-    total = _summed(parts, (0,), u)
-    return Approx(total.value[0], total.error[0])

@@ -108,7 +108,8 @@ def additive(
     if "query_kernel" in parameters:
         q = linear(q, parameters["query_kernel"], None, u)
         k = linear(k, parameters["key_kernel"], None, u)
-    return _tanh_scored(q, k, value, parameters, 1.0, 1.0, allowed, empty_rows, u)
+    made = tanh_scores(q, k, parameters.get("score_vector"), 1.0, 1.0, u)
+    return _single_head(made.scores, value, allowed, empty_rows, u)
 
 
 def concat(
@@ -126,29 +127,45 @@ def concat(
     query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); both parameters are scalars, 1 where absent.
     """
     q, k = narrowed(query, rounding), narrowed(key, rounding)
-    scale = float(parameters.get("scale", np.ones(())))
-    weight = float(parameters.get("concat_weight", np.ones(())))
-    return _tanh_scored(q, k, value, {}, scale, weight, allowed, empty_rows, rounding)
+    scale, weight = number(parameters, "scale"), number(parameters, "concat_weight")
+    made = tanh_scores(q, k, None, scale, weight, rounding)
+    return _single_head(made.scores, value, allowed, empty_rows, rounding)
 
 
-def _tanh_scored(
-    q: Approx, k: Approx, value: np.ndarray, parameters: Parameters, scale: float, weight: float,
-    allowed: np.ndarray | None, empty_rows: str, u: Roundoffs,
-) -> LayerReference:  # fmt: skip
+def number(parameters: Parameters, name: str) -> float:
+    """A scalar parameter, 1 where it is absent."""
+    return float(parameters.get(name, np.ones(())))
+
+
+@dataclass(frozen=True)
+class TanhScores:
+    """Scores weight . vector . tanh(scale (q + k)) with the steps to them: `pairs` q + k, `hidden` the
+    tanh, both (B, Lq, Lk, U), `sums` before the weight and `scores`, both (B, Lq, Lk)."""
+
+    pairs: Approx
+    hidden: Approx
+    sums: Approx
+    scores: Approx
+
+
+def tanh_scores(
+    q: Approx, k: Approx, vector: np.ndarray | None, scale: float, weight: float, u: Roundoffs
+) -> TanhScores:
+    """The scores of queries (B, Lq, U) and keys (B, Lk, U); vector (U,), None for ones."""
     pairs = added(
         Approx(q.value[:, :, None], q.error[:, :, None]),
         Approx(k.value[:, None], k.error[:, None]),
         u.output,
-    )  # (B, Lq, Lk, U)
+    )
+    arguments = pairs
     if scale != 1.0:
-        pairs = stored(Approx(pairs.value * scale, pairs.error * abs(scale)), u.output)
-    hidden = tanh(pairs, u, u.score)
-    units = hidden.value.shape[-1]
-    vector = parameters.get("score_vector", np.ones(units, hidden.value.dtype))
-    scores = contracted(hidden, vector, u)
+        arguments = stored(Approx(pairs.value * scale, pairs.error * abs(scale)), u.output)
+    hidden = tanh(arguments, u, u.score)
+    ones = np.ones(hidden.value.shape[-1], hidden.value.dtype)
+    sums = scores = contracted(hidden, ones if vector is None else vector, u)
     if weight != 1.0:
-        scores = stored(Approx(scores.value * weight, scores.error * abs(weight)), u.score)
-    return _single_head(scores, value, allowed, empty_rows, u)
+        scores = stored(Approx(sums.value * weight, sums.error * abs(weight)), u.score)
+    return TanhScores(pairs, hidden, sums, scores)
 
 
 def dot(
@@ -165,7 +182,7 @@ def dot(
 
     query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev).
     """
-    scale = float(parameters.get("scale", np.ones(())))
+    scale = number(parameters, "scale")
     q, k = narrowed(query, rounding), narrowed(key, rounding)
     return _single_head(scaled_scores(q, k, scale, rounding), value, allowed, empty_rows, rounding)
 

@@ -1,4 +1,4 @@
-"""Promise: gradients of multi-head layers by their inputs and parameters lie within derived bounds."""
+"""Promise: gradients of layers by their inputs and parameters lie within derived bounds."""
 
 from __future__ import annotations
 
@@ -6,24 +6,52 @@ from suite.judge.cell import NotElected, check
 from suite.judge.gradients import LayerGradientCell
 from suite.spec.layers import LayerCase
 
-# Three inputs of their own, so that each has a gradient of its own; no row without keys. Few shapes and
-# dtypes at standard: JAX compiles some hundred operations for each.
-CASES = (
+# Three inputs of their own, so that each has a gradient of its own. Few shapes and dtypes at standard:
+# JAX compiles some hundred operations for each.
+SMOKE = (
     "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
     "multi-head/none/mha/bf16/b2h3q5k9d4/e12.12.12.12",
     "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
+    "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
+    "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
+    "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+    "dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+    "concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+)
+STANDARD = (
     "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
     "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
+    "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
+    "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
+    "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+    "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
+    "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+    "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+    "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+    "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
 )
 FULL = (
     "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
     "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
     "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
+    *(
+        f"{operator}/{mask}/mha/{dt}/{rest}"
+        for operator, rest in (
+            ("additive", "b2h1q5k9d16v14/e12.10.14.14"),
+            ("additive", "b2h1q5k9d16v14/e16.16.14.14/identity"),
+            ("dot", "b2h1q5k9d8v6/e8.8.6.6/unscaled"),
+            ("concat", "b2h1q5k9d8v6/e8.8.6.6/unscaled"),
+            ("dot", "b2h1q5k9d8v6/e8.8.6.6"),
+            ("concat", "b2h1q5k9d8v6/e8.8.6.6"),
+        )
+        for mask in ("none", "padempty")
+        for dt in ("f64", "f16")
+    ),
 )
 
 
 def layers(level: str) -> list[LayerCase]:
-    texts = {"smoke": CASES[:3], "standard": CASES}.get(level, CASES + FULL)
+    texts = SMOKE + (() if level == "smoke" else STANDARD) + (FULL if level == "full" else ())
     return [LayerCase.parse(text) for text in texts]
 
 

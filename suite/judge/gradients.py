@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from references.gradients import (
-    Gradients,
-    attention_gradients,
-    attention_tangent,
+from references.gradients import Gradients, attention_gradients, attention_tangent
+from references.layer_gradients import (
+    additive_gradients,
+    concat_gradients,
+    dot_gradients,
     multi_head_gradients,
 )
 from references.running import Approx
@@ -23,6 +24,7 @@ from suite.judge.oracle import digest_of, hold, precision_for
 from suite.judge.tolerance import NUMERICS, gradient_roundoffs, ratios, roundoffs
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.dtypes import round_to
+from suite.spec.layers import LayerInputs
 from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import draw_cotangent, generator
 
@@ -290,17 +292,74 @@ def _reached(name: str, empty: np.ndarray, shape: tuple[int, ...], Hkv: int) -> 
     return np.broadcast_to(heads[..., None, None], shape)
 
 
+def layer_cotangent(inputs: LayerInputs, name: str, seed: int = 0) -> np.ndarray:
+    """Unit normals in the inputs' dtype, (B, Lq, Eo)."""
+    s = inputs.sizes
+    made = generator(name, seed).standard_normal((s.B, s.Lq, inputs.widths.output))
+    return round_to(made, inputs.dtype)
+
+
+def by_canonical_names(made: Prepared, inputs: LayerInputs) -> Prepared:
+    """A layer's call that returns its output alone, with its inputs and those canonical parameters that
+    it is handed as operands."""
+    wrt = [*OPERANDS, *(n for n in inputs.parameters if n in made.arguments)]
+    return replace(
+        made,
+        function=lambda **arguments: made.function(**arguments)[0],
+        operands={name: made.operands.get(name, name) for name in wrt},
+    )
+
+
+_REFERENCES: dict[str, Any] = {
+    "multi-head": multi_head_gradients,
+    "additive": additive_gradients,
+    "dot": dot_gradients,
+    "concat": concat_gradients,
+}
+
+
+def layer_gradients(
+    implementation: Any,
+    inputs: LayerInputs,
+    cotangent: np.ndarray,
+    numerics: str,
+    flushes: bool,
+    empty_rows: str = "zeros",
+) -> dict[str, Approx]:
+    """Gradients of a layer for a cotangent (B, Lq, Eo), by query, key, value and canonical parameters,
+    with how far rounding in a numerics class may move those of an implementation.
+
+    `empty_rows` is one of `references.gradients.EMPTY_ROWS`.
+    """
+    precision = precision_for(inputs.dtype)
+    parameters: dict[str, np.ndarray] = {
+        n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()
+    }
+    given: dict[str, Any] = {}
+    if inputs.operator == "multi-head":
+        given["narrow_biases"] = implementation.narrow_biases.get(inputs.dtype.name, ())
+        given["bias"] = None if inputs.bias is None else inputs.bias.astype(precision)
+    narrow = implementation.backend.narrow_reductions
+    return _REFERENCES[inputs.operator](
+        *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
+        parameters,
+        cotangent.astype(precision),
+        rounding=gradient_roundoffs(numerics, inputs.dtype, flushes, narrow),
+        allowed=inputs.dense_mask,
+        empty_rows=empty_rows,
+        **given,
+    )
+
+
 class LayerGradientCell(LayerCell):
-    """One check x case of multi-head attention x layer, differentiated by its inputs and parameters."""
+    """One check x case of a layer x implementation, differentiated by its inputs and parameters."""
 
     implementation: Any
 
     @cached_property
     def cotangent(self) -> np.ndarray:
         """What the output is differentiated with, (B, Lq, Eo): unit normals in the case's dtype."""
-        s, width = self.inputs.sizes, self.inputs.widths.output
-        rng = generator(f"{self.case.id}/cotangent", self.seed)
-        return round_to(rng.standard_normal((s.B, s.Lq, width)), self.dtype)
+        return layer_cotangent(self.inputs, f"{self.case.id}/cotangent", self.seed)
 
     def differentiate(self) -> tuple[LayerAnswer, dict[str, np.ndarray]]:
         """The answer and its gradients: by query, key and value, and by those canonical parameters that
@@ -309,44 +368,41 @@ class LayerGradientCell(LayerCell):
         Judges type, device, dtype and shape. Raises Deviation "raised" and "no-gradient".
         """
         inputs, backend = self.inputs, self.implementation.backend
-        made = self.implementation.differentiable(inputs)
-        wrt = [*OPERANDS, *(n for n in inputs.parameters if n in made.arguments)]
-        prepared = replace(
-            made,
-            function=lambda **arguments: made.function(**arguments)[0],
-            operands={name: made.operands.get(name, name) for name in wrt},
-        )
+        prepared = by_canonical_names(self.implementation.differentiable(inputs), inputs)
+        wrt = list(prepared.operands)
         native = backend.arranged(self.cotangent, inputs.dtype, "reversed")
         out, found = self.attempt(lambda: backend.differentiate(prepared, wrt, native))
         gradients = {}
         for name in wrt:
             if found[name] is None:
                 raise Deviation("no-gradient", f"{name} got no gradient")
-            shape = tuple(made.arguments[prepared.operands[name]].shape)
+            shape = tuple(prepared.arguments[prepared.operands[name]].shape)
             what = f"the gradient of {name}"
             gradients[name] = self.read_array(what, found[name], shape, inputs.dtype)
         return self.read((out, None), inputs), gradients
 
+    def empty_mode(self, inputs: LayerInputs) -> str:
+        """What the reference takes a row without keys for.
+
+        Raises NotElected where the answer of such a row, or its gradient, is elected to be NaN: in a
+        layer that reaches every parameter.
+        """
+        if not inputs.has_empty_rows:
+            return "zeros"
+        native = inputs.mask is not None and inputs.form == "native"
+        question = "padded-sample-gradient" if native else "fully-masked-row-gradient"
+        answer, gradient = self.empty_rows(inputs), self.elected(question)
+        if "nan" in (answer, gradient):
+            raise NotElected("elects NaN for rows without keys, which reaches every parameter")
+        return reference_mode(gradient, answer)
+
     def judge_gradients(self, gradients: dict[str, np.ndarray]) -> None:
         """Hold gradients against the reference; raises Deviation "value" or "non-finite"."""
-        inputs, precision = self.inputs, precision_for(self.dtype)
-        backend = self.implementation.backend
-        wide: dict[str, np.ndarray] = {
-            n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()
-        }
-        reference = multi_head_gradients(
-            inputs.query.astype(precision),
-            inputs.key.astype(precision),
-            inputs.value.astype(precision),
-            wide,
-            self.cotangent.astype(precision),
-            rounding=gradient_roundoffs(
-                self.numerics, inputs.dtype, self.flushes, backend.narrow_reductions
-            ),
-            allowed=inputs.dense_mask,
-            bias=None if inputs.bias is None else inputs.bias.astype(precision),
-            narrow_biases=self.implementation.narrow_biases.get(self.dtype.name, ()),
-        )
+        inputs = self.inputs
+        reference = layer_gradients(
+            self.implementation, inputs, self.cotangent, self.numerics, self.flushes,
+            self.empty_mode(inputs),
+        )  # fmt: skip
         shown = []
         for name, got in gradients.items():
             want = reference[name].reshape(-1)

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from suite.judge.gradients import (
+    OPERANDS,
+    by_canonical_names,
+    layer_cotangent,
+    layer_gradients,
+)
 from suite.judge.layers import LayerAnswer, LayerOracle
-from suite.judge.tolerance import NUMERICS
+from suite.judge.tolerance import NUMERICS, ratios
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.dtypes import DType
 from suite.spec.layers import LayerCase, LayerInputs, draw_layer
@@ -119,6 +125,46 @@ def _minus_inf(p: _Probe) -> str:
     return p.row_kind(found and found[0], inputs, np.s_[:, EMPTY_ROW])
 
 
+GRADIENT_BASES = {
+    "multi-head": "multi-head/bool.qk.empty/mha/{}/b2h3q5k9d4/e12.12.12.12/dense",
+    "additive": "additive/padempty/mha/{}/b2h1q5k9d16v14/e16.16.14.14/identity",
+    "dot": "dot/padempty/mha/{}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+    "concat": "concat/padempty/mha/{}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+}
+"""Layers with rows without keys, of sizes that are differentiated elsewhere: some frameworks compile."""
+
+
+def _empty_gradient(p: _Probe) -> str:
+    layer: Any = p.implementation
+    text = GRADIENT_BASES[layer.operator].format(p.dtype.name)
+    inputs = draw_layer(LayerCase.parse(text))
+    for feature in inputs.needs:
+        if feature in layer.lacks:
+            raise NotElected(layer.lacks[feature])
+    cotangent = layer_cotangent(inputs, f"{text}/election")
+    prepared = by_canonical_names(layer.differentiable(inputs), inputs)
+    native = layer.backend.array(cotangent, p.dtype)
+    try:
+        _, found = layer.backend.differentiate(prepared, OPERANDS, native)
+    except Exception as error:
+        if getattr(error, "declared", None) is not None:
+            raise NotElected(f"forward only: {error}") from error
+        return "raises"
+    if not found or any(gradient is None for gradient in found.values()):
+        raise NotElected("the answer has another dtype than the cotangent, or does not hang on it")
+    got = {n: layer.backend.to_numpy(g) for n, g in found.items()}
+    if any(np.isnan(g).any() for g in got.values()):
+        return "nan"
+    for name, mode in (("nothing", "zeros"), ("values", "uniform"), ("scores", "scores")):
+        want = layer_gradients(layer, inputs, cotangent, p.numerics, p.dtype.name != "f16", mode)
+        if all((ratios(g - want[n].value, want[n].error) <= 1).all() for n, g in got.items()):
+            return name
+    # As for attention alone: scores that are constants take no gradient, those merely large do.
+    empty = np.asarray(~inputs.attends.any(-1)).all(1)  # (B or 1, Lq)
+    moved = (got["query"] != 0).any(-1) & empty
+    return "scores" if moved.any() else "other"
+
+
 def _alignment(p: _Probe) -> str:
     if "causal-alone" in p.implementation.lacks:
         raise NotElected(p.implementation.lacks["causal-alone"])
@@ -201,6 +247,8 @@ _PROBES = {
     "fully-masked-row": _fully_masked,
     "padded-sample": _padded_sample,
     "minus-inf-row": _minus_inf,
+    "fully-masked-row-gradient": _empty_gradient,
+    "padded-sample-gradient": _empty_gradient,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,
     "mask-polarity": _polarity,

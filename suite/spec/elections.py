@@ -15,7 +15,7 @@ from suite.spec.dtypes import DTYPES, DType
 @dataclass(frozen=True)
 class Question:
     """One question, with the answers that have been seen in the field, the dtypes it is put in, and the
-    operators it is put to."""
+    operators it is put to; layers are asked in `layer_dtypes`, or in all of them."""
 
     name: str
     text: str
@@ -23,6 +23,7 @@ class Question:
     dtypes: tuple[str, ...] = ("f32", "bf16", "f16", "f64")
     needs: tuple[str, ...] = ()
     operators: tuple[str, ...] = ("sdpa",)
+    layer_dtypes: tuple[str, ...] = ()
 
     @property
     def canonical(self) -> str:
@@ -58,6 +59,16 @@ QUESTIONS: dict[str, Question] = {
             "The cotangent of a row whose boolean mask hides every key goes to",
             ("nothing", "values", "scores", "nan", "raises", "other"),
             needs=("mask", "gradient"),
+            operators=("sdpa", "multi-head"),
+            layer_dtypes=("f32", "bf16"),
+        ),
+        Question(
+            "padded-sample-gradient",
+            "The cotangent of a sample whose keys are all padding goes to",
+            ("nothing", "values", "scores", "nan", "raises", "other"),
+            ("f32", "bf16"),
+            needs=("padding", "gradient"),
+            operators=("additive", "dot", "concat"),
         ),
         Question(
             "nan-in-masked-key-gradient",
@@ -184,5 +195,5 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
     ElectionCase(q, DTYPES[name], operator)
     for q in QUESTIONS.values()
     for operator in q.operators
-    for name in q.dtypes
+    for name in (operator != "sdpa" and q.layer_dtypes) or q.dtypes
 )

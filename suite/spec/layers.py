@@ -101,6 +101,7 @@ LAYER_FEATURES = {
 _OPTIONS = {
     "bias": r"bias\.(" + "|".join(BIASES[1:]) + ")",
     "bare": "(nobias|identity|unscaled|plain)",
+    "vector": "(vector)",
     "self": "(self)",
     "single": "(single)",
     "returned": "(average|head)",
@@ -127,6 +128,7 @@ class Widths:
 class LayerCase:
     """One layer asked one thing. `bare` leaves out what an operator can do without: biases
     (multi-head, self-attention), projections and score vector (additive), the scale (dot, concat).
+    `vector` keeps the score vector of bare additive attention, as Keras' layer has one.
     `own` hands one tensor in as query, key and value; `single` hands in (L, width) without a batch
     (multi-head), or one query (B, width) without an axis for queries (additive). `train`: batch norm
     takes the statistics of the batch.
@@ -141,6 +143,7 @@ class LayerCase:
     mask: Mask | None = None
     bias: str = "none"
     bare: bool = False
+    vector: bool = False
     own: bool = False
     single: bool = False
     returned: str = "none"
@@ -166,6 +169,8 @@ class LayerCase:
                 raise ValueError(f"{self.operator} does not project values: {self.id}")
             if not self._projects and not (w.query == w.key == s.D) and not self._additive:
                 raise ValueError(f"{self.operator} needs queries and keys of size d: {self.id}")
+        if self.vector and not (self.operator == "additive" and self.bare):
+            raise ValueError(f"a score vector of its own is bare additive attention's: {self.id}")
         if self.train and self.operator != "batch-norm":
             raise ValueError(f"{self.operator} is not asked in training: {self.id}")
         if self.single and s.B != 1 and self.operator == "multi-head":
@@ -200,6 +205,8 @@ class LayerCase:
             parts.append(f"bias.{self.bias}")
         if self.bare:
             parts.append(_BARE[self.operator])
+        if self.vector:
+            parts.append("vector")
         if self.own:
             parts.append("self")
         if self.single:
@@ -233,6 +240,7 @@ class LayerCase:
             parse_mask(mask),
             bias=values.get("bias", "none"),
             bare="bare" in values,
+            vector="vector" in values,
             own="self" in values,
             single="single" in values,
             returned=values.get("returned", "none"),
@@ -409,6 +417,8 @@ def _parameters(case: LayerCase, rng: np.random.Generator) -> dict[str, np.ndarr
             "key_kernel": kernel(w.key, w.key, s.D),
             "score_vector": 2.0 * kernel(s.D, s.D),
         }
+    if case.vector:
+        return {"score_vector": 2.0 * kernel(s.D, s.D)}
     if case.operator == "dot" and not case.bare:
         return {"scale": np.array((1.0 + 0.25 * rng.random()) / np.sqrt(s.D))}
     if case.operator in NORMS:

@@ -1,45 +1,18 @@
-"""An honest multi-head layer with a backward pass in NumPy, and its mutants."""
+"""Mutants of the backward passes of layers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.base import Prepared
-from references.gradients import multi_head_gradients
-from references.running import NO_ROUNDING
 from suite.spec.dtypes import round_to
 from suite.spec.layers import LayerInputs
-from tests.mutants.layer_kernel import MultiHeadKernel
+from tests.mutants.layer_gradient_kernel import (
+    AdditiveDifferentiable,
+    ConcatDifferentiable,
+    DotDifferentiable,
+    LayerDifferentiable,
+)
 from tests.mutants.registry import mutant
-
-
-class LayerDifferentiable(MultiHeadKernel):
-    """Multi-head attention whose gradients are computed in float64 and rounded once."""
-
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
-        made = super().prepare(inputs)
-
-        def backward(cotangent: Rounded, wrt: list[str], **arguments: Any) -> dict[str, Any]:
-            given = {n: a.values for n, a in arguments.items() if isinstance(a, Rounded)}
-            found = self.gradients(given, cotangent.values, inputs)
-            return {n: Rounded(round_to(x, inputs.dtype), inputs.dtype) for n, x in found.items()}
-
-        return replace(made, backward=backward)
-
-    def gradients(
-        self, given: dict[str, np.ndarray], cotangent: np.ndarray, inputs: LayerInputs
-    ) -> dict[str, np.ndarray]:
-        """Gradients by argument, float64."""
-        found = multi_head_gradients(
-            given["query"], given["key"], given["value"],
-            {name: given[name] for name in inputs.parameters}, cotangent,
-            rounding=NO_ROUNDING, allowed=inputs.dense_mask, bias=inputs.bias,
-        )  # fmt: skip
-        return {name: made.value for name, made in found.items()}
 
 
 @mutant("layer_gradients")
@@ -106,3 +79,60 @@ class OutputBiasSummedNarrowly(LayerDifferentiable):
         if "output_bias" in found:
             found["output_bias"] = summed_narrowly(cotangent, inputs)
         return found
+
+
+@mutant("layer_gradients", like="I15")
+class LayerEmptyRowNan(LayerDifferentiable):
+    """The gradients of inputs are NaN in rows without keys, though these answer."""
+
+    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+        found = super().gradients(given, cotangent, inputs)
+        empty = np.asarray(~inputs.attends.any(-1)).any(1)[..., None]
+        return found | {"query": np.where(empty, np.nan, found["query"])}
+
+
+@mutant("layer_gradients", like="I15")
+class LayerEmptyRowPoisonsValues(LayerDifferentiable):
+    """A row without keys shares its cotangent out among the values, and so with their kernel."""
+
+    empty_rows = "uniform"
+
+
+@mutant("layer_gradients")
+class TanhSlopeForgotten(AdditiveDifferentiable):
+    """The slope of the tanh is missing."""
+
+    def slope(self, h: np.ndarray) -> np.ndarray:
+        return np.ones_like(h)
+
+
+@mutant("layer_gradients")
+class ScoreVectorOfFirstQuery(AdditiveDifferentiable):
+    """The gradient of the score vector is that of the first query."""
+
+    def vector_gradient(self, dr: np.ndarray, h: np.ndarray) -> np.ndarray:
+        return super().vector_gradient(dr[:, :1], h[:, :1])
+
+
+@mutant("layer_gradients")
+class ConcatWeightForgotten(ConcatDifferentiable):
+    """The gradients through the scores lack the weight these are multiplied with."""
+
+    def weighted(self, ds: np.ndarray, weight: float) -> np.ndarray:
+        return ds
+
+
+@mutant("layer_gradients")
+class ScaleGradientOfScaledScores(DotDifferentiable):
+    """The gradient of the scale sums the scores after it, not those before."""
+
+    def scale_gradient(self, ds, product, given):  # type: ignore[no-untyped-def]
+        return super().scale_gradient(ds, product, given) * self.number(given)
+
+
+@mutant("layer_gradients")
+class ScaleWithoutGradient(DotDifferentiable):
+    """The scale has no gradient."""
+
+    def scale_gradient(self, ds, product, given):  # type: ignore[no-untyped-def]
+        return np.zeros(())

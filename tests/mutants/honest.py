@@ -11,7 +11,7 @@ from backends._numpy import Rounded
 from backends.base import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.layers import EPSILON
-from tests.mutants.faults_layer_gradients import LayerDifferentiable, summed_narrowly
+from tests.mutants.faults_layer_gradients import summed_narrowly
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
@@ -21,6 +21,12 @@ from tests.mutants.gradient_kernel import (
     DifferentiableRecomputed,
 )
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
+from tests.mutants.layer_gradient_kernel import (
+    AdditiveDifferentiable,
+    ConcatDifferentiable,
+    DotDifferentiable,
+    LayerDifferentiable,
+)
 from tests.mutants.layer_kernel import (
     AdditiveKernel,
     BatchNormKernel,
@@ -778,6 +784,9 @@ HONEST: tuple[type[Implementation], ...] = (
     DifferentiableLowest,
     LayerDifferentiable,
     LayerNarrowBias,
+    AdditiveDifferentiable,
+    ConcatDifferentiable,
+    DotDifferentiable,
     LayerExact,
     LayerFused,
     LayerEager,

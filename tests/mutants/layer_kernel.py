@@ -71,6 +71,8 @@ class LayerKernel(Layer):
     elections: Mapping[str, str | Mapping[str, str]] = {
         "fully-masked-row": "zeros",
         "padded-sample": "zeros",
+        "fully-masked-row-gradient": "nothing",
+        "padded-sample-gradient": "nothing",
     }
     single_axis = 0
     """The axis that an input without it leaves out."""
@@ -366,7 +368,11 @@ class AdditiveKernel(TanhKernel):
 
     operator = "additive"
     dropout = "elements"
-    elections = {"padded-sample": "zeros", "returned-weights": "before-dropout"}
+    elections = {
+        "padded-sample": "zeros",
+        "padded-sample-gradient": "nothing",
+        "returned-weights": "before-dropout",
+    }
     single_axis = 1
 
     def heads(self, call: LayerCall) -> Heads:
