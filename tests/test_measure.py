@@ -1,0 +1,498 @@
+"""Measuring: faults of a harness are refused, honest answers are timed, figures are counted right."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends._numpy import Definition, NumpyBackend, Rounded
+from backends.base import Prepared
+from suite.__main__ import main
+from suite.judge.records import BrokenLine, NotARecordFile, TruncatedRun
+from suite.measure import gate, protocol
+from suite.measure.record import SpeedHeader, SpeedRecord, SpeedWriter, load_speed
+from suite.measure.subject import Refused, Subject, Unsupported
+from suite.measure.work import Work, count_pairs
+from suite.spec.catalogue import parse
+from suite.spec.recipes import draw
+from suite.spec.workloads import WORKLOADS, named, sweep
+
+CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
+
+
+class Twin(Definition):
+    """The reference with one fault of a harness or of a baseline: `changed` makes another call of it."""
+
+    def prepare(self, inputs: Any) -> Prepared:
+        made = super().prepare(inputs)
+        return replace(made, function=self.changed(made, inputs))
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        return made.function
+
+
+class Later:
+    """An array that a thread is still computing, as a device's arrays are."""
+
+    def __init__(self, compute: Any, before: threading.Thread | None) -> None:
+        def work() -> None:
+            if before is not None:
+                before.join()
+            time.sleep(0.02)
+            self._found = compute()
+
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+
+    @property
+    def values(self) -> np.ndarray:
+        self.thread.join()
+        return self._found.values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        self.thread.join()
+        return self._found.shape
+
+    @property
+    def fmt(self) -> Any:
+        self.thread.join()
+        return self._found.fmt
+
+
+class Asynchronous(NumpyBackend):
+    """A backend whose calls return before they are done; it waits for nothing."""
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Rounded | Later)
+
+
+class Synchronised(Asynchronous):
+    """The same, and it waits."""
+
+    def sync(self, outputs: Any) -> None:
+        if isinstance(outputs, Later):
+            outputs.thread.join()
+
+
+class Queued(Twin):
+    """Computes on a thread, one call after the other."""
+
+    last: threading.Thread | None = None
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        def call(**arguments: Any) -> Later:
+            out = Later(lambda: made.function(**arguments), self.last)
+            self.last = out.thread
+            return out
+
+        return call
+
+
+class Compiling(NumpyBackend):
+    """A backend that counts what its calls compile."""
+
+    compiled = 0
+
+    def compilations(self, prepared: Prepared) -> int:
+        return self.compiled
+
+
+class CompilesInside(Twin):
+    """Compiles in every call."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        def call(**arguments: Any) -> Any:
+            self.backend.compiled += 1  # type: ignore[attr-defined]
+            return made.function(**arguments)
+
+        return call
+
+
+class CompilesFresh(Twin):
+    """Compiles anew for every array it has not seen."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        seen: set[int] = set()
+
+        def call(**arguments: Any) -> Any:
+            if id(arguments["query"]) not in seen:
+                seen.add(id(arguments["query"]))
+                self.backend.compiled += 1  # type: ignore[attr-defined]
+            return made.function(**arguments)
+
+        return call
+
+
+class CachedAnswer(Twin):
+    """Returns its first answer for ever."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        kept: list[Any] = []
+
+        def call(**arguments: Any) -> Any:
+            if not kept:
+                kept.append(made.function(**arguments))
+            return kept[0]
+
+        return call
+
+
+class CachedByInput(Twin):
+    """Remembers its answers by the arrays it was given: right always, and computed once."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        kept: dict[int, Any] = {}
+
+        def call(**arguments: Any) -> Any:
+            key = id(arguments["query"])
+            if key not in kept:
+                time.sleep(0.005)
+                kept[key] = made.function(**arguments)
+            return kept[key]
+
+        return call
+
+
+class AntiCausal(Twin):
+    """Hides the past instead of the future."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        def call(mask: Any, **arguments: Any) -> Any:
+            turned = Rounded(mask.values.swapaxes(-1, -2), None)
+            return made.function(mask=turned, **arguments)
+
+        return call
+
+
+class WrongLayout(Twin):
+    """Takes the axis of heads for that of positions."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            arrays = [Rounded(x.values.swapaxes(1, 2), x.fmt) for x in (query, key, value)]
+            out = made.function(**dict(zip(("query", "key", "value"), arrays, strict=True)), **rest)
+            return Rounded(out.values.swapaxes(1, 2), out.fmt)
+
+        return call
+
+
+class WrongScale(Twin):
+    """Scales by 1 / D instead of by its root."""
+
+    def changed(self, made: Prepared, inputs: Any) -> Any:
+        return Definition.prepare(self, replace(inputs, scale=1.0 / inputs.sizes.D)).function
+
+
+def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: str = CASE) -> Any:
+    """What becomes of a twin that is measured as every implementation is."""
+    subject = Subject(twin(backend()), parse(case))
+    subject.prepare()
+    for _ in range(3):
+        subject.sample()
+    return subject.judge()
+
+
+@pytest.mark.parametrize(
+    ("twin", "backend", "kind"),
+    [
+        (Queued, Asynchronous, "not-synced"),
+        (CompilesInside, Compiling, "compiled"),
+        (CompilesFresh, Compiling, "compiled"),
+        (CachedAnswer, NumpyBackend, "value"),
+        (CachedByInput, NumpyBackend, "stale"),
+        (AntiCausal, NumpyBackend, "value"),
+        (WrongScale, NumpyBackend, "value"),
+    ],
+)
+def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:
+    with pytest.raises(Refused) as refused:
+        judged(twin, backend)
+    assert refused.value.kind == kind, refused.value.message
+
+
+def test_a_wrong_layout_is_refused() -> None:
+    """Where sizes coincide nothing but the values tells."""
+    with pytest.raises(Refused) as refused:
+        judged(WrongLayout, case="sdpa/none/mha/f32/b2h17q17k17d16")
+    assert refused.value.kind == "value"
+
+
+@pytest.mark.parametrize(
+    ("twin", "backend"),
+    [(Twin, NumpyBackend), (Queued, Synchronised), (Twin, Compiling)],
+)
+def test_honest_twins_are_timed(twin: Any, backend: Any) -> None:
+    found = judged(twin, backend)
+    assert 0 < found.error_ratio <= 1
+    assert found.grade == "exact"
+
+
+def test_what_is_not_supported_is_no_time() -> None:
+    with pytest.raises(Unsupported, match="differentiates nothing"):
+        Subject(Definition(NumpyBackend()), parse(CASE), "backward")
+    with pytest.raises(Unsupported, match="computes sdpa, not additive"):
+        Subject(Definition(NumpyBackend()), named("bahdanau-seq2seq")[0].case())
+
+
+def test_a_slowed_subject_is_slower_by_as_much() -> None:
+    subject = Subject(Definition(NumpyBackend()), parse(CASE))
+    subject.prepare()
+    plain, slowed = [], []
+    for _ in range(9):
+        for share, found in ((0.0, plain), (0.5, slowed)):
+            subject.slow = share
+            found.append(subject.sample())
+    assert np.median(slowed) / np.median(plain) == pytest.approx(1.5, abs=0.25)
+
+
+def test_pairs_are_counted_from_the_mask() -> None:
+    inputs = draw(parse("sdpa/causal/gqa2/f32/b2h4q300k300d8"))
+    pairs = 2 * 4 * 300 * 301 // 2
+    assert count_pairs(inputs) == pairs
+    assert count_pairs(inputs) == int(inputs.attends.sum())
+    work = Work.of(inputs, "forward")
+    assert work.flops == 2 * pairs * (8 + 8)
+    assert work.bytes == 4 * (2 * 4 * 300 * 8 * 2 + 2 * 2 * 300 * 8 * 2)
+    assert Work.of(inputs, "backward").flops == 2.5 * work.flops
+    assert Work.of(inputs, "forward+backward").flops == 3.5 * work.flops
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/pad/mha/f32/b3h2q5k70d8", "sdpa/win3.0/mha/f32/b1h2q9k9d4",
+        "sdpa/bool.bhqk/mha/f32/b2h3q5k7d8", "sdpa/none/mha/f32/b2h3q5k7d8/bias.inf",
+    ],
+)  # fmt: skip
+def test_pairs_are_those_that_attend(text: str) -> None:
+    inputs = draw(parse(text))
+    assert count_pairs(inputs) == int(inputs.attends.sum())
+
+
+def test_the_work_of_additive_attention() -> None:
+    from suite.spec.layers import draw_layer
+
+    inputs = draw_layer(parse("additive/none/mha/f32/b2h1q3k5d4v6/e7.8.6.6"))  # type: ignore[arg-type]
+    found = Work.of(inputs, "forward")
+    assert found.pairs == 2 * 3 * 5
+    assert found.flops == 2 * 2 * (3 * 7 + 5 * 8) * 4 + 30 * (4 * 4 + 2 * 6)
+
+
+def test_workloads_are_cases_with_names() -> None:
+    assert len(WORKLOADS) >= 20
+    assert len({w.name for w in WORKLOADS}) == len(WORKLOADS)
+    for workload in (*WORKLOADS, *sweep()):
+        for dtype in ("f32", "bf16"):
+            case = workload.case(dtype)
+            assert parse(case.id) == case
+    assert named("all") == WORKLOADS
+    with pytest.raises(ValueError, match="bert-base-512"):
+        named("bert")
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(2000):
+        low, high = protocol.interval(rng.normal(size=25))
+        held += low <= 0 <= high
+    assert held / 2000 >= 0.985
+    assert protocol.interval([1.0, 2.0, 3.0]) == (-np.inf, np.inf)
+
+
+def pairs_of(ratio: float, noise: float, seed: int = 0) -> dict[str, list[float]]:
+    rng = np.random.default_rng(seed)
+    drawn = {"verdict": ratio, "twin": 1.0, "injected": 1.0 + gate.INJECTED}
+    return {n: list(np.log(r) + noise * rng.normal(size=60)) for n, r in drawn.items()}
+
+
+TIMES = {"candidate": [1.0], "baseline": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "code"),
+    [
+        (1.00, 0.01, gate.OK),
+        (1.05, 0.01, gate.REGRESSION),
+        (0.90, 0.01, gate.OK),
+        (1.05, 0.30, gate.NOISY),
+        (1.00, 0.30, gate.NOISY),
+    ],
+)
+def test_verdicts(ratio: float, noise: float, code: int) -> None:
+    codes = {
+        gate.judge(
+            gate.Verdict("w", CASE, "forward", gate.OK), pairs_of(ratio, noise, seed), TIMES
+        ).code
+        for seed in range(20)
+    }
+    assert codes == {code}
+
+
+def test_twins_that_differ_make_no_verdict() -> None:
+    """A machine on which two equal workers differ by 4 % finds regressions that are none."""
+    pairs = pairs_of(1.05, 0.01)
+    pairs["twin"] = [x + 0.04 for x in pairs["twin"]]
+    found = gate.judge(gate.Verdict("w", CASE, "forward", gate.OK), pairs, TIMES)
+    assert found.code == gate.NOISY
+    assert found.alarms == 1.0
+
+
+def test_the_worst_verdict_decides() -> None:
+    made = {c: gate.Verdict("w", CASE, "forward", c) for c in range(5)}
+    assert gate.worst([made[gate.OK], made[gate.NOTHING]]) == gate.OK
+    assert gate.worst([made[gate.NOTHING]]) == gate.NOTHING
+    assert gate.worst([]) == gate.NOTHING
+    assert gate.worst([made[gate.OK], made[gate.NOISY]]) == gate.NOISY
+    assert gate.worst([made[gate.NOISY], made[gate.REGRESSION]]) == gate.REGRESSION
+    assert gate.worst(list(made.values())) == gate.WRONG
+
+
+def record(**changes: Any) -> SpeedRecord:
+    made: dict[str, Any] = {
+        "workload": "w", "case": CASE, "backend": "torch", "implementation": "sdpa", "mode": "eager",
+        "device": "cpu", "dtype": "f32", "direction": "forward", "threads": 1, "status": "timed",
+        "samples": (0.01, 0.03, 0.02), "flops": 1e9, "bytes": 10**6, "gemm": 1e11, "copy": 1e9,
+        "error_ratio": 0.5,
+    }  # fmt: skip
+    return SpeedRecord(**{**made, **changes})
+
+
+def test_records_are_read_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    records = [record(), record(status="refused", kind="value", samples=(), error_ratio=np.inf)]
+    writer = SpeedWriter(path, SpeedHeader(protocol=protocol.VERSION))
+    for entry in records:
+        writer.speed(entry)
+    writer.close()
+    found = load_speed(path)
+    assert list(found.records) == records
+    assert found.records[0].seconds == 0.02
+    assert found.records[0].share_of_gemm == pytest.approx(0.5)
+    assert found.records[0].share_of_copy == pytest.approx(0.05)
+    assert found.records[1].seconds is None
+    with pytest.raises(FileExistsError):
+        SpeedWriter(path, SpeedHeader(protocol=1))
+
+    lines = path.read_text().splitlines()
+    (tmp_path / "cut.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(TruncatedRun):
+        load_speed(tmp_path / "cut.jsonl")
+    assert len(load_speed(tmp_path / "cut.jsonl", partial=True).records) == 2
+    (tmp_path / "lost.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(BrokenLine, match="footer counts"):
+        load_speed(tmp_path / "lost.jsonl")
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    with pytest.raises(NotARecordFile):
+        load_speed(tmp_path / "other.jsonl")
+
+
+KERNELS = """
+import torch
+
+
+def right(query, key, value, attn_mask=None, is_causal=False):
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.softmax(scores, -1) @ value
+
+
+def anticausal(query, key, value, attn_mask=None, is_causal=False):
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.softmax(scores, -1) @ value
+"""
+
+
+def test_bench_times_a_function_and_refuses_a_wrong_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    case = "sdpa/causal/mha/f32/b2h3q65k65d16"
+    common = ["bench", "--backend=torch", f"--workload={case}", "--mode=eager", "--quick"]
+    common.append("--direction=forward")
+    results = tmp_path / "speed.jsonl"
+    functions = [f"--function={path}:right", f"--function={path}:anticausal"]
+    assert main([*common, *functions, f"--results={results}"]) == gate.WRONG
+    out = capsys.readouterr().out
+    assert "1 timed, 1 refused" in out
+    right, wrong = load_speed(results).records
+    assert (right.status, right.implementation) == ("timed", "right")
+    assert len(right.samples) == 5
+    assert 0 < right.share_of_gemm <= 1  # type: ignore[operator]
+    assert right.peak_bytes
+    assert right.first_call >= right.convert >= 0  # type: ignore[operator]
+    assert (wrong.status, wrong.kind, wrong.samples) == ("refused", "value", ())
+    assert main([*common, functions[0], f"--results={results}"]) == gate.NOTHING
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_the_gate_never_times_a_wrong_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    results = tmp_path / "gate.json"
+    code = main(
+        [
+            "bench", "--backend=torch", f"--function={path}:anticausal", "--against=sdpa",
+            "--workload=sdpa/causal/mha/f32/b2h3q65k65d16", "--seconds=0.1", f"--results={results}",
+        ]
+    )  # fmt: skip
+    assert code == gate.WRONG
+    assert "WRONG ANSWER" in capsys.readouterr().out
+    (verdict,) = json.loads(results.read_text())
+    assert "candidate (anticausal): value" in verdict["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backend=torch", "--workload=nothing"], "unknown workload 'nothing'"),
+        (["--backend=torchh"], "unknown backend"),
+        (["--backend=torch", "--samples=0"], "must be positive"),
+        (["--backend=numpy", "--implementation=none"], "valid: numpy:definition"),
+        (["--backend=numpy", "--against=venv:/nowhere"], "name one --backend and one"),
+        (
+            ["--backend=numpy", "--implementation=definition", "--against=venv:/nowhere"],
+            "expected a virtual environment",
+        ),
+        (
+            ["--backend=numpy", "--implementation=definition", "--against=commit:HEAD"],
+            "--function=PATH.py:NAME",
+        ),
+    ],
+)
+def test_usage_errors_measure_nothing(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    assert main(["bench", *arguments]) == gate.NOTHING
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_malformed_command_line_is_no_wrong_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--backend=torch", "--threads=many"])
+    assert ended.value.code == gate.NOTHING
+
+
+def test_a_sample_is_synchronised_call_by_call() -> None:
+    """One sync after many calls lets a runtime compute them side by side."""
+    waited: list[Any] = []
+    protocol.timed(lambda: len(waited), waited.append, 3)
+    assert waited == [0, 1, 2]
