@@ -333,8 +333,8 @@ def _answer(by_dtype: dict[str, str]) -> str:
 
 
 _LAYER_QUESTIONS = (
-    "fully-masked-row", "padded-sample", "mask-polarity", "causal-alignment", "causal-with-mask",
-    "returned-weights",
+    "fully-masked-row", "padded-sample", "fully-masked-row-gradient", "padded-sample-gradient",
+    "mask-polarity", "causal-alignment", "causal-with-mask", "returned-weights",
 )  # fmt: skip
 
 
