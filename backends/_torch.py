@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -173,6 +173,11 @@ class TorchBackend(Backend):
 
     def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
         torch = self.torch
+        if hasattr(prepared.function, "ahead"):
+            # As its documentation has it: compiled with the call, a block mask costs a second more.
+            # Where it cannot be built, the call says so.
+            with suppress(Exception):
+                prepared.function.ahead()
         if compiler == "vmap":
             vmap = torch.func.vmap
             return over_batch(vmap, torch.movedim, self.is_array, prepared, batch)
@@ -514,11 +519,15 @@ class Flex(Implementation):
             arguments["enable_gqa"] = True
 
         uncompiled = _uncompiled(flex_attention)
+        built: list[Any] = []
+
+        def block_mask() -> Any:
+            sizes = (s.B, s.H, s.Lq, s.Lk)
+            return create_block_mask(mask_mod, *sizes, device=backend.device)
 
         def call(bias: Any = None, **arguments: Any) -> Any:
             if mask_mod is not None:
-                sizes = (s.B, s.H, s.Lq, s.Lk)
-                arguments["block_mask"] = create_block_mask(mask_mod, *sizes, device=backend.device)
+                arguments["block_mask"] = built[0] if built else block_mask()
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = modified(bias)
             arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
@@ -527,6 +536,11 @@ class Flex(Implementation):
                 return flex_attention(**arguments)
             return uncompiled(**arguments)
 
+        def ahead() -> None:
+            if mask_mod is not None and not built:
+                built.append(block_mask())
+
+        call.ahead = ahead  # type: ignore[attr-defined]
         hidden = None if dense is None else sha256(full.tobytes()).hexdigest()
         source = _flex_source(inputs, arguments)
         return Prepared(call, arguments, source=source, constants=(softcap, hidden))
