@@ -7,6 +7,7 @@ tables    runs -> pandas DataFrames: build, cells, runs, statuses, conformance, 
           everywhere, slowest
 diff      what changed between two runs: compare, new_failures, summary, header_changes
 render    tables -> text, Markdown, CSV, Parquet or one HTML page: render
+speed     speed records, and asv's results -> DataFrames; plots, pictures of them
 commands  the command line: add_report_parser, add_diff_parser
 
 Importing the package, or `commands`, does not yet load pandas.
@@ -62,3 +63,24 @@ TABLES = {
     "cells": "One row per cell, as recorded.",
 }
 """The tables a report can hold, in their order, with what they say."""
+
+SPEED_TABLES = {
+    "speed": (
+        "What was timed, for answers judged right: the median of a call and its quartiles in ms, shares of "
+        "the machine's best matrix product and copy, the first call, the most memory held."
+    ),
+    "speedup": "Seconds of the baseline over those of each implementation: 2 is twice as fast.",
+    "exactness": "The largest error ratio beside the share of the best matrix product.",
+    "cost_law": (
+        "T(L) = a + b L + c L^2 of the sweep, with 95 % intervals: a and b in microseconds, c in "
+        "nanoseconds a pair of a query and a key."
+    ),
+    "refused": "Times that were not kept, and why.",
+    "samples": "Every sample, in seconds.",
+}
+"""The tables of speed records, in their order, with what they say."""
+
+ASV_TABLES = {
+    "asv": "asv's results, in asv's units; value NaN where a benchmark failed or has no value."
+}
+"""The table of a folder of asv's results."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from suite.judge.records import IncompleteShards, RecordError, Run, load, merge
-from suite.report import FORMATS, TABLES
+from suite.measure.record import is_speed, load_speed
+from suite.report import FORMATS, SPEED_TABLES, TABLES
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -21,18 +22,25 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "report",
         help="tables from result files",
-        description="Tables from result files written by --results. The shards of one run are "
-        "merged, and must be complete; other files stand beside each other.",
+        description="Tables from result files written by --results, of conformance and of speed, and "
+        "from asv's folder of results. The shards of one run are merged, and must be complete; other files "
+        "stand beside each other.",
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="result files")
     parser.add_argument(
         "--table",
         action="extend",
         nargs="+",
-        choices=list(TABLES),
+        choices=[*TABLES, *SPEED_TABLES],
         metavar="NAME",
-        help=f"only these tables: {', '.join(TABLES)}; default: all but cells, in csv and parquet "
-        "all",
+        help=f"only these tables: {', '.join([*TABLES, *SPEED_TABLES])}; default: all but cells and "
+        "samples, in csv and parquet all",
+    )
+    parser.add_argument(
+        "--baseline", default="", metavar="NAME", help="of the table speedup, as torch:sdpa"
+    )
+    parser.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="draw speed records into a new or empty folder"
     )
     _add_output(parser)
     parser.set_defaults(run=report)
@@ -58,15 +66,48 @@ def report(args: argparse.Namespace) -> int:
     """Run `report`; returns the exit code."""
 
     def work() -> int:
+        import pandas as pd
+
         from suite.report.render import render
         from suite.report.tables import build
 
-        everything = list(TABLES) if args.format in ("csv", "parquet") else None
-        runs = load_runs(args.results, args.partial)
-        render(build(runs, args.table or everything), args.format, args.output)
+        every = args.format in ("csv", "parquet")
+        folders = [path for path in args.results if path.is_dir()]
+        measured = [path for path in args.results if path not in folders and is_speed(path)]
+        judged = [path for path in args.results if path not in folders and path not in measured]
+        wanted = set(args.table or ([*TABLES, *SPEED_TABLES] if every else []))
+        made: dict[str, Any] = {}
+        if judged:
+            names = [name for name in TABLES if name in wanted]
+            made |= build(load_runs(judged, args.partial), names if wanted else None)
+        if measured:
+            made |= _speed(args, measured, wanted)
+        elif args.plots:
+            raise RecordError("--plots draws speed records, and none is given")
+        if folders:
+            from suite.report.speed import asv_results
+
+            made["asv"] = pd.concat([asv_results(folder) for folder in folders])
+        render(made, args.format, args.output)
         return 0
 
     return _guarded(args, work)
+
+
+def _speed(args: argparse.Namespace, paths: list[Path], wanted: set[str]) -> dict[str, Any]:
+    """The tables of speed records, and their plots. Raises RecordError."""
+    from suite.report import speed
+    from suite.report.plots import NoPlots, plots
+
+    runs = [load_speed(path, args.partial) for path in paths]
+    names = [name for name in SPEED_TABLES if name in wanted]
+    try:
+        made = speed.build(runs, names if wanted else None, args.baseline)
+        if args.plots:
+            plots(speed.measurements(runs), args.plots)
+    except (KeyError, NoPlots) as error:
+        raise RecordError(str(error.args[0])) from error
+    return made
 
 
 def diff(args: argparse.Namespace) -> int:

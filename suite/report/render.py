@@ -17,13 +17,18 @@ from typing import Any
 import pandas as pd
 
 from suite.judge.verdict import STATUSES
-from suite.report import FORMATS, TABLES
+from suite.report import ASV_TABLES, FORMATS, SPEED_TABLES, TABLES
 
-CAPTIONS = TABLES | {
-    "summary": "Cells that changed between the two runs.",
-    "changes": "Every changed cell, new failures first.",
-    "headers": "What else differs: versions, options, machine, commit.",
-}
+CAPTIONS = (
+    TABLES
+    | SPEED_TABLES
+    | ASV_TABLES
+    | {
+        "summary": "Cells that changed between the two runs.",
+        "changes": "Every changed cell, new failures first.",
+        "headers": "What else differs: versions, options, machine, commit.",
+    }
+)
 
 
 def render(

@@ -1,0 +1,262 @@
+"""Tables of speed: pure functions from speed records, or asv's results, to pandas DataFrames.
+
+Only what was timed has figures: a refused answer has a row that says why, and no time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from suite.judge.records import RecordError
+from suite.measure.record import TIMED, SpeedRun
+from suite.report import SPEED_TABLES
+
+RESAMPLED = 1000
+CONFIDENCE = 0.95
+
+_GROUP = ["workload", "direction", "dtype", "device", "threads"]
+
+
+def build(
+    runs: Sequence[SpeedRun], names: Iterable[str] | None = None, baseline: str = ""
+) -> dict[str, pd.DataFrame]:
+    """The tables called `names`, in the order of `SPEED_TABLES`; without names all but `samples`.
+
+    `baseline` is the implementation that others are held against ("torch:sdpa"); by default, for each
+    workload, the first that was timed. Raises KeyError for an unknown table or baseline.
+    """
+    wanted = set(SPEED_TABLES) - {"samples"} if names is None else set(names)
+    frame = measurements(runs)
+    made: dict[str, Callable[[], pd.DataFrame]] = {
+        "speed": lambda: speed(frame),
+        "speedup": lambda: speedup(frame, baseline),
+        "exactness": lambda: exactness(frame),
+        "cost_law": lambda: cost_law(frame),
+        "refused": lambda: refused(frame),
+        "samples": lambda: samples(frame),
+    }
+    return {name: made[name]() for name in SPEED_TABLES if name in wanted}
+
+
+def measurements(runs: Sequence[SpeedRun]) -> pd.DataFrame:
+    """One row per record, with every field, `seconds` (median), `low` and `high` (quartiles) and the
+    shares of the ceilings. An implementation is labelled "backend:name", with its source where files
+    hold the same measurement twice."""
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        for record in run.records:
+            row = asdict(record) | {"source": run.source}
+            spread = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan,) * 2
+            row |= {
+                "seconds": record.seconds,
+                "low": float(spread[0]),
+                "high": float(spread[1]),
+                "share_of_gemm": record.share_of_gemm,
+                "share_of_copy": record.share_of_copy,
+                "label": f"{record.backend}:{record.implementation}",
+                "size": _length(record.case),
+            }
+            rows.append(row)
+    if not rows:
+        raise RecordError("the speed records hold no measurement")
+    frame = pd.DataFrame(rows)
+    twice = frame.duplicated([*_GROUP, "case", "label"], keep=False)
+    frame.loc[twice, "label"] += " [" + frame.loc[twice, "source"].map(lambda s: Path(s).stem) + "]"
+    figures = [
+        "seconds",
+        "share_of_gemm",
+        "share_of_copy",
+        "error_ratio",
+        "peak_bytes",
+        "first_call",
+    ]
+    return frame.astype(dict.fromkeys(figures, "float64"))
+
+
+def speed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Latency, shares of the ceilings, memory and error ratio of everything that was timed."""
+    timed = frame[frame["status"].isin(TIMED)]
+    made = pd.DataFrame(
+        {
+            "workload": timed["workload"],
+            "direction": timed["direction"],
+            "dtype": timed["dtype"],
+            "implementation": timed["label"],
+            "ms": timed["seconds"] * 1e3,
+            "q1": timed["low"] * 1e3,
+            "q3": timed["high"] * 1e3,
+            "share_of_gemm": timed["share_of_gemm"],
+            "share_of_copy": timed["share_of_copy"],
+            "first_call_ms": timed["first_call"] * 1e3,
+            "MiB": timed["peak_bytes"] / 2**20,
+            "error_ratio": timed["error_ratio"],
+            "settled": timed["status"] == "timed",
+            "kernel": timed["kernel"],
+        }
+    )
+    return made.reset_index(drop=True)
+
+
+def speedup(frame: pd.DataFrame, baseline: str = "") -> pd.DataFrame:
+    """Seconds of the baseline over those of each implementation, a row per workload and direction: 2
+    is twice as fast. Raises KeyError where the baseline was never timed."""
+    timed = frame[frame["status"].isin(TIMED)]
+    labels = list(dict.fromkeys(timed["label"]))
+    if baseline and baseline not in labels:
+        raise KeyError(f"unknown baseline {baseline!r}; timed: {', '.join(labels)}")
+    wide = timed.pivot_table(index=_GROUP, columns="label", values="seconds", sort=False)[labels]
+    base = wide[baseline] if baseline else wide.bfill(axis=1).iloc[:, 0]
+    return wide.rdiv(base, axis=0).rename_axis(columns=None)
+
+
+def exactness(frame: pd.DataFrame) -> pd.DataFrame:
+    """The largest error ratio, and the median share of the best matrix product, over the workloads of
+    every implementation, direction and dtype."""
+    timed = frame[frame["status"].isin(TIMED)]
+    grouped = timed.groupby(["label", "direction", "dtype"], sort=False)
+    made = grouped.agg(
+        workloads=("workload", "nunique"),
+        error_ratio=("error_ratio", "max"),
+        share_of_gemm=("share_of_gemm", "median"),
+        best_share=("share_of_gemm", "max"),
+    )
+    return made.rename_axis(index={"label": "implementation"})
+
+
+def refused(frame: pd.DataFrame) -> pd.DataFrame:
+    """What was not timed although it was asked for, and why; what is declared unsupported is not here."""
+    out = frame[~frame["status"].isin((*TIMED, "unsupported"))]
+    columns = ["workload", "direction", "dtype", "label", "status", "kind", "message"]
+    return out[columns].rename(columns={"label": "implementation"}).reset_index(drop=True)
+
+
+def samples(frame: pd.DataFrame) -> pd.DataFrame:
+    """A row for every sample, in seconds."""
+    timed = frame[frame["status"].isin(TIMED)]
+    columns = [*_GROUP, "case", "label", "samples"]
+    long = timed[columns].explode("samples").rename(columns={"samples": "seconds"})
+    return long.astype({"seconds": "float64"}).reset_index(drop=True)
+
+
+def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """T(L) = a + b L + c L^2 of the sweep, by implementation: microseconds, per key, and per pair of a
+    query and a key in nanoseconds, with 95 % intervals.
+
+    Least squares of relative errors, so that short lengths count as much as long ones, with no
+    coefficient below zero (Lawson and Hanson 1974, by trying every subset of the three); intervals by
+    the bootstrap over raw samples. Implementations with fewer than four lengths have no law.
+    """
+    timed = frame[frame["status"].isin(TIMED) & frame["workload"].str.startswith("sweep-")]
+    rows = []
+    for key, block in timed.groupby(["label", "direction", "dtype"], sort=False):
+        lengths = block["size"].to_numpy(float)
+        if len(set(lengths)) < 4:
+            continue
+        drawn = [np.asarray(s, float) for s in block["samples"]]
+        rng = np.random.default_rng(seed)
+        fits = np.array(
+            [
+                fit(lengths, np.array([np.median(rng.choice(s, len(s))) for s in drawn]))
+                for _ in range(RESAMPLED)
+            ]
+        )
+        best = fit(lengths, np.array([np.median(s) for s in drawn]))
+        low, high = np.quantile(fits, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
+        row: dict[str, Any] = dict(
+            zip(("implementation", "direction", "dtype"), key, strict=True), lengths=len(lengths)
+        )
+        for i, (name, unit) in enumerate((("a_us", 1e6), ("b_us", 1e6), ("c_ns", 1e9))):
+            row |= {
+                name: best[i] * unit,
+                f"{name}_low": low[i] * unit,
+                f"{name}_high": high[i] * unit,
+            }
+        fitted = law(best, lengths)
+        row["worst_misfit"] = float(np.abs(fitted / [np.median(s) for s in drawn] - 1).max())
+        rows.append(row)
+    columns = ["implementation", "direction", "dtype", "lengths"]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+
+
+def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """The coefficients (a, b, c), none below zero, of least relative squares."""
+    terms = np.stack([np.ones_like(lengths), lengths, lengths**2], 1) / seconds[:, None]
+    best, least = np.zeros(3), float(len(lengths))
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(range(3), count):
+            found, *_ = np.linalg.lstsq(terms[:, chosen], np.ones(len(lengths)), rcond=None)
+            error = float(((terms[:, chosen] @ found - 1) ** 2).sum())
+            if (found >= 0).all() and error < least:
+                best, least = np.zeros(3), error
+                best[list(chosen)] = found
+    return best
+
+
+def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Seconds at these lengths."""
+    a, b, c = coefficients
+    return a + b * lengths + c * lengths**2
+
+
+def asv_results(folder: str | Path) -> pd.DataFrame:
+    """asv's results: a row per commit, machine, environment, benchmark and parameters.
+
+    `value` is in asv's unit (seconds, bytes, or what a track_ benchmark gives), NaN where a benchmark
+    failed or has no value; `low` and `high` are asv's 99 % interval where it has one. `folder` is asv's
+    results_dir. Raises RecordError where it holds no results.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in sorted(Path(folder).glob("*/*.json")):
+        if path.name == "machine.json":
+            continue
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            columns = stored["result_columns"]
+            for name, values in stored["results"].items():
+                rows += _asv_rows(path, stored, name, dict(zip(columns, values, strict=False)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(f"{path}: not a result file of asv: {error}") from error
+    if not rows:
+        raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")
+    return pd.DataFrame(rows)
+
+
+def _asv_rows(
+    path: Path, stored: dict[str, Any], name: str, found: dict[str, Any]
+) -> list[dict[str, Any]]:
+    combinations = list(itertools.product(*(found.get("params") or [])))
+    results = found["result"] or [None] * len(combinations)
+    lows = found.get("stats_ci_99_a") or [None] * len(results)
+    highs = found.get("stats_ci_99_b") or [None] * len(results)
+    rows = []
+    for chosen, value, low, high in zip(combinations, results, lows, highs, strict=True):
+        texts = [str(text).strip("'") for text in chosen]
+        rows.append(
+            {
+                "commit": stored["commit_hash"],
+                "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
+                "machine": stored["params"].get("machine", path.parent.name),
+                "environment": stored["env_name"],
+                "benchmark": name,
+                "parameters": ", ".join(texts),
+                "value": np.nan if value is None else float(value),
+                "low": np.nan if low is None else float(low),
+                "high": np.nan if high is None else float(high),
+                "version": found.get("version", ""),
+            }
+        )
+    return rows
+
+
+def _length(case: str) -> int:
+    """The number of keys that an id names."""
+    sizes = case.split("/")[4]
+    return int(sizes.partition("k")[2].partition("d")[0])
