@@ -1,5 +1,5 @@
-"""Command line: `python -m suite COMMAND`: list, describe, search, bench, report, diff, expect,
-findings, and mutants."""
+"""Command line: `python -m suite COMMAND`: list, describe, search, bench, releases, report, diff,
+expect, findings, and mutants."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.measure.command import add_bench_parser
+from suite.measure.releases import add_releases_parser
 from suite.report.commands import add_diff_parser, add_report_parser
 from suite.search.command import add_search_parser
 from suite.spec.catalogue import LEVELS, AnyCase, everything, find
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_mutants(commands)
     add_search_parser(commands)
     add_bench_parser(commands)
+    add_releases_parser(commands)
     add_report_parser(commands)
     add_diff_parser(commands)
     chosen = parser.parse_args(arguments)

@@ -246,6 +246,7 @@ def test_report_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.Captur
         ((cut,), "TruncatedRun"),
         ((good, good), "given twice"),
         ((good, "--format", "csv"), "--output"),
+        ((good, "--table", "speedup"), "made of records of speed"),
     ):
         assert command("report", *words) == 2
         captured = capsys.readouterr()
@@ -254,7 +255,7 @@ def test_report_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.Captur
     assert command("report", cut, "--partial") == 0
     assert "unfinished: 1 of 1 cells" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:
-        command("report", good, "--table", "speed")
+        command("report", good, "--table", "nosuch")
     assert stopped.value.code == 2
 
 

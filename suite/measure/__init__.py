@@ -7,7 +7,9 @@ worker    the process that holds subjects; pool, its driver
 record    what a measurement leaves behind
 run       every workload in every implementation, round-robin
 gate      one against another in ping-pong pairs, with their error rates
-command   `python -m suite bench`; asv, the classes that asv's benchmarks are made of
+command   `python -m suite bench`
+benchmark the classes that asv's benchmarks are made of
+releases  an asv project whose time axis is the releases of a framework
 
 See docs/speed.md.
 """

@@ -66,8 +66,8 @@ TABLES = {
 
 SPEED_TABLES = {
     "speed": (
-        "What was timed, for answers judged right: the median of a call and its quartiles in ms, shares of "
-        "the machine's best matrix product and copy, the first call, the most memory held."
+        "What was timed, for answers judged right: the median of a call and its quartiles in ms, shares "
+        "of the machine's best matrix product and copy, the first call, the most memory held."
     ),
     "speedup": "Seconds of the baseline over those of each implementation: 2 is twice as fast.",
     "exactness": "The largest error ratio beside the share of the best matrix product.",

@@ -23,8 +23,8 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         "report",
         help="tables from result files",
         description="Tables from result files written by --results, of conformance and of speed, and "
-        "from asv's folder of results. The shards of one run are merged, and must be complete; other files "
-        "stand beside each other.",
+        "from asv's folder of results. The shards of one run are merged, and must be complete; other "
+        "files stand beside each other.",
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="result files")
     parser.add_argument(
@@ -75,6 +75,14 @@ def report(args: argparse.Namespace) -> int:
         folders = [path for path in args.results if path.is_dir()]
         measured = [path for path in args.results if path not in folders and is_speed(path)]
         judged = [path for path in args.results if path not in folders and path not in measured]
+        for kind, tables, given in (
+            ("conformance", TABLES, judged),
+            ("speed", SPEED_TABLES, measured),
+        ):
+            if not given and (asked := [name for name in tables if name in (args.table or ())]):
+                raise RecordError(
+                    f"{', '.join(asked)}: made of records of {kind}, and none is given"
+                )
         wanted = set(args.table or ([*TABLES, *SPEED_TABLES] if every else []))
         made: dict[str, Any] = {}
         if judged:
@@ -88,7 +96,8 @@ def report(args: argparse.Namespace) -> int:
             from suite.report.speed import asv_results
 
             made["asv"] = pd.concat([asv_results(folder) for folder in folders])
-        render(made, args.format, args.output)
+        title = "Attention conformance" if judged else "Attention speed"
+        render(made, args.format, args.output, title)
         return 0
 
     return _guarded(args, work)

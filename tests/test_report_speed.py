@@ -1,0 +1,314 @@
+"""Reports of speed: figures that can be checked by hand, laws that are known, files of asv."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from suite.__main__ import main
+from suite.judge.records import RecordError
+from suite.measure.record import SpeedHeader, SpeedRecord, SpeedRun, SpeedWriter
+from suite.measure.releases import LOCKS, LockError, build, read
+from suite.report import SPEED_TABLES
+from suite.report.speed import asv_results, cost_law, fit, law, measurements
+from suite.report.speed import build as tables
+
+
+def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
+    """A measurement of 1e9 operations at this median, on a machine that does 1e11 a second."""
+    made: dict[str, Any] = {
+        "workload": "gpt2-train", "case": "sdpa/causal/mha/f32/b2h12q256k256d64", "backend": "torch",
+        "implementation": implementation, "mode": "eager", "device": "cpu", "dtype": "f32",
+        "direction": "forward", "threads": 1, "status": "timed",
+        "samples": (seconds / 2, seconds, seconds * 2), "flops": 1e9, "bytes": 10**6, "gemm": 1e11,
+        "copy": 1e9, "error_ratio": 0.25, "first_call": 0.5, "peak_bytes": 2**20, "kernel": "flash",
+    }  # fmt: skip
+    return SpeedRecord(**{**made, **changes})
+
+
+def run(*records: SpeedRecord, source: str = "a.jsonl") -> SpeedRun:
+    return SpeedRun(SpeedHeader(protocol=1), records, source)
+
+
+def write(path: Path, *records: SpeedRecord) -> Path:
+    writer = SpeedWriter(path, SpeedHeader(protocol=1))
+    for entry in records:
+        writer.speed(entry)
+    writer.close()
+    return path
+
+
+def sweep(
+    implementation: str, seconds: Any, lengths: Any = (64, 128, 256, 512)
+) -> list[SpeedRecord]:
+    return [
+        record(
+            implementation, seconds(length), workload=f"sweep-{length}",
+            case=f"sdpa/none/mha/f32/b1h4q{length}k{length}d64",
+        )
+        for length in lengths
+    ]  # fmt: skip
+
+
+REFUSED = record("wrong", 0.001, status="refused", kind="value", message="far off", samples=())
+UNSUPPORTED = record("small", 0.001, status="unsupported", samples=())
+
+
+def test_latency_and_shares_are_those_of_the_median() -> None:
+    made = tables([run(record("sdpa", 0.02), REFUSED, UNSUPPORTED)], ["speed", "refused"])
+    (row,) = made["speed"].to_dict("records")
+    assert row["implementation"] == "torch:sdpa"
+    assert (row["ms"], row["q1"], row["q3"]) == pytest.approx((20, 15, 30))
+    assert (row["share_of_gemm"], row["share_of_copy"]) == pytest.approx((0.5, 0.05))
+    assert (row["first_call_ms"], row["MiB"], row["error_ratio"]) == (500, 1, 0.25)
+    assert row["settled"]
+    (out,) = made["refused"].to_dict("records")
+    assert (out["implementation"], out["kind"], out["message"]) == (
+        "torch:wrong",
+        "value",
+        "far off",
+    )
+
+
+def test_a_refused_answer_has_no_figure_in_any_table() -> None:
+    made = tables([run(record("sdpa", 0.02), REFUSED)], set(SPEED_TABLES) - {"refused"})
+    for name, frame in made.items():
+        assert "wrong" not in frame.reset_index().to_csv(), name
+
+
+def test_speedup_is_the_baseline_over_the_other() -> None:
+    entries = [
+        record("sdpa", 0.02),
+        record("eager", 0.04),
+        record("sdpa", 0.01, direction="backward"),
+    ]
+    frame = measurements([run(*entries)])
+    wide = tables([run(*entries)], ["speedup"])["speedup"].reset_index()
+    assert wide["torch:eager"].iloc[0] == pytest.approx(0.5)
+    assert math.isnan(wide["torch:eager"].iloc[1])
+    against = tables([run(*entries)], ["speedup"], "torch:eager")["speedup"].reset_index()
+    assert against["torch:sdpa"].iloc[0] == pytest.approx(2)
+    assert list(frame["size"]) == [256, 256, 256]
+    with pytest.raises(KeyError, match="timed: torch:sdpa, torch:eager"):
+        tables([run(*entries)], ["speedup"], "torch:none")
+
+
+def test_the_same_measurement_in_two_files_is_told_apart() -> None:
+    twice = [
+        run(record("sdpa", 0.02), source="old.jsonl"),
+        run(record("sdpa", 0.01), source="new.jsonl"),
+    ]
+    wide = tables(twice, ["speedup"], "torch:sdpa [old]")["speedup"].reset_index()
+    assert wide["torch:sdpa [new]"].item() == pytest.approx(2)
+
+
+def test_exactness_is_the_worst_answer_beside_the_usual_speed() -> None:
+    entries = [
+        record("sdpa", 0.02),
+        record("sdpa", 0.04, workload="bert", error_ratio=0.75),
+        record("sdpa", 0.10, workload="vit"),
+    ]
+    (row,) = tables([run(*entries)], ["exactness"])["exactness"].reset_index().to_dict("records")
+    assert (row["workloads"], row["error_ratio"]) == (3, 0.75)
+    assert (row["share_of_gemm"], row["best_share"]) == pytest.approx((0.25, 0.5))
+
+
+@pytest.mark.parametrize(
+    "law_of", [(3e-5, 0.0, 2e-9), (0.0, 4e-8, 1e-9), (1e-5, 2e-8, 0.0)], ids=["ac", "bc", "ab"]
+)
+def test_a_known_law_is_found_and_none_is_below_zero(law_of: tuple[float, ...]) -> None:
+    lengths = np.array([64.0, 128, 256, 512, 1024])
+    found = fit(lengths, law(np.array(law_of), lengths))
+    assert found == pytest.approx(law_of, rel=1e-6, abs=1e-15)
+    rng = np.random.default_rng(1)
+    noisy = [
+        fit(lengths, law(np.array(law_of), lengths) * rng.normal(1, 0.05, len(lengths)))
+        for _ in range(50)
+    ]
+    assert (np.array(noisy) >= 0).all()
+
+
+def test_the_law_of_cost_has_intervals_that_hold_it() -> None:
+    """Samples of a known law with 3 % noise: the intervals hold the coefficients, and are not wide."""
+    rng = np.random.default_rng(0)
+    true = np.array([2e-5, 1e-7, 1e-9])
+    entries = [
+        record(
+            "sdpa", 1.0, workload=f"sweep-{length}", case=f"sdpa/none/mha/f32/b1h4q{length}k{length}d64",
+            samples=tuple(law(true, length) * rng.normal(1, 0.03, 40)),
+        )
+        for length in (64, 128, 256, 512, 1024)
+    ]  # fmt: skip
+    few = sweep("eager", lambda n: 1e-9 * n * n, (64, 128, 256))
+    frame = measurements([run(*entries, *few)])
+    (row,) = cost_law(frame).to_dict("records")
+    assert row["implementation"] == "torch:sdpa"
+    for name, exact in (("a_us", 20), ("b_us", 0.1), ("c_ns", 1.0)):
+        assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+        assert row[f"{name}_low"] <= exact <= row[f"{name}_high"]
+    assert row["c_ns_high"] - row["c_ns_low"] < 0.5
+    assert row["worst_misfit"] < 0.05
+    assert cost_law(measurements([run(*few)])).empty
+
+
+def test_speed_stands_beside_conformance_on_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02), REFUSED)
+    assert main(["report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "torch:sdpa" in out
+    assert "far off" in out
+    assert "Samples" not in out
+    assert main(["report", str(path), "--table", "conformance"]) == 2
+    assert "made of records of conformance" in capsys.readouterr().err
+    assert main(["report", str(path), "--table", "speedup", "--baseline=torch:none"]) == 2
+    assert "unknown baseline" in capsys.readouterr().err
+    assert main(["report", str(path), "--format=csv", f"--output={tmp_path / 'csv'}"]) == 0
+    assert {p.stem for p in (tmp_path / "csv").iterdir()} == set(SPEED_TABLES)
+
+
+def test_plots_are_drawn_into_a_new_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    entries = [
+        record("sdpa", 0.02),
+        record("eager", 0.03),
+        *sweep("sdpa", lambda n: 1e-5 + 1e-9 * n * n),
+    ]
+    path = write(tmp_path / "speed.jsonl", *entries)
+    folder = tmp_path / "plots"
+    assert main(["report", str(path), f"--plots={folder}"]) == 0
+    drawn = {p.name for p in folder.iterdir()}
+    assert drawn == {
+        f"{name}-forward.{kind}" for name in ("share", "exact", "cost") for kind in ("png", "svg")
+    }
+    assert all(path.stat().st_size > 5_000 for path in folder.iterdir())
+    capsys.readouterr()
+    assert main(["report", str(path), f"--plots={folder}"]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+ASV = {
+    "commit_hash": "a" * 40, "env_name": "virtualenv-py3.11", "date": 1_700_000_000_000,
+    "params": {"machine": "box"}, "python": "3.11",
+    "result_columns": ["result", "params", "version", "stats_ci_99_a", "stats_ci_99_b"],
+    "results": {
+        "bench_jax.Forward.time_forward": [
+            [0.5, None], [["'case'"], ["'jax-nn'", "'jax-nn@jit'"]], "protocol-1",
+            [0.4, None], [0.6, None],
+        ],
+        "bench_jax.Conformance.track_cells": [[12], [["'pass'"]], "protocol-1"],
+        "bench_jax.Broken.time_it": [None, [], "protocol-1"],
+    },
+}  # fmt: skip
+
+
+def test_results_of_asv_become_a_frame(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "results"
+    (folder / "box").mkdir(parents=True)
+    (folder / "benchmarks.json").write_text("{}")
+    (folder / "box" / "machine.json").write_text("{}")
+    with pytest.raises(RecordError, match="no results of asv"):
+        asv_results(folder)
+    (folder / "box" / "aaaa-env.json").write_text(json.dumps(ASV))
+    frame = asv_results(folder)
+    timed, none, counted, broken = frame.to_dict("records")
+    assert (timed["value"], timed["low"], timed["high"]) == (0.5, 0.4, 0.6)
+    assert (timed["parameters"], timed["machine"], timed["version"]) == (
+        "case, jax-nn",
+        "box",
+        "protocol-1",
+    )
+    assert timed["date"].year == 2023
+    assert math.isnan(none["value"])
+    assert counted["value"] == 12
+    assert math.isnan(broken["value"])
+    assert main(["report", str(folder)]) == 0
+    assert "bench_jax.Conformance.track_cells" in capsys.readouterr().out
+    (folder / "box" / "bbbb-env.json").write_text("{}")
+    with pytest.raises(RecordError, match="bbbb-env"):
+        asv_results(folder)
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(
+        ("git", *words), cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_releases_are_commits_that_hang_on_their_locks_alone(tmp_path: Path) -> None:
+    releases = [read(path) for path in LOCKS.glob("*.txt")]
+    assert len(releases) >= 3
+    path = build(releases, tmp_path / "one")
+    build(list(reversed(releases)), tmp_path / "two")
+    logs = [git(tmp_path / name / "repo", "log", "--format=%H %as %D") for name in ("one", "two")]
+    assert logs[0] == logs[1]
+    days = [line.split()[1] for line in logs[0].splitlines()]
+    assert days == sorted((r.day.isoformat() for r in releases), reverse=True)
+    for release in releases:
+        assert git(tmp_path / "one/repo", "show", f"{release.tag}:lock.txt") == release.text.strip()
+    configuration = json.loads(path.read_text())
+    assert Path(configuration["benchmark_dir"], "bench_jax.py").exists()
+    assert (path.parent / configuration["repo"] / ".git").is_dir()
+    with pytest.raises(FileExistsError):
+        build(releases, tmp_path / "one")
+
+
+def test_locks_pin_everything_but_the_framework_alike() -> None:
+    kept = {
+        frozenset(
+            line
+            for line in path.read_text().splitlines()[1:]
+            if not line.startswith(("jax==", "jaxlib=="))
+        )
+        for path in LOCKS.glob("jax-*.txt")
+    }
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("jax-0.9.2", "jax==0.9.2\n", "the first line is"),
+        ("jax-0.9.2", "# released: 2026-13-01\njax==0.9.2\n", "the first line is"),
+        (
+            "jax-0.9.2",
+            "# released: 2026-03-18\njax>=0.9.2\n",
+            "expected NAME==VERSION, got 'jax>=0.9.2'",
+        ),
+        ("jax-0.9.2", "# released: 2026-03-18\njax==0.9.*\n", "expected NAME==VERSION"),
+        ("jax-0.9.2", "# released: 2026-03-18\njax==0.9.1\n", "the name of the file"),
+        ("jax-0.9.2", "", "the first line is"),
+    ],
+    ids=["no-day", "no-such-day", "range", "wildcard", "other", "empty"],
+)
+def test_a_lock_that_pins_no_release_is_refused(
+    tmp_path: Path, name: str, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"{name}.txt"
+    path.write_text(text)
+    with pytest.raises(LockError, match=says.replace(".", r"\.").replace("*", r"\*")):
+        read(path)
+    assert main(["releases", str(tmp_path / "made"), f"--lock={path}"]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+def test_releases_of_several_frameworks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "torch-2.13.0.txt"
+    path.write_text("# released: 2026-07-01\ntorch==2.13.0\n")
+    assert main(["releases", str(tmp_path / "made"), f"--lock={path}"]) == 2
+    assert "a lock of torch-2.13.0" in capsys.readouterr().err
+    lock = LOCKS / "jax-0.9.2.txt"
+    assert main(["releases", str(tmp_path / "made"), f"--lock={lock}"]) == 0
+    assert "--bench bench_jax" in capsys.readouterr().out
