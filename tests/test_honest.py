@@ -8,10 +8,7 @@ import pytest
 
 from backends.registry import load
 from suite.checks import all_checks
-from suite.judge.cell import run
-from tests.mutants.honest import HONEST
-
-NAMES = [variant.name for variant in HONEST]
+from suite.judge.cell import Check, run
 
 BITWISE = (
     "bad_problem", "contract", "election", "empty", "nan", "poison",
@@ -19,50 +16,37 @@ BITWISE = (
 )  # fmt: skip
 """Checks that hold or not whatever is drawn: asked with one seed."""
 
-Failures = dict[str, list[str]]
+CHECKS = {check.name: check for check in all_checks()}
 
 
-def failures(level: str, seeds: Iterable[int], skip: tuple[str, ...] = ()) -> Failures:
-    """What fails, by variant. Cases are outermost, so that each needs its oracle once."""
+def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
+    """What fails. Cases are outermost, so that each needs its oracle once for all variants."""
     variants = load("tests.mutants:honest").implementations()
-    found: Failures = {name: [] for name in NAMES}
-    for seed in seeds:
-        for check in all_checks():
-            for cell in () if check.name in skip else check.cells(level, variants, seed):
-                verdict = run(cell)
-                if verdict.status not in ("pass", "unsupported"):
-                    found[cell.implementation.name].append(
-                        f"{check.name} {cell.case.id} seed {seed}: {verdict.kind} {verdict.message}"
-                    )
+    found = []
+    for check in checks:
+        for cell in check.cells(level, variants, seed):
+            verdict = run(cell)
+            if verdict.status not in ("pass", "unsupported"):
+                found.append(
+                    f"{cell.implementation.name} {check.name} {cell.case.id} seed {seed}: "
+                    f"{verdict.kind} {verdict.message}"
+                )
     return found
 
 
-@pytest.fixture(scope="module")
-def standard() -> Failures:
-    return failures("standard", [0])
+@pytest.mark.parametrize("name", CHECKS)
+def test_standard(name: str) -> None:
+    assert not failures("standard", 0, [CHECKS[name]])
 
 
-@pytest.fixture(scope="module")
-def smoke_of_many_seeds() -> Failures:
-    return failures("smoke", range(1, 21), BITWISE)
-
-
-@pytest.fixture(scope="module")
-def full() -> Failures:
-    return failures("full", [0])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_standard(name: str, standard: Failures) -> None:
-    assert not standard[name]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_smoke_of_many_seeds(name: str, smoke_of_many_seeds: Failures) -> None:
-    assert not smoke_of_many_seeds[name]
+@pytest.mark.parametrize(
+    "seed", [*range(1, 5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 21))]
+)
+def test_smoke_of_many_seeds(seed: int) -> None:
+    assert not failures("smoke", seed, [c for c in CHECKS.values() if c.name not in BITWISE])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_full(name: str, full: Failures) -> None:
-    assert not full[name]
+@pytest.mark.parametrize("name", CHECKS)
+def test_full(name: str) -> None:
+    assert not failures("full", 0, [CHECKS[name]])
