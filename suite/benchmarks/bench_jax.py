@@ -27,5 +27,10 @@ class Memory(_benchmark.Memory):
     implementations = ["jax-nn@jit"]
 
 
+class Versions(_benchmark.Versions):
+    backend = "jax"
+    distributions = ["jax", "jaxlib"]
+
+
 class Conformance(_benchmark.Conformance):
     backend = "jax"

@@ -27,5 +27,10 @@ class Memory(_benchmark.Memory):
     implementations = ["keras-ops@function"]
 
 
+class Versions(_benchmark.Versions):
+    backend = "tf"
+    distributions = ["tensorflow", "keras"]
+
+
 class Conformance(_benchmark.Conformance):
     backend = "tf"

@@ -27,5 +27,10 @@ class Memory(_benchmark.Memory):
     implementations = ["sdpa", "eager"]
 
 
+class Versions(_benchmark.Versions):
+    backend = "torch"
+    distributions = ["torch"]
+
+
 class Conformance(_benchmark.Conformance):
     backend = "torch"

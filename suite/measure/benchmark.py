@@ -2,8 +2,8 @@
 
 asv runs `setup` before every timed call and spawns a process for every benchmark and parameter; whatever
 is slow is therefore done once a process. An answer that is wrong fails its benchmark, one that is not
-supported has no value. asv's own rule of sampling applies; versions of the frameworks stand in the names
-of its environments, or, in an existing environment, in `track_versions`' parameters.
+supported has no value. asv's own rule of sampling applies. What was installed stands in the results
+themselves (`Versions`): of an existing environment asv keeps no versions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
+
+from packaging.version import Version
 
 from suite.measure import protocol
 from suite.measure.worker import pin, rate_of
@@ -103,6 +105,30 @@ class Memory(Benchmark):
         return float("nan") if found is None else float(found)
 
     track_peak_bytes.unit = "bytes"  # type: ignore[attr-defined]
+
+
+class Versions:
+    """What was measured, as a number that asv can plot: 21301 is version 2.13.1.
+
+    `distributions` are keys of the backend's own versions; no value for what is not installed.
+    """
+
+    backend = ""
+    distributions: Sequence[str] = ()
+    param_names = ["distribution"]
+    version = f"protocol-{protocol.VERSION}"
+
+    def __init_subclass__(cls) -> None:
+        cls.params = list(cls.distributions)  # type: ignore[attr-defined]
+
+    def track_version(self, distribution: str) -> int:
+        found = next(iter(loaded(self.backend).values())).backend.versions
+        if not found.get(distribution):
+            raise NotImplementedError(f"{distribution} is not installed")
+        installed = Version(found[distribution])
+        return installed.major * 10_000 + installed.minor * 100 + installed.micro
+
+    track_version.unit = "version"  # type: ignore[attr-defined]
 
 
 class Conformance:
