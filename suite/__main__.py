@@ -47,16 +47,17 @@ def _add_list(commands: argparse._SubParsersAction) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    if arguments.checks:
-        from suite.checks import all_checks
+    from suite.checks import all_checks
 
+    if arguments.checks:
         for check in all_checks():
             text = check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or ""
             count = len(list(check.cases(arguments.level)))
             print(f"{check.name:28} {count:5} cases  {' '.join(text.split())}")
         return 0
-    for case in everything(arguments.level):
-        print(case.id)
+    asked = (case.id for check in all_checks() for case in check.cases(arguments.level))
+    ids = [case.id for case in everything(arguments.level)]
+    print("\n".join(dict.fromkeys([*ids, *asked])))
     return 0
 
 

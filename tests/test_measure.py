@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 
 from backends._numpy import Definition, NumpyBackend, Rounded
 from backends.base import Prepared
+from backends.registry import load
 from suite.__main__ import main
 from suite.judge.records import BrokenLine, NotARecordFile, TruncatedRun
 from suite.measure import gate, protocol
@@ -24,6 +27,7 @@ from suite.spec.catalogue import parse
 from suite.spec.recipes import draw
 from suite.spec.workloads import WORKLOADS, named, sweep
 
+ROOT = Path(__file__).resolve().parents[1]
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
 
 
@@ -494,3 +498,47 @@ def test_a_sample_is_synchronised_call_by_call() -> None:
     waited: list[Any] = []
     protocol.timed(lambda: len(waited), waited.append, 3)
     assert waited == [0, 1, 2]
+
+
+AGREE = ("gpt2-train", "bert-base-padded", "vit-base-197", "llama-decode", "whisper-cross-decode")
+
+
+@pytest.mark.slow
+def test_times_agree_with_those_of_torch() -> None:
+    """torch.utils.benchmark measures the same calls in turn with the protocol: medians within 3 %."""
+    pytest.importorskip("torch")
+    code = f"""
+import statistics
+import torch
+torch.set_num_threads(1)
+from torch.utils.benchmark import Timer
+from backends.registry import load
+from suite.measure.subject import Subject
+from suite.spec.workloads import named
+(sdpa,) = (i for i in load("torch").implementations() if i.name == "sdpa")
+for name in {AGREE}:
+    subject = Subject(sdpa, named(name)[0].case())
+    subject.prepare()
+    timer = Timer("call()", globals={{"call": subject.call}}, num_threads=1)
+    timer.timeit(3)
+    ours, theirs = [], []
+    for _ in range(40):
+        ours.append(subject.sample())
+        theirs.append(timer.timeit(subject.inner).median)
+    ours, theirs = statistics.median(ours), statistics.median(theirs)
+    print(name, ours, theirs, ours / theirs)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    ratios = {line.split()[0]: float(line.split()[3]) for line in done.stdout.splitlines()}
+    assert set(ratios) == set(AGREE), done.stderr
+    assert all(abs(ratio - 1) < 0.03 for ratio in ratios.values()), done.stdout
+
+
+@pytest.mark.slow
+def test_a_sample_costs_next_to_nothing() -> None:
+    """What the protocol adds to a call that does nothing: less than 3 microseconds."""
+    (definition,) = load("numpy").implementations()
+    subject = Subject(definition, parse("sdpa/none/mha/f32/b1h1q1k1d8"))
+    subject.prepare()
+    subject.call = lambda: None
+    assert min(subject.sample(1000) for _ in range(5)) < 3e-6
