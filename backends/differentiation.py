@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from backends.base import ForwardOnly, Prepared
@@ -69,8 +70,9 @@ def pushed_by_transform(jax: Any, prepared: Prepared, tangents: Mapping[str, Any
 
 def step_by_autograd(torch: Any, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
     """`Backend.step` by `torch.autograd.grad`; the graph of "backward" is kept between calls."""
-    # A compiled derivative that reuses the memory of its graph refuses to run twice.
-    torch._functorch.config.donated_buffer = False
+    # A compiled derivative that reuses the memory of its graph refuses to run twice. What holds the
+    # option is imported by torch.compile, and not by torch itself.
+    import_module("torch._functorch.config").donated_buffer = False
 
     def made(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
         given = replace(prepared, arguments=dict(arguments))

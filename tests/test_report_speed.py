@@ -16,7 +16,7 @@ from suite.judge.records import RecordError
 from suite.measure.record import SpeedHeader, SpeedRecord, SpeedRun, SpeedWriter
 from suite.measure.releases import LOCKS, LockError, build, read
 from suite.report import SPEED_TABLES
-from suite.report.speed import asv_results, cost_law, fit, law, measurements
+from suite.report.speed import asv_history, asv_results, cost_law, fit, law, measurements
 from suite.report.speed import build as tables
 
 
@@ -231,8 +231,16 @@ def test_results_of_asv_become_a_frame(tmp_path: Path, capsys: pytest.CaptureFix
     assert math.isnan(none["value"])
     assert counted["value"] == 12
     assert math.isnan(broken["value"])
+    later = ASV | {"commit_hash": "b" * 40, "date": ASV["date"] + 86_400_000}
+    later["results"] = {"bench_jax.Conformance.track_cells": [[13], [["'pass'"]], "protocol-1"]}
+    (folder / "box" / "aaa-env.json").write_text(json.dumps(later))
+    wide = asv_history(asv_results(folder))
+    assert list(wide) == ["2023-11-14 aaaaaaaa", "2023-11-15 bbbbbbbb"]
+    assert list(wide.xs("bench_jax.Conformance.track_cells").iloc[0]) == [12, 13]
     assert main(["report", str(folder)]) == 0
-    assert "bench_jax.Conformance.track_cells" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "bench_jax.Conformance.track_cells" in out
+    assert "2023-11-15 bbbbbbbb" in out
     (folder / "box" / "bbbb-env.json").write_text("{}")
     with pytest.raises(RecordError, match="bbbb-env"):
         asv_results(folder)

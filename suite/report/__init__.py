@@ -81,6 +81,7 @@ SPEED_TABLES = {
 """The tables of speed records, in their order, with what they say."""
 
 ASV_TABLES = {
-    "asv": "asv's results, in asv's units; value NaN where a benchmark failed or has no value."
+    "asv_history": "asv's values, a column per commit: seconds, bytes, or what the benchmark counts.",
+    "asv": "asv's results, in asv's units; value NaN where a benchmark failed or has no value.",
 }
-"""The table of a folder of asv's results."""
+"""The tables of a folder of asv's results; in text, Markdown and HTML the first one."""

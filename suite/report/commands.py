@@ -93,9 +93,11 @@ def report(args: argparse.Namespace) -> int:
         elif args.plots:
             raise RecordError("--plots draws speed records, and none is given")
         if folders:
-            from suite.report.speed import asv_results
+            from suite.report.speed import asv_history, asv_results
 
-            made["asv"] = pd.concat([asv_results(folder) for folder in folders])
+            results = pd.concat([asv_results(folder) for folder in folders], ignore_index=True)
+            made["asv_history"] = asv_history(results)
+            made |= {"asv": results} if every else {}
         title = "Attention conformance" if judged else "Attention speed"
         render(made, args.format, args.output, title)
         return 0

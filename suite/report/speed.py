@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -227,6 +227,22 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
     if not rows:
         raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")
     return pd.DataFrame(rows)
+
+
+def asv_history(results: pd.DataFrame) -> pd.DataFrame:
+    """asv's values side by side, a column per commit in the order of their dates.
+
+    `results` is what `asv_results` gives. A row per benchmark, parameters, machine and environment; what
+    asv is no longer asked, because its version changed, has a row of its own.
+    """
+    day = results["date"].dt.strftime("%Y-%m-%d")
+    column = day + " " + results["commit"].str[:8]
+    order = column.loc[results.sort_values("date", kind="stable").index].drop_duplicates()
+    index = ["benchmark", "parameters", "machine", "environment", "version"]
+    grouped = results.assign(column=column).groupby([*index, "column"], sort=False)["value"]
+    wide = grouped.first().unstack("column")
+    once: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
+    return wide.reindex(columns=order).droplevel(once).rename_axis(columns=None)
 
 
 def _asv_rows(
