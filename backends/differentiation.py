@@ -72,7 +72,8 @@ def step_by_autograd(torch: Any, prepared: Prepared, direction: str, wrt: Sequen
     """`Backend.step` by `torch.autograd.grad`; the graph of "backward" is kept between calls."""
     # A compiled derivative that reuses the memory of its graph refuses to run twice. What holds the
     # option is imported by torch.compile, and not by torch itself.
-    import_module("torch._functorch.config").donated_buffer = False
+    config: Any = import_module("torch._functorch.config")
+    config.donated_buffer = False
 
     def made(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
         given = replace(prepared, arguments=dict(arguments))
