@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -542,3 +544,15 @@ def test_a_sample_costs_next_to_nothing() -> None:
     subject.prepare()
     subject.call = lambda: None
     assert min(subject.sample(1000) for _ in range(5)) < 3e-6
+
+
+def test_asv_counts_the_cells_of_every_framework_apart() -> None:
+    """asv runs what is set up once for all benchmarks whose `setup_cache` stands at one place."""
+    modules = ["torch", "jax", "tensorflow"]
+    found = {
+        inspect.getsourcefile(
+            importlib.import_module(f"suite.benchmarks.bench_{name}").Conformance.setup_cache
+        )
+        for name in modules
+    }
+    assert len(found) == len(modules)
