@@ -17,7 +17,7 @@ class Backward(_benchmark.Backward):
 
 class Quality(_benchmark.Quality):
     backend = "jax"
-    cases = _benchmark.ids("gpt2-train", "llama-decode")
+    cases = _benchmark.ids("gpt2-train")
     implementations = ["jax-nn@jit"]
 
 
@@ -28,8 +28,7 @@ class Memory(_benchmark.Memory):
 
 
 class Versions(_benchmark.Versions):
-    backend = "jax"
-    distributions = ["jax", "jaxlib"]
+    modules = ["jax", "jaxlib"]
 
 
 class Conformance(_benchmark.Conformance):

@@ -28,8 +28,7 @@ class Memory(_benchmark.Memory):
 
 
 class Versions(_benchmark.Versions):
-    backend = "tf"
-    distributions = ["tensorflow", "keras"]
+    modules = ["tensorflow", "keras"]
 
 
 class Conformance(_benchmark.Conformance):

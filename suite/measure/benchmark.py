@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 from packaging.version import Version
@@ -110,22 +111,22 @@ class Memory(Benchmark):
 class Versions:
     """What was measured, as a number that asv can plot: 21301 is version 2.13.1.
 
-    `distributions` are keys of the backend's own versions; no value for what is not installed.
+    `modules` are asked for the distribution they came in, without importing them; no value for what is
+    not installed.
     """
 
-    backend = ""
-    distributions: Sequence[str] = ()
-    param_names = ["distribution"]
+    modules: Sequence[str] = ()
+    param_names = ["module"]
     version = f"protocol-{protocol.VERSION}"
 
     def __init_subclass__(cls) -> None:
-        cls.params = list(cls.distributions)  # type: ignore[attr-defined]
+        cls.params = list(cls.modules)  # type: ignore[attr-defined]
 
-    def track_version(self, distribution: str) -> int:
-        found = next(iter(loaded(self.backend).values())).backend.versions
-        if not found.get(distribution):
-            raise NotImplementedError(f"{distribution} is not installed")
-        installed = Version(found[distribution])
+    def track_version(self, module: str) -> int:
+        names = metadata.packages_distributions().get(module)
+        if not names:
+            raise NotImplementedError(f"{module} is not installed")
+        installed = Version(metadata.version(names[0]))
         return installed.major * 10_000 + installed.minor * 100 + installed.micro
 
     track_version.unit = "version"  # type: ignore[attr-defined]
