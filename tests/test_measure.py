@@ -556,3 +556,30 @@ def test_asv_counts_the_cells_of_every_framework_apart() -> None:
         for name in modules
     }
     assert len(found) == len(modules)
+
+
+@pytest.mark.slow
+def test_the_gate_sees_what_a_commit_made_slower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kernel of an earlier commit against itself, and against one that waits 1 ms."""
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+        subprocess.run(("git", *who, *words), cwd=tmp_path, check=True, capture_output=True)
+
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    git("init", "--quiet")
+    git("add", "kernels.py")
+    git("commit", "--quiet", "-m", "right")
+    gated = [
+        "bench", "--backend=torch", f"--function={path}:right", "--against=commit:HEAD",
+        "--workload=sdpa/causal/mha/f32/b2h3q65k65d16", "--seconds=5",
+    ]  # fmt: skip
+    assert main(gated) == gate.OK, capsys.readouterr().out
+    path.write_text(
+        "import time\n" + KERNELS.replace("    return", "    time.sleep(1e-3)\n    return")
+    )
+    assert main(gated) == gate.REGRESSION, capsys.readouterr().out
+    assert path.read_text().startswith("import time")
