@@ -109,6 +109,19 @@ def _gradients(
     cotangent: np.ndarray, narrow: Collection[str], u: Roundoffs,
 ) -> dict[str, Approx]:  # fmt: skip
     """Gradients where mean and variance are taken over `axes`, or are constants where there are none."""
+    with np.errstate(all="ignore"):
+        found = _chain(made, axes, parameters, cotangent, narrow, u)
+    # Where the root may be that of zero nothing is known: zero times infinity.
+    return {
+        name: Approx(x.value, np.where(np.isnan(x.error), np.inf, x.error))
+        for name, x in found.items()
+    }
+
+
+def _chain(
+    made: Standardised, axes: tuple[int, ...], parameters: Mapping[str, np.ndarray],
+    cotangent: np.ndarray, narrow: Collection[str], u: Roundoffs,
+) -> dict[str, Approx]:  # fmt: skip
     found: dict[str, Approx] = {}
     received = narrowed(cotangent, u)
     moved = received
