@@ -445,20 +445,36 @@ class FlaxNorm(Layer):
             "use_scale": "gain" in p, "use_bias": "gain" in p,
         }  # fmt: skip
         module = self.module(linen, settings, inputs.training)
-        variables: dict[str, Any] = {}
-        if "gain" in p:
-            names = {"scale": "gain", "bias": "offset"}
-            variables["params"] = {n: backend.array(p[g], dtype) for n, g in names.items()}
+        params = {n: backend.array(p[g], dtype) for n, g in NORM_NAMES.items() if g in p}
+        constant: dict[str, Any] = {}
         if self.statistics:
             names = {"mean": "mean", "var": "variance"}
-            variables["batch_stats"] = {n: backend.array(p[g], dtype) for n, g in names.items()}
+            constant["batch_stats"] = {n: backend.array(p[g], dtype) for n, g in names.items()}
         changed = ["batch_stats"] if inputs.training else False
 
-        def call(query: Any) -> tuple[Any, None]:
-            made = module.apply(variables, query, mutable=changed)
+        def applied(query: Any, params: Mapping[str, Any]) -> tuple[Any, None]:
+            made = module.apply(constant | {"params": params}, query, mutable=changed)
             return (made[0] if inputs.training else made), None
 
+        def call(query: Any) -> tuple[Any, None]:
+            return applied(query, params)
+
+        call.applied, call.params = applied, params  # type: ignore[attr-defined]
         return Prepared(call, {"query": operands(backend, inputs)["query"]})
+
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        made: Any = self.prepare(inputs)
+        own = {NORM_NAMES[n]: array for n, array in made.function.params.items()}
+
+        def run(query: Any, **given: Any) -> tuple[Any, None]:
+            handed = {n: given[g] for n, g in NORM_NAMES.items() if g in given}
+            return made.function.applied(query, handed)
+
+        return Prepared(run, made.arguments | own)
+
+
+NORM_NAMES = {"scale": "gain", "bias": "offset"}
+"""What Flax calls the canonical parameters of a norm."""
 
 
 class LinenLayerNorm(FlaxNorm):

@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.base import Backend, Implementation, Prepared
 from backends.layers import Layer, LayerMasks, full, operands
-from suite.spec.layers import EPSILON, LayerInputs
+from suite.spec.layers import EPSILON, STATISTICS, LayerInputs
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
 """On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
@@ -156,22 +156,8 @@ class KerasLayer(Layer):
         return Prepared(run, arrays)
 
     def differentiable(self, inputs: LayerInputs) -> Prepared:
-        """The layer's own variables as arguments: tapes and autograd differentiate by these themselves,
-        JAX by the values that a `keras.StatelessScope` (as `stateless_call` has one) gives them."""
-        import keras
-
         made = self.prepare(inputs)
-        own = self.variables(made.function.layer)  # type: ignore[attr-defined]
-        by_values = keras.backend.backend() == "jax"
-
-        def run(**given: Any) -> tuple[Any, Any]:
-            handed = [(variable, given.pop(name)) for name, variable in own.items()]
-            if not by_values:
-                return made.function(**given)
-            with keras.StatelessScope(state_mapping=handed):
-                return made.function(**given)
-
-        return Prepared(run, made.arguments | {name: v.value for name, v in own.items()})
+        return by_variables(made, self.variables(made.function.layer))  # type: ignore[attr-defined]
 
     def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
         return {name: self.call(inputs, **given) for name, given in self.flags(inputs).items()}
@@ -192,6 +178,24 @@ class KerasLayer(Layer):
             if inputs.own:
                 found["attached mask, residual"] = {"through": "attached residual"}
         return found
+
+
+def by_variables(made: Prepared, own: Mapping[str, Any]) -> Prepared:
+    """The call of a layer with its own variables as arguments: tapes and autograd differentiate by these
+    themselves, JAX by the values that a `keras.StatelessScope` (as `stateless_call` has one) gives them.
+    """
+    import keras
+
+    by_values = keras.backend.backend() == "jax"
+
+    def run(**given: Any) -> tuple[Any, Any]:
+        handed = [(variable, given.pop(name)) for name, variable in own.items()]
+        if not by_values:
+            return made.function(**given)
+        with keras.StatelessScope(state_mapping=handed):
+            return made.function(**given)
+
+    return Prepared(run, made.arguments | {name: v.value for name, v in own.items()})
 
 
 def _attached(plain: Callable[..., Any], mask: Any, through: str) -> Callable[..., Any]:
@@ -554,18 +558,33 @@ class KerasNorm(Layer):
             dtype=inputs.dtype.long_name,
         )  # fmt: skip
         layer.build(inputs.query.shape)
-        names = {
-            "gamma": "gain",
-            "beta": "offset",
-            "moving_mean": "mean",
-            "moving_variance": "variance",
-        }
-        for variable in layer.variables:
-            if variable.name in names:
-                variable.assign(backend.array(p[names[variable.name]], inputs.dtype))
+        for name, variable in self.variables(layer, inputs).items():
+            variable.assign(backend.array(p[name], inputs.dtype))
         options = {"training": inputs.training} if inputs.operator == "batch-norm" else {}
         arrays = operands(backend, inputs)
-        return Prepared(lambda query: (layer(query, **options), None), {"query": arrays["query"]})
+
+        def run(query: Any) -> tuple[Any, None]:
+            return layer(query, **options), None
+
+        run.layer = layer  # type: ignore[attr-defined]
+        return Prepared(run, {"query": arrays["query"]})
+
+    def variables(self, layer: Any, inputs: LayerInputs) -> dict[str, Any]:
+        """The variables of a layer by their canonical names."""
+        own = {variable.name: variable for variable in layer.variables}
+        found = {ours: own[theirs] for ours, theirs in NORM_NAMES.items() if theirs in own}
+        return {name: variable for name, variable in found.items() if name in inputs.parameters}
+
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        made = self.prepare(inputs)
+        own = self.variables(made.function.layer, inputs)  # type: ignore[attr-defined]
+        return by_variables(made, {n: v for n, v in own.items() if n not in STATISTICS})
+
+
+NORM_NAMES = {
+    "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",
+}  # fmt: skip
+"""What Keras calls the canonical parameters of a norm."""
 
 
 class KerasLayerNorm(KerasNorm):

@@ -262,6 +262,7 @@ class MultiheadAttentionFast(MultiheadAttention):
         "no-projection-bias": "the fast path needs biases",
         "bias": "the fast path takes no float masks",
         "bias-with-mask": "the fast path takes no float masks",
+        "gradient": "the fast path runs without gradients",
     }
 
     def call(self, inputs: LayerInputs, **flags: Any) -> Prepared:
@@ -279,29 +280,74 @@ class MultiheadAttentionFast(MultiheadAttention):
         return {}
 
 
-class TorchLayerNorm(Layer):
+class TorchNorm(Layer):
+    """A norm of torch: a module whose weight and bias are gain and offset."""
+
+    names: Mapping[str, str] = {"weight": "gain", "bias": "offset"}
+    """What torch calls the canonical parameters."""
+
+    def module(self, inputs: LayerInputs) -> Any:
+        """The module, in float32 and with parameters of its own."""
+        raise NotImplementedError
+
+    def turned(self, x: Any) -> Any:
+        """(B, L, E) as the module takes it, and back."""
+        return x
+
+    def build(self, inputs: LayerInputs) -> Any:
+        """A fresh layer with the inputs' parameters."""
+        layer = self.backend.settled(self.module(inputs), inputs.dtype).train(inputs.training)
+        p = inputs.parameters
+        given = {n: self.backend.array(p[g], inputs.dtype) for n, g in self.names.items() if g in p}
+        layer.load_state_dict(given, strict=False)
+        return layer
+
+    def prepare(self, inputs: LayerInputs) -> Prepared:
+        layer = self.build(inputs)
+        made = operands(self.backend, inputs)
+        return Prepared(
+            lambda query: (self.turned(layer(self.turned(query))), None), {"query": made["query"]}
+        )
+
+    def differentiable(self, inputs: LayerInputs) -> Prepared:
+        import torch
+
+        made, layer = self.prepare(inputs), self.build(inputs)
+        names = {ours: theirs for theirs, ours in self.names.items()}
+        state = dict(layer.named_parameters())
+        own = {ours: state[theirs].detach() for ours, theirs in names.items() if theirs in state}
+
+        def run(query: Any, **given: Any) -> tuple[Any, None]:
+            handed = {names[ours]: array for ours, array in given.items()}
+            output = torch.func.functional_call(layer, handed, (self.turned(query),))
+            return self.turned(output), None
+
+        return Prepared(run, made.arguments | own)
+
+
+class TorchLayerNorm(TorchNorm):
     """`torch.nn.LayerNorm` over the last axis."""
 
     name = "nn-layer-norm"
     operator = "layer-norm"
     numerics = "exact"
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        if backend.device == "cpu":
+            # With parameters in 16 bits native_layer_norm returns mean and root in 16 bits.
+            self.narrow_statistics = ("bf16", "f16")
+            # Its derivative adds row after row to gradients in 16 bits.
+            self.narrow_biases = dict.fromkeys(self.narrow_statistics, ("gain", "offset"))
+
+    def module(self, inputs: LayerInputs) -> Any:
         import torch
 
-        p, width = inputs.parameters, inputs.widths.query
-        layer = torch.nn.LayerNorm(width, eps=EPSILON, elementwise_affine="gain" in p)
-        layer = self.backend.settled(layer, inputs.dtype)
-        if "gain" in p:
-            names = {"weight": "gain", "bias": "offset"}
-            layer.load_state_dict(
-                {n: self.backend.array(p[g], inputs.dtype) for n, g in names.items()}
-            )
-        made = operands(self.backend, inputs)
-        return Prepared(lambda query: (layer(query), None), {"query": made["query"]})
+        width, affine = inputs.widths.query, "gain" in inputs.parameters
+        return torch.nn.LayerNorm(width, eps=EPSILON, elementwise_affine=affine)
 
 
-class TorchBatchNorm(Layer):
+class TorchBatchNorm(TorchNorm):
     """`torch.nn.BatchNorm1d`, which takes features in the second axis."""
 
     name = "nn-batch-norm"
@@ -310,24 +356,16 @@ class TorchBatchNorm(Layer):
     numerics: str | Mapping[str, str] = {
         "f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"
     }  # fmt: skip
+    names = {**TorchNorm.names, "running_mean": "mean", "running_var": "variance"}
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:
+    def module(self, inputs: LayerInputs) -> Any:
         import torch
 
-        p, width, backend = inputs.parameters, inputs.widths.query, self.backend
-        layer = torch.nn.BatchNorm1d(width, eps=EPSILON, affine="gain" in p)
-        layer = backend.settled(layer, inputs.dtype).train(inputs.training)
-        names = {"running_mean": "mean", "running_var": "variance"}
-        if "gain" in p:
-            names |= {"weight": "gain", "bias": "offset"}
-        given = {n: backend.array(p[g], inputs.dtype) for n, g in names.items()}
-        layer.load_state_dict(given, strict=False)
-        made = operands(backend, inputs)
+        affine = "gain" in inputs.parameters
+        return torch.nn.BatchNorm1d(inputs.widths.query, eps=EPSILON, affine=affine)
 
-        def call(query: Any) -> tuple[Any, None]:
-            return layer(query.transpose(1, 2)).transpose(1, 2), None
-
-        return Prepared(call, {"query": made["query"]})
+    def turned(self, x: Any) -> Any:
+        return x.transpose(1, 2)
 
 
 def witnessed(function: Callable[[], Any]) -> tuple[Any, bool]:

@@ -24,13 +24,17 @@ class Layer(Implementation):
 
     `dropout` says how dropout falls on the weights: "" (there is none), "elements" (each weight alone) or
     "shared" (one pattern for all samples and heads); `whole_dropout` whether a rate of 1 is taken;
-    `narrow_biases`, per short dtype name, the canonical biases whose gradients are sums in that dtype.
+    `narrow_biases`, per short dtype name, the canonical biases (and gains) whose gradients are sums in
+    that dtype; `narrow_reductions` the dtypes in which all sums over broadcast axes are such, and
+    `narrow_statistics` those in which a norm keeps mean and root for its backward pass.
     """
 
     operator = "multi-head"
     dropout = ""
     whole_dropout = True
     narrow_biases: Mapping[str, tuple[str, ...]] = {}
+    narrow_reductions: tuple[str, ...] = ()
+    narrow_statistics: tuple[str, ...] = ()
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
@@ -436,7 +440,11 @@ class MaskedLarge(MaskedInfinity):
         super().__init__(backend, ops, numerics)
         empty = dict.fromkeys(self.dtypes, "uniform") | {"f16": ops.overflowing_fill}
         if backend.device == "cpu":
-            self.elections = {"fully-masked-row": empty, "padded-sample": empty}
+            self.elections = {
+                "fully-masked-row": empty,
+                "padded-sample": empty,
+                "padded-sample-gradient": "values",
+            }
 
 
 class TextbookLayerNorm(Textbook):
@@ -451,6 +459,9 @@ class TextbookLayerNorm(Textbook):
     ) -> None:
         # Mean, variance, root and quotient are operations of their own, each stored.
         super().__init__(backend, ops, "stepwise")
+        if isinstance(numerics, Mapping):
+            # Where products are summed in the case's dtype, so is what a gradient sums.
+            self.narrow_reductions = tuple(d for d, n in numerics.items() if n == "working")
 
     def compute(self, query, key, value, hidden, bias, parameters, inputs):  # type: ignore[no-untyped-def]
         ops, (B, L, _) = self.ops, query.shape

@@ -4,7 +4,7 @@ The chain of `references.gradients` leads from the cotangent of an output to ds,
 scores before the softmax, and to dv; what follows is what lies before the scores and behind the output:
 
     projection      y = x W + b:  dx = dy W^T,  dW = sum over samples and positions of x^T dy,
-                    db = sum of dy
+                    db = sum of dy;  one tensor as query, key and value: dx = the sum of all three
     dot             s_ij = c q_i . k_j:  dc = sum_ij ds_ij q_i . k_j,  dq and dk as for attention
     tanh            s_ij = c sum_u w_u h_iju,  h = tanh(a x),  x_iju = Q_iu + K_ju:
                     dc = sum_ij ds_ij r_ij  with r = s / c;   dr = c ds;   dw_u = sum_ij dr_ij h_iju
@@ -19,6 +19,8 @@ that come with bounds and adds its own rounding.
 
     dW, db, sums    Stored for every sample and then summed, or one sum; db over broadcast axes, so that a
                     framework may make it in the case's dtype (gamma_n(u_o)).
+    dx of one       Three products, each stored, and their sum, whose partial sums are; or one product
+    tensor          over the features of all three.
     dr, dx          Products with a number, stored like a score.
     dy              The slope by h as it was stored: 1 - (h + e)^2 is off by (2 |h| + |e|) |e|, and by
                     its own roundings (see `references.gradients.times_slope`).
@@ -29,7 +31,7 @@ that come with bounds and adds its own rounding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -57,11 +59,13 @@ def multi_head_gradients(
     bias: np.ndarray | None = None,
     empty_rows: str = "zeros",
     narrow_biases: Collection[str] = (),
+    own: bool = False,
 ) -> dict[str, Approx]:
     """Gradients of `references.layers.multi_head` by query, key, value and every parameter.
 
     query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), cotangent (B, Lq, Eo); parameters canonical,
-    with an output kernel; their gradients have their shapes. `empty_rows` as in `attention_gradients`.
+    with an output kernel or without; their gradients have their shapes. `empty_rows` as in
+    `attention_gradients`. `own`: the three are one tensor, whose gradient is that of "query".
 
     The chain of attention between two of projections. Libraries
     scale the query and store it before the product: u_o more on every product of scores, on dq, and on
@@ -73,36 +77,58 @@ def multi_head_gradients(
         n: linear(x[n], parameters[f"{n}_kernel"], parameters.get(f"{n}_bias"), u).moved(2, 1)
         for n in x
     }  # (B, heads, L, size)
-    H, Dv, width = parameters["output_kernel"].shape
     B, Lq, _ = query.shape
-    mixing = parameters["output_kernel"].reshape(H * Dv, width)
-    received = narrowed(cotangent, u)
-    heads = linear(received, np.ascontiguousarray(mixing.T), None, u)
+    H, Dv = projected["query"].shape[1], projected["value"].shape[-1]
+    received = heads = narrowed(cotangent, u)
+    mixing = parameters.get("output_kernel")
+    if mixing is not None:
+        heads = linear(received, np.ascontiguousarray(mixing.reshape(H * Dv, -1).T), None, u)
     heads = heads.reshape(B, Lq, H, Dv).moved(2, 1)
     q, k, v = (projected[n] for n in ("query", "key", "value"))
     chain = Backward(q, k, v, heads, u, allowed, bias, None, None, 0.0, empty_rows)
     chain.scaled_query = True
     with np.errstate(all="ignore"):
         inner = chain.gradients()
-        group = H // k.value.shape[1]
-        weights, averaging = chain.shared
-        summands = chain.keys[..., None] + averaging * weights.value.shape[-1]
-        output = product(weights, v.repeated(group, 1), summands, u)
-    joined = stored(output, u.output, u.floor).moved(1, 2).reshape(B, Lq, H * Dv)
     found: dict[str, Approx] = {}
-
-    found["output_kernel"] = kernel_gradient(joined, received, u).reshape(H, Dv, width)
+    if mixing is not None:
+        group = H // k.value.shape[1]
+        with np.errstate(all="ignore"):
+            weights, averaging = chain.shared
+            summands = chain.keys[..., None] + averaging * weights.value.shape[-1]
+            output = product(weights, v.repeated(group, 1), summands, u)
+        joined = stored(output, u.output, u.floor).moved(1, 2).reshape(B, Lq, H * Dv)
+        found["output_kernel"] = kernel_gradient(joined, received, u).reshape(*mixing.shape)
     if "output_bias" in parameters:
         found["output_bias"] = bias_gradient(received, u, "output_bias" in narrow_biases)
+    products, features = np.zeros(1), 0
     for name, moved in (("query", inner.query), ("key", inner.key), ("value", inner.value)):
         kernel = parameters[f"{name}_kernel"]
         flat = moved.moved(1, 2).reshape(B, moved.value.shape[2], -1)  # (B, L, heads size)
-        found[name] = linear(flat, kernel.reshape(kernel.shape[0], -1).T, None, u)
+        across = kernel.reshape(kernel.shape[0], -1).T
+        found[name] = linear(flat, across, None, u)
+        if own:
+            products, features = products + flat.size @ absolute(across), features + len(across)
         found[f"{name}_kernel"] = kernel_gradient(x[name], flat, u).reshape(*kernel.shape)
         if f"{name}_bias" in parameters:
             made = bias_gradient(flat, u, f"{name}_bias" in narrow_biases)
             found[f"{name}_bias"] = made.reshape(*kernel.shape[1:])
+    if own:
+        parts = [found.pop(name) for name in ("query", "key", "value")]
+        found["query"] = from_one_tensor(parts, products, features, u)
     return found
+
+
+def from_one_tensor(
+    parts: Sequence[Approx], products: np.ndarray, features: int, u: Roundoffs
+) -> Approx:
+    """The sum of what a tensor receives as query, key and value, each part stored; `products` are the
+    sums of |dy W^T| over all of the `features` that one product would sum."""
+    value = np.sum([part.value for part in parts], 0)
+    error = np.sum([part.error for part in parts], 0)
+    error = error + gamma(features, u.accumulate) * products
+    stores = len(parts) - 1
+    size = np.sum([part.size for part in parts], 0)
+    return Approx(value, error + stores * (u.output * size + u.floor))
 
 
 def additive_gradients(
@@ -181,6 +207,25 @@ def dot_gradients(
             "value": _headless(inner.value),
             "scale": _contracted(_headless(inner.scores), scores, 0, u),
         }
+
+
+def masked_gradients(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    parameters: Mapping[str, np.ndarray],
+    cotangent: np.ndarray,
+    *,
+    rounding: Roundoffs,
+    allowed: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+) -> dict[str, Approx]:
+    """Gradients of `references.layers.masked`; arguments are those of `additive_gradients`."""
+    q, k, v, received = (_headed(narrowed(x, rounding)) for x in (query, key, value, cotangent))
+    chain = Backward(q, k, v, received, rounding, allowed, None, None, None, 0.0, empty_rows)
+    with np.errstate(all="ignore"):
+        inner = chain.gradients()
+    return {n: _headless(getattr(inner, n)) for n in ("query", "key", "value")}
 
 
 class _Scored(Backward):

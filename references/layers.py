@@ -263,12 +263,27 @@ def batch_norm(
     return _normalised(narrowed(query, rounding), (0, 1), parameters, learned, epsilon, rounding)
 
 
-def _normalised(
-    x: Approx, axes: tuple[int, ...], parameters: Parameters,
-    learned: tuple[np.ndarray, np.ndarray] | None, epsilon: float, u: Roundoffs,
-) -> LayerReference:  # fmt: skip
-    # The bound holds for two passes and for the mean of squares less the square of the mean, and for
-    # x root - mean root as well as for (x - mean) root.
+@dataclass(frozen=True)
+class Standardised:
+    """The mean, x - mean, 1 / sqrt(variance + epsilon), and the product of the last two. `reach` is
+    (|x| + |mean|) root: what those round by who never make the difference."""
+
+    mean: Approx
+    shifted: Approx
+    root: Approx
+    normal: Approx
+    reach: np.ndarray
+
+
+def standardised(
+    x: Approx, axes: tuple[int, ...], learned: tuple[np.ndarray, np.ndarray] | None,
+    epsilon: float, u: Roundoffs,
+) -> Standardised:  # fmt: skip
+    """x (B, L, E) with the mean and variance over `axes`, or those that were `learned`.
+
+    The bound holds for two passes and for the mean of squares less the square of the mean, and for
+    x root - mean root as well as for (x - mean) root.
+    """
     unit = max(u.accumulate, u.step)
     if learned is None:
         n = int(np.prod([x.value.shape[axis] for axis in axes]))
@@ -295,7 +310,19 @@ def _normalised(
     size = np.abs(value).astype(np.float64)
     scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
     folded = 3 * unit * np.abs(mean * root).astype(np.float64)
-    out = stored(Approx(value, scaled_error + folded), unit)
+    reciprocal = Approx(root, relative * root.astype(np.float64))
+    level = Approx(mean, np.broadcast_to(mean_error, mean.shape))
+    reach = (x.size + level.size) * reciprocal.size
+    normal = stored(Approx(value, scaled_error + folded), unit)
+    return Standardised(level, shifted, reciprocal, normal, reach)
+
+
+def _normalised(
+    x: Approx, axes: tuple[int, ...], parameters: Parameters,
+    learned: tuple[np.ndarray, np.ndarray] | None, epsilon: float, u: Roundoffs,
+) -> LayerReference:  # fmt: skip
+    unit = max(u.accumulate, u.step)
+    out = standardised(x, axes, learned, epsilon, u).normal
     if "gain" in parameters:
         gain, offset = parameters["gain"], parameters["offset"]
         absolute = np.abs(gain).astype(np.float64)

@@ -15,8 +15,10 @@ from references.layer_gradients import (
     additive_gradients,
     concat_gradients,
     dot_gradients,
+    masked_gradients,
     multi_head_gradients,
 )
+from references.norm_gradients import batch_norm_gradients, layer_norm_gradients
 from references.running import Approx
 from suite.judge.cell import Answer, Cell
 from suite.judge.layers import LayerAnswer, LayerCell
@@ -24,7 +26,7 @@ from suite.judge.oracle import digest_of, hold, precision_for
 from suite.judge.tolerance import NUMERICS, gradient_roundoffs, ratios, roundoffs
 from suite.judge.verdict import Deviation, NotElected
 from suite.spec.dtypes import round_to
-from suite.spec.layers import LayerInputs
+from suite.spec.layers import EPSILON, NORMS, STATISTICS, LayerInputs
 from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import draw_cotangent, generator
 
@@ -301,20 +303,30 @@ def layer_cotangent(inputs: LayerInputs, name: str, seed: int = 0) -> np.ndarray
 
 def by_canonical_names(made: Prepared, inputs: LayerInputs) -> Prepared:
     """A layer's call that returns its output alone, with its inputs and those canonical parameters that
-    it is handed as operands."""
-    wrt = [*OPERANDS, *(n for n in inputs.parameters if n in made.arguments)]
-    return replace(
-        made,
-        function=lambda **arguments: made.function(**arguments)[0],
-        operands={name: made.operands.get(name, name) for name in wrt},
-    )
+    it is handed as operands; statistics are none. Where query, key and value are one tensor, that is the
+    operand "query"."""
+    learned = [n for n in inputs.parameters if n in made.arguments and n not in STATISTICS]
+    wrt = [*OPERANDS, *learned]
+    names = {name: made.operands.get(name, name) for name in wrt}
+    others = [names.pop(name) for name in OPERANDS[1:]] if inputs.own else []
+    others = [name for name in others if name in made.arguments]
+
+    def call(**arguments: Any) -> Any:
+        given = arguments | dict.fromkeys(others, arguments[names["query"]])
+        return made.function(**given)[0]
+
+    return replace(made, function=call, operands=names)
 
 
 _REFERENCES: dict[str, Any] = {
     "multi-head": multi_head_gradients,
+    "self-attention": multi_head_gradients,
     "additive": additive_gradients,
     "dot": dot_gradients,
     "concat": concat_gradients,
+    "masked": masked_gradients,
+    "layer-norm": layer_norm_gradients,
+    "batch-norm": batch_norm_gradients,
 }
 
 
@@ -327,7 +339,8 @@ def layer_gradients(
     empty_rows: str = "zeros",
 ) -> dict[str, Approx]:
     """Gradients of a layer for a cotangent (B, Lq, Eo), by query, key, value and canonical parameters,
-    with how far rounding in a numerics class may move those of an implementation.
+    with how far rounding in a numerics class may move those of an implementation. Where query, key and
+    value are one tensor, "query" is what it receives as all three.
 
     `empty_rows` is one of `references.gradients.EMPTY_ROWS`.
     """
@@ -336,17 +349,23 @@ def layer_gradients(
         n: np.asarray(x).astype(precision) for n, x in inputs.parameters.items()
     }
     given: dict[str, Any] = {}
-    if inputs.operator == "multi-head":
-        given["narrow_biases"] = implementation.narrow_biases.get(inputs.dtype.name, ())
+    dtype = inputs.dtype.name
+    if "value_kernel" in parameters or inputs.operator in NORMS:
+        given["narrow_biases"] = implementation.narrow_biases.get(dtype, ())
+    if "value_kernel" in parameters:
+        given["own"] = inputs.own
         given["bias"] = None if inputs.bias is None else inputs.bias.astype(precision)
-    narrow = implementation.backend.narrow_reductions
+    if inputs.operator in NORMS:
+        given |= {"epsilon": EPSILON, "training": inputs.training}
+        given["narrow_statistics"] = dtype in implementation.narrow_statistics
+    else:
+        given |= {"allowed": inputs.dense_mask, "empty_rows": empty_rows}
+    narrow = implementation.backend.narrow_reductions or dtype in implementation.narrow_reductions
     return _REFERENCES[inputs.operator](
         *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value)),
         parameters,
         cotangent.astype(precision),
         rounding=gradient_roundoffs(numerics, inputs.dtype, flushes, narrow),
-        allowed=inputs.dense_mask,
-        empty_rows=empty_rows,
         **given,
     )
 
@@ -362,8 +381,8 @@ class LayerGradientCell(LayerCell):
         return layer_cotangent(self.inputs, f"{self.case.id}/cotangent", self.seed)
 
     def differentiate(self) -> tuple[LayerAnswer, dict[str, np.ndarray]]:
-        """The answer and its gradients: by query, key and value, and by those canonical parameters that
-        the layer is handed under their names (in its own shapes).
+        """The answer and its gradients: by query, key and value, or the one tensor they are, and by those
+        canonical parameters that the layer is handed under their names (in its own shapes).
 
         Judges type, device, dtype and shape. Raises Deviation "raised" and "no-gradient".
         """

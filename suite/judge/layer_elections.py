@@ -130,6 +130,7 @@ GRADIENT_BASES = {
     "additive": "additive/padempty/mha/{}/b2h1q5k9d16v14/e16.16.14.14/identity",
     "dot": "dot/padempty/mha/{}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     "concat": "concat/padempty/mha/{}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+    "masked": "masked/padempty/mha/{}/b2h1q5k9d8v6/e8.8.6.6",
 }
 """Layers with rows without keys, of sizes that are differentiated elsewhere: some frameworks compile."""
 

@@ -68,7 +68,7 @@ QUESTIONS: dict[str, Question] = {
             ("nothing", "values", "scores", "nan", "raises", "other"),
             ("f32", "bf16"),
             needs=("padding", "gradient"),
-            operators=("additive", "dot", "concat"),
+            operators=("additive", "dot", "concat", "masked"),
         ),
         Question(
             "nan-in-masked-key-gradient",

@@ -68,6 +68,9 @@ PARAMETERS = {
 """Canonical parameters with their shapes: y = x kernel + bias, features of a head last. Eq, Ek, Ev, Eo
 are the widths of query, key, value and output, H and Hkv the heads, D and Dv their sizes."""
 
+STATISTICS = ("mean", "variance")
+"""The parameters that are learned by averaging: they have no gradient."""
+
 EPSILON = 2.0**-10
 """What norms add to a variance: a number of every dtype, larger than any framework's default, so that
 leaving it out or adding it after the root stands out."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
-from suite.spec.dtypes import round_to
 from suite.spec.layers import LayerInputs
+from suite.spec.masks import parse_mask
 from tests.mutants.layer_gradient_kernel import (
     AdditiveDifferentiable,
+    Arrays,
     ConcatDifferentiable,
     DotDifferentiable,
     LayerDifferentiable,
+    MaskedDifferentiable,
+    SelfAttentionDifferentiable,
+)
+from tests.mutants.norm_gradient_kernel import (
+    BatchNormDifferentiable,
+    LayerNormDifferentiable,
+    Standard,
+    rounded,
+    summed_by_rows,
 )
 from tests.mutants.registry import mutant
 
@@ -56,18 +69,10 @@ class ValueInputTakesKeyKernel(LayerDifferentiable):
 
     def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
         found = super().gradients(given, cotangent, inputs)
-        if given["key_kernel"].shape == given["value_kernel"].shape:
+        if "value" in found and given["key_kernel"].shape == given["value_kernel"].shape:
             swapped = given | {"value_kernel": given["key_kernel"]}
             found["value"] = super().gradients(swapped, cotangent, inputs)["value"]
         return found
-
-
-def summed_narrowly(cotangent: np.ndarray, inputs: LayerInputs) -> np.ndarray:
-    """The sum over samples and positions, row after row in the case's dtype."""
-    total = np.zeros(cotangent.shape[-1])
-    for row in cotangent.reshape(-1, cotangent.shape[-1]):
-        total = round_to(total + row, inputs.dtype)
-    return total
 
 
 @mutant("layer_gradients")
@@ -77,7 +82,7 @@ class OutputBiasSummedNarrowly(LayerDifferentiable):
     def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
         found = super().gradients(given, cotangent, inputs)
         if "output_bias" in found:
-            found["output_bias"] = summed_narrowly(cotangent, inputs)
+            found["output_bias"] = summed_by_rows(cotangent, inputs)
         return found
 
 
@@ -136,3 +141,103 @@ class ScaleWithoutGradient(DotDifferentiable):
 
     def scale_gradient(self, ds, product, given):  # type: ignore[no-untyped-def]
         return np.zeros(())
+
+
+@mutant("layer_gradients")
+class InputTakesQueryPathAlone(SelfAttentionDifferentiable):
+    """The gradient of the one input is what it receives as query."""
+
+    def together(self, parts: Arrays, inputs: LayerInputs) -> np.ndarray:
+        return parts["query"]
+
+
+@mutant("layer_gradients")
+class KeysTakeUnscaledQueries(SelfAttentionDifferentiable):
+    """The gradient of the keys takes queries that are not scaled."""
+
+    def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
+        return super().key_gradient(ds, query, 1.0)
+
+
+@mutant("layer_gradients")
+class MaskedScaleForgotten(MaskedDifferentiable):
+    """The gradients of queries and keys lack the scale of the scores."""
+
+    def backward(self, given: Arrays, ds: np.ndarray) -> Arrays:
+        found = super().backward(given, ds)
+        return {name: x / self.number(given) for name, x in found.items()}
+
+
+@mutant("layer_gradients")
+class MaskedRecomputedWithoutCausal(MaskedDifferentiable):
+    """The backward pass computes the weights again with the padding mask alone."""
+
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+        if inputs.mask_token.startswith("causal+"):
+            inputs = replace(inputs, mask=parse_mask(inputs.mask_token.removeprefix("causal+")))
+        return super().gradients(given, cotangent, inputs)
+
+
+@mutant("layer_gradients")
+class LayerNormVarianceConstant(LayerNormDifferentiable):
+    """The gradient through the variance, the mean of dy times the normal, is missing."""
+
+    def share(self, moved: np.ndarray, made: Standard) -> Any:
+        return 0.0
+
+
+@mutant("layer_gradients")
+class LayerNormMeanConstant(LayerNormDifferentiable):
+    """The gradient through the mean is missing."""
+
+    def level(self, moved: np.ndarray) -> Any:
+        return 0.0
+
+
+@mutant("layer_gradients")
+class LayerNormGainAfterMeans(LayerNormDifferentiable):
+    """The gain is multiplied on after the means over the features are taken, as if it were one number."""
+
+    def input_gradient(self, dy, gain, made, inputs):  # type: ignore[no-untyped-def]
+        found = super().input_gradient(dy, None, made, inputs)
+        return found if gain is None else found * gain
+
+
+@mutant("layer_gradients")
+class LayerNormStatisticsNarrow(LayerNormDifferentiable):
+    """Mean and root reach the backward pass in the case's dtype, which is not declared."""
+
+    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+        return rounded(super().standard(given, inputs), inputs)
+
+
+@mutant("layer_gradients")
+class LayerNormOffsetSummedNarrowly(LayerNormDifferentiable):
+    """The gradient of the offset is a sum in the case's dtype, which is not declared."""
+
+    def offset_gradient(self, dy: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+        return summed_by_rows(dy, inputs)
+
+
+@mutant("layer_gradients")
+class BatchNormStatisticsConstant(BatchNormDifferentiable):
+    """In training mean and variance of the batch are taken for constants."""
+
+    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+        return replace(super().standard(given, inputs), learned=True)
+
+
+@mutant("layer_gradients")
+class BatchNormEvaluatedLikeTrained(BatchNormDifferentiable):
+    """In evaluation the gradient goes through the learned mean and variance as if these were x's."""
+
+    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+        return replace(super().standard(given, inputs), learned=False)
+
+
+@mutant("layer_gradients")
+class BatchNormGainAveraged(BatchNormDifferentiable):
+    """The gradient of the gain is a mean over the samples, not a sum."""
+
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+        return super().gain_gradient(dy, made, inputs) / len(dy)

@@ -10,8 +10,7 @@ import numpy as np
 from backends._numpy import Rounded
 from backends.base import Implementation
 from suite.spec.dtypes import round_to
-from suite.spec.layers import EPSILON
-from tests.mutants.faults_layer_gradients import summed_narrowly
+from suite.spec.layers import EPSILON, LayerInputs
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
@@ -23,9 +22,12 @@ from tests.mutants.gradient_kernel import (
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
 from tests.mutants.layer_gradient_kernel import (
     AdditiveDifferentiable,
+    Arrays,
     ConcatDifferentiable,
     DotDifferentiable,
     LayerDifferentiable,
+    MaskedDifferentiable,
+    SelfAttentionDifferentiable,
 )
 from tests.mutants.layer_kernel import (
     AdditiveKernel,
@@ -39,6 +41,17 @@ from tests.mutants.layer_kernel import (
     MultiHeadKernel,
     NormKernel,
     SelfAttentionKernel,
+)
+from tests.mutants.norm_gradient_kernel import (
+    BatchNormChain,
+    BatchNormDifferentiable,
+    BatchNormUncentred,
+    LayerNormChain,
+    LayerNormDifferentiable,
+    LayerNormUncentred,
+    Standard,
+    rounded,
+    summed_by_rows,
 )
 
 
@@ -728,8 +741,52 @@ class LayerNarrowBias(LayerDifferentiable):
     def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
         found = super().gradients(given, cotangent, inputs)
         if "output_bias" in found and inputs.dtype.name == "bf16":
-            found["output_bias"] = summed_narrowly(cotangent, inputs)
+            found["output_bias"] = summed_by_rows(cotangent, inputs)
         return found
+
+
+class SelfAttentionDifferentiatedInSteps(SelfAttentionDifferentiable):
+    """Self-attention whose backward pass stores every step."""
+
+    numerics = "eager"
+
+    def step(self, x: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+        return round_to(x, inputs.dtype)
+
+
+class SelfAttentionOneProduct(SelfAttentionDifferentiable):
+    """Self-attention whose input takes its gradient from one product, in working precision."""
+
+    def together(self, parts: Arrays, inputs: LayerInputs) -> np.ndarray:
+        work = np.float64 if inputs.dtype.name == "f64" else np.float32
+        total: np.ndarray = np.sum([x.astype(work) for x in parts.values()], 0)
+        return total.astype(np.float64)
+
+
+class LayerNormNarrowStatistics(LayerNormDifferentiable):
+    """Mean and root reach the backward pass in 16 bits, as it declares."""
+
+    narrow_statistics = ("bf16", "f16")
+
+    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+        made = super().standard(given, inputs)
+        return rounded(made, inputs) if inputs.dtype.is_half else made
+
+
+class LayerNormNarrowSums(LayerNormDifferentiable):
+    """The gradients of gain and offset are sums in 16 bits, as it declares."""
+
+    narrow_biases = dict.fromkeys(("bf16", "f16"), ("gain", "offset"))
+
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+        if not inputs.dtype.is_half:
+            return super().gain_gradient(dy, made, inputs)
+        return summed_by_rows(round_to(dy * made.normal, inputs.dtype), inputs)
+
+    def offset_gradient(self, dy: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+        if not inputs.dtype.is_half:
+            return super().offset_gradient(dy, inputs)
+        return summed_by_rows(dy, inputs)
 
 
 class CompiledPlain(Differentiable):
@@ -787,6 +844,18 @@ HONEST: tuple[type[Implementation], ...] = (
     AdditiveDifferentiable,
     ConcatDifferentiable,
     DotDifferentiable,
+    MaskedDifferentiable,
+    SelfAttentionDifferentiable,
+    SelfAttentionDifferentiatedInSteps,
+    SelfAttentionOneProduct,
+    LayerNormDifferentiable,
+    LayerNormUncentred,
+    LayerNormChain,
+    LayerNormNarrowStatistics,
+    LayerNormNarrowSums,
+    BatchNormDifferentiable,
+    BatchNormUncentred,
+    BatchNormChain,
     LayerExact,
     LayerFused,
     LayerEager,

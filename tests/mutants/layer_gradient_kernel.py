@@ -1,7 +1,7 @@
 """Honest layers with a backward pass in NumPy, in float64, rounded once.
 
 Multi-head attention takes the reference's; that of the others is written out, a method a step, and
-mutants are subclasses that change one.
+mutants are subclasses that change one. Norms are in `tests.mutants.norm_gradient_kernel`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tests.mutants.layer_kernel import (
     ConcatKernel,
     DotKernel,
     LayerKernel,
+    MaskedKernel,
     MultiHeadKernel,
+    SelfAttentionKernel,
 )
 
 Arrays = dict[str, np.ndarray]
@@ -45,6 +47,10 @@ class Differentiated(LayerKernel):
         """Gradients by argument, float64."""
         raise NotImplementedError
 
+    def step(self, x: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+        """A step of the backward pass as it is stored."""
+        return x
+
 
 class LayerDifferentiable(Differentiated, MultiHeadKernel):
     """Multi-head attention whose gradients are computed in float64 and rounded once."""
@@ -56,9 +62,47 @@ class LayerDifferentiable(Differentiated, MultiHeadKernel):
             given["query"], given["key"], given["value"],
             {name: given[name] for name in inputs.parameters}, cotangent,
             rounding=NO_ROUNDING, allowed=inputs.dense_mask, bias=inputs.bias,
-            empty_rows=self.empty_rows,
+            empty_rows=self.empty_rows, own=inputs.own,
         )  # fmt: skip
         return {name: made.value for name, made in found.items()}
+
+
+class SelfAttentionDifferentiable(Differentiated, SelfAttentionKernel):
+    """One head with projections of one tensor, with a backward pass."""
+
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+        x, kernels = given["query"], {n: given[f"{n}_kernel"][:, 0] for n in ROLES}
+        q, k, v = (
+            self.step(x @ kernels[n] + given.get(f"{n}_bias", np.zeros(1)), inputs) for n in ROLES
+        )
+        factor = 1 / np.sqrt(inputs.sizes.D)
+        scores = self.step(factor * q @ k.swapaxes(-1, -2), inputs)
+        scores = np.where(inputs.attends[:, 0], scores, -np.inf)
+        raised = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = self.step(raised / raised.sum(-1, keepdims=True), inputs)
+        dp = self.step(cotangent @ v.swapaxes(-1, -2), inputs)
+        ds = self.step(weights * (dp - (weights * dp).sum(-1, keepdims=True)), inputs)
+        moved = {
+            "query": factor * ds @ k,
+            "key": self.key_gradient(ds, q, factor),
+            "value": weights.swapaxes(-1, -2) @ cotangent,
+        }
+        moved = {name: self.step(y, inputs) for name, y in moved.items()}
+        found = {f"{n}_kernel": np.einsum("bln,bld->nd", x, y)[:, None] for n, y in moved.items()}
+        for name, y in moved.items() if "query_bias" in given else ():
+            found[f"{name}_bias"] = y.sum((0, 1))[None]
+        parts = {n: self.step(y @ kernels[n].T, inputs) for n, y in moved.items()}
+        return found | {"query": self.together(parts, inputs)}
+
+    def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
+        return factor * ds.swapaxes(-1, -2) @ query
+
+    def together(self, parts: Arrays, inputs: LayerInputs) -> np.ndarray:
+        """What the tensor receives as query, key and value."""
+        return self.step(parts["query"] + parts["key"], inputs) + parts["value"]
+
+
+ROLES = ("query", "key", "value")
 
 
 class SingleDifferentiable(Differentiated):
@@ -153,3 +197,10 @@ class DotDifferentiable(SingleDifferentiable, DotKernel):
 
     def scale_gradient(self, ds: np.ndarray, product: np.ndarray, given: Arrays) -> np.ndarray:
         return (ds * product).sum()
+
+
+class MaskedDifferentiable(DotDifferentiable, MaskedKernel):  # type: ignore[misc]
+    """Scaled dot-product attention with two masks, with a backward pass."""
+
+    def number(self, given: Arrays) -> float:
+        return float(1 / np.sqrt(given["query"].shape[-1]))

@@ -1,0 +1,158 @@
+"""Honest norms with a backward pass in NumPy: the closed form in float64, and other ways to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from suite.spec.dtypes import round_to
+from suite.spec.layers import EPSILON, LayerInputs
+from tests.mutants.layer_gradient_kernel import Arrays, Differentiated
+from tests.mutants.layer_kernel import BatchNormKernel, LayerNormKernel, NormKernel
+
+
+@dataclass(frozen=True)
+class Standard:
+    """x, its mean, 1 / sqrt(variance + epsilon) and (x - mean) root; `learned`: both are constants."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    root: np.ndarray
+    learned: bool
+
+    @property
+    def normal(self) -> np.ndarray:
+        return (self.x - self.mean) * self.root
+
+
+class NormDifferentiable(Differentiated, NormKernel):
+    """A norm whose gradients are computed in float64 by the closed form, and rounded once."""
+
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+        made = self.standard(given, inputs)
+        found: Arrays = {}
+        if "gain" in given:
+            found["gain"] = self.gain_gradient(cotangent, made, inputs)
+            found["offset"] = self.offset_gradient(cotangent, inputs)
+        return found | {"query": self.input_gradient(cotangent, given.get("gain"), made, inputs)}
+
+    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+        x = given["query"]
+        learned = self.operator == "batch-norm" and not inputs.training
+        mean, variance = x.mean(self.axes, keepdims=True), x.var(self.axes, keepdims=True)
+        if learned:
+            mean, variance = given["mean"], given["variance"]
+        return Standard(x, mean, 1 / np.sqrt(variance + EPSILON), learned)
+
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+        return (dy * made.normal).sum((0, 1))
+
+    def offset_gradient(self, dy: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+        return dy.sum((0, 1))
+
+    def input_gradient(
+        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: LayerInputs
+    ) -> np.ndarray:
+        moved = dy if gain is None else dy * gain
+        if made.learned:
+            return made.root * moved
+        return made.root * (moved - self.level(moved) - made.normal * self.share(moved, made))
+
+    def level(self, moved: np.ndarray) -> Any:
+        """The mean of D."""
+        return moved.mean(self.axes, keepdims=True)
+
+    def share(self, moved: np.ndarray, made: Standard) -> Any:
+        """The mean of D N."""
+        return (moved * made.normal).mean(self.axes, keepdims=True)
+
+
+class NormUncentred(NormDifferentiable):
+    """a D + b x + c in working precision, where b and c hang on sum D x and sum D."""
+
+    def input_gradient(
+        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: LayerInputs
+    ) -> np.ndarray:
+        work = np.float64 if inputs.dtype.name == "f64" else np.float32
+        moved = (dy if gain is None else dy * gain).astype(work)
+        x, mean, root = (a.astype(work) for a in (made.x, made.mean, made.root))
+        if made.learned:
+            return (root * moved).astype(np.float64)
+        n = work(np.prod([x.shape[axis] for axis in self.axes]))
+        with_x, alone = ((moved * y).sum(self.axes, keepdims=True) for y in (x, work(1)))
+        slope = (alone * mean - with_x) * root * root * root / n
+        shift = -slope * mean - alone * root / n
+        return (root * moved + slope * x + shift).astype(np.float64)
+
+
+class NormChain(NormDifferentiable):
+    """The chain through mean, variance, root and quotient, every step stored."""
+
+    numerics = "stepwise"
+
+    def step(self, x: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+        return round_to(x, inputs.dtype)
+
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+        normal = self.step(self.step(made.x - made.mean, inputs) * made.root, inputs)
+        return self.step(dy * normal, inputs).sum((0, 1))
+
+    def input_gradient(
+        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: LayerInputs
+    ) -> np.ndarray:
+        def kept(x: np.ndarray) -> np.ndarray:
+            return self.step(x, inputs)
+
+        moved = dy if gain is None else kept(dy * gain)
+        shifted, deviation = kept(made.x - kept(made.mean)), kept(1 / made.root)
+        direct = kept(moved / deviation)
+        if made.learned:
+            return direct
+        n = np.prod([made.x.shape[axis] for axis in self.axes])
+        against = kept(moved * -kept(kept(shifted / deviation) / deviation))
+        by_root = kept(against.sum(self.axes, keepdims=True))
+        by_variance = kept(kept(by_root / (2 * deviation)) / n)
+        by_square = kept(shifted * by_variance)
+        through = kept(kept(direct + by_square) + by_square)
+        by_mean = kept(-kept(through.sum(self.axes, keepdims=True)) / n)
+        return through + by_mean
+
+
+class LayerNormDifferentiable(NormDifferentiable, LayerNormKernel):
+    """Layer norm with a backward pass."""
+
+
+class LayerNormUncentred(NormUncentred, LayerNormKernel):
+    """Layer norm with a backward pass by sums that are not centred."""
+
+
+class LayerNormChain(NormChain, LayerNormKernel):
+    """Layer norm with the backward pass of single steps."""
+
+
+class BatchNormDifferentiable(NormDifferentiable, BatchNormKernel):
+    """Batch norm with a backward pass."""
+
+
+class BatchNormUncentred(NormUncentred, BatchNormKernel):
+    """Batch norm with a backward pass by sums that are not centred."""
+
+
+class BatchNormChain(NormChain, BatchNormKernel):
+    """Batch norm with the backward pass of single steps."""
+
+
+def rounded(made: Standard, inputs: LayerInputs) -> Standard:
+    """Mean and root as they are stored in the case's dtype."""
+    mean, root = (round_to(x, inputs.dtype) for x in (made.mean, made.root))
+    return Standard(made.x, mean, root, made.learned)
+
+
+def summed_by_rows(terms: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    """The sum over samples and positions, row after row in the case's dtype."""
+    total = np.zeros(terms.shape[-1])
+    for row in terms.reshape(-1, terms.shape[-1]):
+        total = round_to(total + row, inputs.dtype)
+    return total
