@@ -64,6 +64,7 @@ def _shares(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
         axes.plot(wide[label] * 100, places, _marker(number), label=label, alpha=0.85)
     axes.set_yticks(places, wide.index)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_plain)
     axes.set_xlabel("share of the machine's best matrix product, %")
     axes.set_title(f"{direction}: how near to the ceiling (right is better)")
     axes.grid(axis="both", alpha=0.3)
@@ -81,6 +82,7 @@ def _exactness(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     axes.annotate("bound", (0.01, 1.0), xycoords=("axes fraction", "data"), va="bottom")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(_plain)
     axes.set_xlabel("share of the machine's best matrix product, %")
     axes.set_ylabel("error ratio, max |error| / bound")
     axes.set_title(f"{direction}: exactness against speed (right and low is better)")
@@ -105,12 +107,19 @@ def _cost(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
             axes.plot(lengths, fitted * 1e3, color=f"C{number % 10}", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(_plain)
     axes.set_xlabel("queries and keys")
     axes.set_ylabel("ms")
     axes.set_title(f"{direction}: cost against length, with a + b L + c L²")
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure
+
+
+def _plain(value: float, position: int) -> str:
+    """10, not 10^1."""
+    return f"{value:g}"
 
 
 def _marker(number: int) -> str:
