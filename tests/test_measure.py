@@ -507,7 +507,11 @@ AGREE = ("gpt2-train", "bert-base-padded", "vit-base-197", "llama-decode", "whis
 
 @pytest.mark.slow
 def test_times_agree_with_those_of_torch() -> None:
-    """torch.utils.benchmark measures the same calls in turn with the protocol: medians within 3 %."""
+    """torch.utils.benchmark measures the same calls in turn with the protocol: medians within 3 %.
+
+    Before each of its blocks the former calls twice, unasked; so both do here. Samples that do not
+    follow others at once, as those of a run of several implementations, are slower by some percent.
+    """
     pytest.importorskip("torch")
     code = f"""
 import statistics
@@ -525,6 +529,7 @@ for name in {AGREE}:
     timer.timeit(3)
     ours, theirs = [], []
     for _ in range(40):
+        subject.call(), subject.call()
         ours.append(subject.sample())
         theirs.append(timer.timeit(subject.inner).median)
     ours, theirs = statistics.median(ours), statistics.median(theirs)
@@ -575,7 +580,7 @@ def test_the_gate_sees_what_a_commit_made_slower(
     git("commit", "--quiet", "-m", "right")
     gated = [
         "bench", "--backend=torch", f"--function={path}:right", "--against=commit:HEAD",
-        "--workload=sdpa/causal/mha/f32/b2h3q65k65d16", "--seconds=5",
+        "--workload=sdpa/causal/mha/f32/b2h3q65k65d16", "--seconds=20",
     ]  # fmt: skip
     assert main(gated) == gate.OK, capsys.readouterr().out
     path.write_text(
