@@ -62,11 +62,8 @@ def layer_norm_gradients(
     `narrow_statistics`: the backward pass is handed mean and root in the case's dtype. The gradients of
     `narrow_biases`, gain and offset among them, are sums in that dtype.
     """
-    x = narrowed(query, rounding)
-    made = standardised(x, (2,), None, epsilon, rounding)
-    if narrow_statistics:
-        made = _narrowed(made, rounding)
-    return _gradients(made, (2,), parameters, cotangent, narrow_biases, rounding)
+    made = standardised(narrowed(query, rounding), (2,), None, epsilon, rounding)
+    return _gradients(made, (2,), parameters, cotangent, narrow_statistics, narrow_biases, rounding)
 
 
 def batch_norm_gradients(
@@ -84,13 +81,9 @@ def batch_norm_gradients(
 ) -> dict[str, Approx]:
     """Gradients of `references.layers.batch_norm` likewise; a learned mean and variance are constants."""
     learned = None if training else (parameters["mean"], parameters["variance"])
-    x = narrowed(query, rounding)
-    made = standardised(x, (0, 1), learned, epsilon, rounding)
-    if narrow_statistics:
-        made = _narrowed(made, rounding)
-    return _gradients(
-        made, (0, 1) if training else (), parameters, cotangent, narrow_biases, rounding
-    )
+    made = standardised(narrowed(query, rounding), (0, 1), learned, epsilon, rounding)
+    axes = (0, 1) if training else ()
+    return _gradients(made, axes, parameters, cotangent, narrow_statistics, narrow_biases, rounding)
 
 
 def _narrowed(made: Standardised, u: Roundoffs) -> Standardised:
@@ -106,9 +99,11 @@ def _narrowed(made: Standardised, u: Roundoffs) -> Standardised:
 
 def _gradients(
     made: Standardised, axes: tuple[int, ...], parameters: Mapping[str, np.ndarray],
-    cotangent: np.ndarray, narrow: Collection[str], u: Roundoffs,
+    cotangent: np.ndarray, narrow_statistics: bool, narrow: Collection[str], u: Roundoffs,
 ) -> dict[str, Approx]:  # fmt: skip
     """Gradients where mean and variance are taken over `axes`, or are constants where there are none."""
+    if narrow_statistics:
+        made = _narrowed(made, u)
     with np.errstate(all="ignore"):
         found = _chain(made, axes, parameters, cotangent, narrow, u)
     # Where the root may be that of zero nothing is known: zero times infinity.
