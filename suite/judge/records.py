@@ -134,6 +134,16 @@ def digest(keys: Iterable[tuple]) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
 
+def new_folder(folder: Path) -> Path:
+    """Make the folder. Raises FileExistsError where it holds anything: nothing is overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(
+            f"{folder} exists and is not an empty folder; name one that is absent or empty"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 class Writer:
     """Appends a run to a new file, flushing every line. Raises FileExistsError: nothing a user
     produced is overwritten."""

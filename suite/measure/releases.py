@@ -22,6 +22,8 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
+from suite.judge.records import new_folder
+
 SUITE = Path(__file__).resolve().parents[1]
 LOCKS = SUITE / "benchmarks" / "releases"
 MODULES = {"torch": "bench_torch", "jax": "bench_jax", "tensorflow-cpu": "bench_tensorflow"}
@@ -94,10 +96,8 @@ def build(releases: Sequence[Release], folder: Path) -> Path:
         raise LockError(f"expected the releases of one framework, got {sorted(names) or 'none'}")
     if len({release.tag for release in releases}) < len(releases):
         raise LockError("a release is given twice")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not an empty folder; name a new one")
-    repo = folder / "repo"
-    repo.mkdir(parents=True)
+    repo = new_folder(folder) / "repo"
+    repo.mkdir()
     _git(repo, "init", "--quiet", "--initial-branch=main")
     for release in sorted(releases, key=lambda r: (r.day, r.version)):
         (repo / "lock.txt").write_text(release.text, encoding="utf-8", newline="\n")

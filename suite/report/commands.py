@@ -66,8 +66,6 @@ def report(args: argparse.Namespace) -> int:
     """Run `report`; returns the exit code."""
 
     def work() -> int:
-        import pandas as pd
-
         from suite.report.render import render
         from suite.report.tables import build
 
@@ -93,6 +91,8 @@ def report(args: argparse.Namespace) -> int:
         elif args.plots:
             raise RecordError("--plots draws speed records, and none is given")
         if folders:
+            import pandas as pd
+
             from suite.report.speed import asv_history, asv_results
 
             results = pd.concat([asv_results(folder) for folder in folders], ignore_index=True)

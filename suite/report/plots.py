@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from suite.judge.records import new_folder
 from suite.measure.record import TIMED
-from suite.report.speed import cost_law, law
+from suite.report.speed import LENGTHS, fit, law
 
 MISSING = (
     "plots are drawn by matplotlib, which is not installed: "
@@ -30,10 +31,7 @@ def plots(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise NoPlots(MISSING) from error
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not an empty folder; plots need one")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = new_folder(Path(folder))
     timed = frame[frame["status"].isin(TIMED)]
     swept = timed["workload"].str.startswith("sweep-")
     drawn = []
@@ -63,13 +61,8 @@ def _shares(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     for number, label in enumerate(wide):
         axes.plot(wide[label] * 100, places, _marker(number), label=label, alpha=0.85)
     axes.set_yticks(places, wide.index)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(_plain)
-    axes.set_xlabel("share of the machine's best matrix product, %")
-    axes.set_title(f"{direction}: how near to the ceiling (right is better)")
-    axes.grid(axis="both", alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return figure
+    _along_shares(axes)
+    return _finished(figure, axes, f"{direction}: how near to the ceiling (right is better)")
 
 
 def _exactness(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
@@ -80,38 +73,42 @@ def _exactness(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
         axes.plot(mine["share_of_gemm"] * 100, mine["error_ratio"], _marker(number), label=label)
     axes.axhline(1.0, color="black", linewidth=1)
     axes.annotate("bound", (0.01, 1.0), xycoords=("axes fraction", "data"), va="bottom")
-    axes.set_xscale("log")
+    _along_shares(axes)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(_plain)
-    axes.set_xlabel("share of the machine's best matrix product, %")
     axes.set_ylabel("error ratio, max |error| / bound")
-    axes.set_title(f"{direction}: exactness against speed (right and low is better)")
-    axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return figure
+    title = f"{direction}: exactness against speed (right and low is better)"
+    return _finished(figure, axes, title)
 
 
 def _cost(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     """Time against length with the fitted law."""
-    laws = cost_law(block).set_index("implementation")
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for number, (label, mine) in enumerate(block.groupby("label", sort=False)):
         mine = mine.sort_values("size")
         marker = _marker(number)
         axes.plot(mine["size"], mine["seconds"] * 1e3, marker, label=label)
-        if label in laws.index:
-            row = laws.loc[label]
+        if mine["size"].nunique() >= LENGTHS:
+            found = fit(mine["size"].to_numpy(float), mine["seconds"].to_numpy())
             lengths = np.geomspace(mine["size"].min(), mine["size"].max(), 60)
-            fitted = law(np.array([row["a_us"], row["b_us"], row["c_ns"] * 1e-3]) * 1e-6, lengths)
-            axes.plot(lengths, fitted * 1e3, color=f"C{number % 10}", linewidth=1)
+            axes.plot(lengths, law(found, lengths) * 1e3, color=f"C{number % 10}", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(_plain)
     axes.set_xlabel("queries and keys")
     axes.set_ylabel("ms")
-    axes.set_title(f"{direction}: cost against length, with a + b L + c L²")
+    return _finished(figure, axes, f"{direction}: cost against length, with a + b L + c L²")
+
+
+def _along_shares(axes: Any) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_plain)
+    axes.set_xlabel("share of the machine's best matrix product, %")
+
+
+def _finished(figure: Any, axes: Any, title: str) -> Any:
+    axes.set_title(title)
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure

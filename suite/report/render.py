@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from suite.judge.records import new_folder
 from suite.judge.verdict import STATUSES
 from suite.report import ASV_TABLES, FORMATS, SPEED_TABLES, TABLES
 
@@ -68,11 +69,7 @@ def render(
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(
-            f"{folder} exists and is not an empty folder; {fmt} needs one that is absent or empty"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder)
     for name, frame in tables.items():
         flat = _flat(frame)
         if fmt == "csv":

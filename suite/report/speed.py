@@ -22,6 +22,9 @@ from suite.report import SPEED_TABLES
 RESAMPLED = 1000
 CONFIDENCE = 0.95
 
+LENGTHS = 4
+"""How many lengths a law of cost needs at least."""
+
 _GROUP = ["workload", "direction", "dtype", "device", "threads"]
 
 
@@ -152,13 +155,13 @@ def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
     Least squares of relative errors, so that short lengths count as much as long ones, with no
     coefficient below zero (Lawson and Hanson 1974, by trying every subset of the three); intervals by
-    the bootstrap over raw samples. Implementations with fewer than four lengths have no law.
+    the bootstrap over raw samples. Implementations with fewer than `LENGTHS` have no law.
     """
     timed = frame[frame["status"].isin(TIMED) & frame["workload"].str.startswith("sweep-")]
     rows = []
     for key, block in timed.groupby(["label", "direction", "dtype"], sort=False):
         lengths = block["size"].to_numpy(float)
-        if len(set(lengths)) < 4:
+        if len(set(lengths)) < LENGTHS:
             continue
         drawn = [np.asarray(s, float) for s in block["samples"]]
         rng = np.random.default_rng(seed)
