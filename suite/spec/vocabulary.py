@@ -1,0 +1,146 @@
+"""The words of the suite, each fact once: what statuses, kinds, classes, features and modes there are."""
+
+from __future__ import annotations
+
+LEVELS = ("smoke", "standard", "full")
+"""How many cases are asked, the fewest first."""
+
+MODES = ("eager", "compiled")
+"""Implementations as they are called, or through their framework's compilers."""
+
+DEVICES = ("cpu", "cuda")
+"""Where implementations run."""
+
+DIRECTIONS = ("forward", "backward", "forward+backward")
+"""What is timed of a call: the call, its derivative alone once it was called, or both."""
+
+NUMERICS = ("exact", "fused", "eager", "stepwise", "working", "single")
+"""The numerics classes from the narrowest bound to the widest (`single` is float64's own). What each
+means is in `suite.judge.tolerance`."""
+
+GRADES = (*NUMERICS, "none")
+"""The narrowest class whose bound an answer keeps; "none": it keeps no bound."""
+
+INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
+"""How alike two answers to one problem are that were computed in different company."""
+
+STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
+"""Every cell ends in exactly one of these."""
+
+KINDS = {
+    "value": "an element is further from the oracle than rounding explains",
+    "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
+    "type": "the answer is not an array of the framework under test",
+    "shape": "the answer has another shape than the problem asks for",
+    "dtype": "the answer has another dtype than the inputs",
+    "device": "the answer is on another device than the inputs",
+    "mutated-input": "an input was changed by the call",
+    "not-deterministic": "a second call on the same inputs gave other bits",
+    "overwritten": "a later call changed an earlier answer",
+    "leak": "what the mask hides has influence",
+    "unequal": "two forms of one problem give answers further apart than rounding explains",
+    "no-gradient": "an operand that the answer hangs on got no gradient",
+    "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
+    "raised": "the framework raised on a problem it does not declare unsupported",
+    "no-raise": "a malformed problem was answered silently",
+    "election": "the observed answer is not the declared one",
+    "stale-claim": "a declared refusal that in fact computes the right answer",
+    "unexpected-pass": "an expected failure passed",
+    "other-failure": "an expected failure failed in another way",
+    "crash": "the process running the cell died",
+    "timeout": "the cell ran longer than allowed",
+    "harness": "the adapter or the harness broke",
+}
+"""What can be wrong with a cell that did not pass."""
+
+CHECK_ALIASES = {
+    "layer_values": "values",
+    "layer_contract": "contract",
+    "layer_precision": "precision",
+    "layer_paths": "paths",
+    "layer_gradients": "gradients",
+    "layer_bad_problem": "bad_problem",
+    "layer_poison": "poison",
+    "layer_future": "future",
+    "layer_dropout": "dropout",
+    "layer_dropout_off": "dropout_off",
+    "layer_key_permutation": "key_permutation",
+    "layer_batch_permutation": "batch_independence",
+    "layer_head_permutation": "head_independence",
+}
+"""Earlier names of checks, valid in manifests and records: layers once had checks of their own."""
+
+BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi")
+"""Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
+with about a third of the entries -inf and no row all -inf; "alibi": (1, H, Lq, Lk), -slope |q - k|
+with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022)."""
+
+AXIS_ORDERS = ("bhld", "blhd", "bhdl")
+"""Order of the axes in memory: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a
+query, key or value do not lie side by side."""
+
+FORMS = ("native", "dense")
+"""How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
+
+RETURNED = ("none", "average", "head")
+"""What a layer returns beside its output: no weights, their mean over the heads (B, Lq, Lk), or those of
+every head (B, H, Lq, Lk)."""
+
+ARRANGEMENTS = {
+    "contiguous": "C-contiguous",
+    "reversed": "axes in reverse order in memory",
+    "transposed": "the last two axes exchanged in memory",
+    "inner-stride": "every second component of an array twice as wide, NaN between them",
+    "offset": "a window out of a larger array, NaN around it",
+    "expanded": "one sample with stride 0 along the batch",
+    "expanded-heads": "one head with stride 0 along the heads",
+    "scalar": "one number with stride 0 along every axis",
+    "odd-strides": "axes of size 1 with strides that no contiguous array has",
+}
+"""How values can lie in memory; what the gaps hold must not matter."""
+
+FEATURES = {
+    "mask": "boolean masks",
+    "causal": "a causal mask",
+    "window": "a sliding window",
+    "padding": "key lengths per sample",
+    "bias": "an additive bias",
+    "bias-with-mask": "a bias and a mask together",
+    "scale": "an explicit scale",
+    "softcap": "softcap",
+    "sinks": "a sink in every head: one more logit in the softmax, with the value 0",
+    "grouped-heads": "fewer key/value heads than query heads",
+    "value-size": "values of another size than keys",
+    "empty-batch": "a batch of size 0",
+    "empty-queries": "no queries (Lq = 0)",
+    "inner-stride": "components that do not lie side by side in memory",
+    "strides": "operands that may lie anywhere in memory",
+    "threads": "a number of threads that can be changed between calls",
+    "mask-array": "masks given as arrays",
+    "native-causal": "a causal flag of its own",
+    "native-window": "a sliding window of its own",
+    "other-shapes": "a compiled call with other lengths than its first ones",
+    "gradient": "an answer that can be differentiated",
+    "gradient-of-bias": "a bias that can be differentiated by",
+    "key-width": "keys of another width than queries",
+    "value-width": "values of another width than queries",
+    "output-width": "an output of another width than the queries",
+    "head-width": "heads whose sizes do not add up to the query's width",
+    "no-projection-bias": "projections without biases",
+    "cross": "keys and values that are not the query's own tensor",
+    "average": "weights averaged over the heads",
+    "weights": "weights of every head",
+    "batch": "an input with a batch axis",
+    "single": "an input without a batch axis, or without a query axis",
+    "projection": "queries and keys projected to a common width",
+    "score-vector": "a learned vector the hidden units are weighted with",
+    "learned-scale": "a learned scale",
+    "odd-heads": "an odd number of heads",
+    "splits-width": "a width that is split among the heads",
+    "raw-mask": "a mask array as the caller made it",
+    "causal-alone": "a causal flag without a mask",
+    "dropout": "dropout of the weights",
+}
+"""What a case, or a check, may need of an implementation beyond plain attention. Masks that an
+implementation has no flag for are passed densely by its adapter, so that only what cannot be passed at
+all is lacking."""
