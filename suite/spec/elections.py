@@ -10,19 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suite.spec.dtypes import DTYPES, DType
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question, with the answers that have been seen in the field, the dtypes it is put in, and the
-    operators it is put to; layers are asked in `layer_dtypes`, or in all of them."""
+    """One question, with the answers that have been seen in the field and the dtypes it is put in; layers
+    are asked in `layer_dtypes`, where there are any. Operators say which questions are put to them."""
 
     name: str
     text: str
     options: tuple[str, ...]
     dtypes: tuple[str, ...] = ("f32", "bf16", "f16", "f64")
     needs: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ("sdpa",)
     layer_dtypes: tuple[str, ...] = ()
 
     @property
@@ -38,28 +39,24 @@ QUESTIONS: dict[str, Question] = {
             "A row whose boolean mask hides every key gives",
             ("zeros", "nan", "uniform", "unmasked", "raises", "other"),
             needs=("mask",),
-            operators=("sdpa", "multi-head", "masked"),
         ),
         Question(
             "padded-sample",
             "A sample whose keys are all padding gives",
             ("zeros", "nan", "uniform", "unmasked", "raises", "other"),
             needs=("padding",),
-            operators=("multi-head", "additive", "dot", "concat", "masked"),
         ),
         Question(
             "minus-inf-row",
             "A row whose additive bias is -inf for every key gives",
             ("zeros", "nan", "uniform", "raises", "other"),
             needs=("bias",),
-            operators=("sdpa", "multi-head"),
         ),
         Question(
             "fully-masked-row-gradient",
             "The cotangent of a row whose boolean mask hides every key goes to",
             ("nothing", "values", "scores", "nan", "raises", "other"),
             needs=("mask", "gradient"),
-            operators=("sdpa", "multi-head"),
             layer_dtypes=("f32", "bf16"),
         ),
         Question(
@@ -68,7 +65,6 @@ QUESTIONS: dict[str, Question] = {
             ("nothing", "values", "scores", "nan", "raises", "other"),
             ("f32", "bf16"),
             needs=("padding", "gradient"),
-            operators=("additive", "dot", "concat", "masked"),
         ),
         Question(
             "nan-in-masked-key-gradient",
@@ -91,7 +87,6 @@ QUESTIONS: dict[str, Question] = {
             ("top-left", "bottom-right", "raises"),
             ("f32",),
             ("native-causal",),
-            ("sdpa", "multi-head"),
         ),
         Question(
             "causal-with-mask",
@@ -99,7 +94,6 @@ QUESTIONS: dict[str, Question] = {
             ("intersect", "raises", "causal-ignored", "mask-ignored"),
             ("f32",),
             ("native-causal", "mask"),
-            ("sdpa", "multi-head"),
         ),
         Question(
             "mask-polarity",
@@ -107,7 +101,6 @@ QUESTIONS: dict[str, Question] = {
             ("attends", "hides", "raises"),
             ("f32",),
             ("mask", "raw-mask"),
-            ("multi-head",),
         ),
         Question(
             "returned-weights",
@@ -115,21 +108,18 @@ QUESTIONS: dict[str, Question] = {
             ("before-dropout", "after-dropout"),
             ("f32",),
             ("weights", "dropout"),
-            ("multi-head", "dot", "additive"),
         ),
         Question(
             "nan-in-masked-key",
             "A NaN in a key that the mask hides from every query",
             ("blocked", "leaks"),
             needs=("mask",),
-            operators=("sdpa", "multi-head"),
         ),
         Question(
             "nan-in-masked-value",
             "A NaN in a value that the mask hides from every query",
             ("blocked", "leaks"),
             needs=("mask",),
-            operators=("sdpa", "multi-head"),
         ),
         Question(
             "nan-in-attended-value",
@@ -169,14 +159,14 @@ class ElectionCase:
 
     question: Question
     dtype: DType
-    operator: str = "sdpa"
+    operator: Operator
 
-    kind = "election"
     group = "elections"
 
     @property
     def id(self) -> str:
-        place = "" if self.operator == "sdpa" else f"{self.operator}/"
+        # Plain attention came first, and its questions have kept their names.
+        place = f"{self.operator.name}/" if self.operator.is_layer else ""
         return f"elect/{place}{self.question.name}/{self.dtype.name}"
 
     @property
@@ -194,6 +184,7 @@ class ElectionCase:
 ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
     ElectionCase(q, DTYPES[name], operator)
     for q in QUESTIONS.values()
-    for operator in q.operators
-    for name in (operator != "sdpa" and q.layer_dtypes) or q.dtypes
+    for operator in OPERATORS.values()
+    if q.name in operator.elections
+    for name in (operator.is_layer and q.layer_dtypes) or q.dtypes
 )

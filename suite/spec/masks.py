@@ -389,3 +389,18 @@ def _parse_atom(atom: str, token: str) -> Mask:
         "prefixN, pad, padleft, padempty, segN or "
         f"bool.AXES[.empty] with AXES one of {', '.join(Boolean.AXES)}, joined by + and or"
     )
+
+
+def part_features(mask: Mask, form: str) -> list[str]:
+    """The features that the parts of a mask need, each for itself, in the form they are passed in."""
+    return [_feature(part) if form == "native" else "mask" for part in mask.parts]
+
+
+def _feature(mask: Mask) -> str:
+    if isinstance(mask, Causal) and not mask.bottom_right:
+        return "causal"
+    if isinstance(mask, Window):
+        return "window"
+    if isinstance(mask, Padding) and not mask.left:
+        return "padding"
+    return "mask"

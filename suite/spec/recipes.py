@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from suite.spec.dtypes import DType, round_to
+from suite.spec.dtypes import DType
 from suite.spec.masks import Index, Sizes, uniform
-from suite.spec.problem import Case, Inputs
 
-Draw = Callable[[np.random.Generator, Sizes, DType], tuple[np.ndarray, np.ndarray, np.ndarray]]
+Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv)."""
+
+Draw = Callable[[np.random.Generator, Sizes, DType], Operands]
 
 
-def _normal(
-    rng: np.random.Generator, s: Sizes, fmt: DType
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _normal(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Unit normals. With uniform [0, 1) inputs attention is nearly uniform and hides a wrong scale."""
     return (
         rng.standard_normal((s.B, s.H, s.Lq, s.D)),
@@ -29,19 +29,19 @@ def _normal(
     )
 
 
-def _large(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _large(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Queries and keys four times as large: scores with a spread of 16, weights near one-hot."""
     q, k, v = _normal(rng, s, fmt)
     return 4 * q, 4 * k, v
 
 
-def _ties(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _ties(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Keys repeat with period 3, so that many scores of a row tie exactly."""
     q, k, v = _normal(rng, s, fmt)
     return q, k[:, :, np.arange(s.Lk) % 3], v
 
 
-def _onehot(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _onehot(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """value[j] is the unit vector j mod Dv: the output reads the weights."""
     q, k, _ = _normal(rng, s, fmt)
     v = np.zeros((s.B, s.Hkv, s.Lk, s.Dv))
@@ -50,18 +50,19 @@ def _onehot(rng, s, fmt):  # type: ignore[no-untyped-def]
     return q, k, v
 
 
-def _integers(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _integers(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Integers from -2 to 2: the products query key^T are exact in every dtype."""
-    return tuple(np.rint(np.clip(x, -2, 2)) for x in _normal(rng, s, fmt))
+    q, k, v = (np.rint(np.clip(x, -2, 2)) for x in _normal(rng, s, fmt))
+    return q, k, v
 
 
-def _tiny(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _tiny(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Values around the smallest normal number of the dtype: outputs partly subnormal."""
     q, k, v = _normal(rng, s, fmt)
     return q, k, v * fmt.smallest_normal
 
 
-def _offset(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Every score of a row moved by the same large amount: a softmax must subtract the row's own
     maximum, not a head's.
 
@@ -75,7 +76,7 @@ def _offset(rng, s, fmt):  # type: ignore[no-untyped-def]
     return q, k, v
 
 
-def _sunk(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _sunk(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """Every score around -2^15: below the -30, -1e4 and the like that stand in for minus infinity.
 
     The first component of a query is 64, of a key about -512 sqrt(D) (a power of two). Beyond the
@@ -88,7 +89,7 @@ def _sunk(rng, s, fmt):  # type: ignore[no-untyped-def]
     return q, k, v
 
 
-def _overflow(rng, s, fmt):  # type: ignore[no-untyped-def]
+def _overflow(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     """query key^T beyond 65504 before the scale is applied, moderate after it.
 
     In float16 an implementation that stores the unscaled product overflows (pytorch#119131). Meant
@@ -111,6 +112,10 @@ DRAWS: dict[str, Draw] = {
 }
 
 
+RECIPES = tuple(DRAWS)
+"""Names of the input recipes."""
+
+
 def generator(name: str, seed: int) -> np.random.Generator:
     """The generator that belongs to a name and a seed, the same on every machine."""
     digest = hashlib.sha256(f"{name}#{seed}".encode()).digest()
@@ -118,7 +123,7 @@ def generator(name: str, seed: int) -> np.random.Generator:
 
 
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
-    """The additive bias called `kind` (see `suite.spec.problem.BIASES`), unrounded; None for "none"."""
+    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none"."""
     s = sizes
     if kind == "none":
         return None
@@ -136,40 +141,3 @@ def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> n
         anchor = np.floor(uniform(seed + 601, ix.b, ix.h, ix.q) * s.Lk)
         out[hidden & (ix.k != anchor)] = -np.inf
     return out
-
-
-def draw_cotangent(case: Case, seed: int = 0) -> np.ndarray:
-    """What a case's output is differentiated with: unit normals (B, H, Lq, Dv) in the case's dtype."""
-    s = case.problem.sizes
-    shape = (s.B, s.H, s.Lq, s.Dv)
-    return round_to(generator(f"{case.id}/cotangent", seed).standard_normal(shape), case.dtype)
-
-
-def draw_tangents(case: Case, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Along what a case's query, key and value move: unit normals of their shapes, in its dtype."""
-    rng = generator(f"{case.id}/tangents", seed)
-    q, k, v = (round_to(x, case.dtype) for x in _normal(rng, case.problem.sizes, case.dtype))
-    return q, k, v
-
-
-def draw(case: Case, seed: int = 0) -> Inputs:
-    """The inputs of a case: the same bytes for the same id and seed, on every machine."""
-    rng = generator(case.id, seed)
-    p = case.problem
-    q, k, v = DRAWS[case.recipe](rng, p.sizes, case.dtype)
-    bias = draw_bias(p.bias, rng, p.sizes, seed)
-    return Inputs(
-        query=round_to(q, case.dtype),
-        key=round_to(k, case.dtype),
-        value=round_to(v, case.dtype),
-        dtype=case.dtype,
-        mask=p.mask,
-        bias=None if bias is None else round_to(bias, case.dtype),
-        scale=p.scale,
-        softcap=p.softcap,
-        layout=case.layout,
-        form=case.form,
-        seed=seed,
-        bias_kind=p.bias,
-        recipe=case.recipe,
-    )

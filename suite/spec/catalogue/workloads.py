@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.spec.catalogue import parse
-from suite.spec.layers import LayerCase
-from suite.spec.problem import Case
+from suite.spec.case import Case
 
 
 @dataclass(frozen=True)
@@ -24,9 +22,9 @@ class Workload:
     note: str
     trained: bool = False
 
-    def case(self, dtype: str = "f32") -> Case | LayerCase:
+    def case(self, dtype: str = "f32") -> Case:
         """The case in a dtype, by its short name."""
-        return parse(self.pattern.replace("{dt}", dtype))
+        return Case.parse(self.pattern.replace("{dt}", dtype))
 
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -148,7 +146,7 @@ def named(text: str) -> tuple[Workload, ...]:
         if workload.name == text:
             return (workload,)
     if "/" in text:
-        case = parse(text)
+        case = Case.parse(text)
         return (Workload(case.id, case.id, "a case by its id", True),)
     names = ", ".join(w.name for w in WORKLOADS)
     raise ValueError(f"unknown workload {text!r}; valid: {names}, all, sweep, or the id of a case")

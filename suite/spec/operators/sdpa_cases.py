@@ -1,4 +1,4 @@
-"""The catalogue: every case of the suite, by level.
+"""The cases of plain attention, by level.
 
 smoke     every axis value at least once, and the coincidences that fooled released code
 standard  every axis value in pairs with every other that makes sense (a covering array), and the
@@ -8,22 +8,16 @@ full      standard, and the products of masks, dtypes, heads, recipes and tail l
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterable
 from itertools import product
 from typing import cast
 
-from suite.spec.badproblems import BAD_CASES, LAYER_BAD_CASES, BadCase, LayerBadCase
-from suite.spec.covering import Row, each_value, pairwise
+from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.elections import ELECTION_CASES, ElectionCase
-from suite.spec.layer_catalogue import layer_cases
-from suite.spec.layers import OPERATORS, LayerCase
-from suite.spec.masks import Sizes, parse_mask
-from suite.spec.problem import RECIPES, Case, Problem
-
-AnyCase = Case | LayerCase | ElectionCase | BadCase | LayerBadCase
-
-LEVELS = ("smoke", "standard", "full")
+from suite.spec.levels import Covering, unique
+from suite.spec.masks import Sizes
+from suite.spec.recipes import RECIPES
+from suite.spec.vocabulary import BIASES
 
 # (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX
 # compiles every operation anew for every shape and dtype; the designed cases have many more.
@@ -71,13 +65,13 @@ AXES: dict[str, tuple[object, ...]] = {
     "shape": SHAPES,
     "heads": HEADS,
     "dtype": tuple(DTYPES),
-    "bias": ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi"),
+    "bias": BIASES,
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
     "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk")),
     # an inner stride is a designed case: frameworks without views have none
-    "layout": ("bhld", "blhd"),
+    "axis_order": ("bhld", "blhd"),
     "form": ("native", "dense"),
 }
 
@@ -103,30 +97,20 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
     return True
 
 
-def case_of(row: Row) -> Case:
-    """The case of one row of the covering array."""
+def id_of(row: Row) -> str:
+    """The id of one row of a covering array, or of a product."""
     B, Lq, Lk, D, Dv = cast(tuple[int, ...], row["shape"])
     H, Hkv = cast(tuple[int, int], row["heads"])
-    return Case(
-        Problem(
-            Sizes(B, H, Hkv, Lq, Lk, D, Dv),
-            parse_mask(str(row["mask"])),
-            str(row["bias"]),
-            row["scale"],  # type: ignore[arg-type]
-            row["softcap"],  # type: ignore[arg-type]
-        ),
-        DTYPES[str(row["dtype"])],
-        str(row["recipe"]),
-        str(row["layout"]),
-        str(row["form"]),
-    )
+    sizes = Sizes(B, H, Hkv, Lq, Lk, D, Dv)
+    parts = ["sdpa", str(row["mask"]), sizes.heads, str(row["dtype"]), sizes.token]
+    parts += [f"bias.{row['bias']}"] if row["bias"] != "none" else []
+    parts += [f"scale{row['scale']!r}"] if row["scale"] is not None else []
+    parts += [f"cap{row['softcap']!r}"] if row["softcap"] is not None else []
+    plain = {"recipe": "normal", "axis_order": "bhld", "form": "native"}
+    return "/".join([*parts, *(str(row[n]) for n, default in plain.items() if row[n] != default)])
 
 
-@lru_cache(maxsize=1)
-def covering_rows() -> tuple[Row, ...]:
-    """The covering array of strength 2 over `AXES`."""
-    return tuple(pairwise(AXES, compatible, spread=("mask", "shape", "heads", "dtype")))
-
+COVERING = Covering(AXES, compatible, ("mask", "shape", "heads", "dtype"), id_of)
 
 COINCIDENCES = (
     # B == H, B == Lq, B == Lk, H == Lq, H == Lk, Lq == Lk, D == Lk, all equal, all one
@@ -164,7 +148,7 @@ SMOKE_DESIGNED = (
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
-def _designed() -> list[Case]:
+def _designed() -> list[str]:
     ids = [*COINCIDENCES, *SMOKE_DESIGNED]
     for n, length in enumerate(TAILS):
         dt = ("f32", "bf16", "f16")[n % 3]
@@ -173,7 +157,7 @@ def _designed() -> list[Case]:
         ids.append(f"sdpa/causal/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/win{length - 2}.0/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/bool.b11k/mha/{dt}/b2h1q3k{length}d8/dense")
-    ids += [
+    return ids + [
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/sunk",
         "sdpa/causal/mha/f64/b2h3q17k23d8/sunk",
         "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/bias.bhqk/sunk/dense",
@@ -197,10 +181,9 @@ def _designed() -> list[Case]:
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
         "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
     ]
-    return [Case.parse(text) for text in ids]
 
 
-def _products() -> list[Case]:
+def _products() -> Iterable[str]:
     rows: list[Row] = []
     base: Row = {"bias": "none", "scale": None, "softcap": None, "recipe": "normal"}
 
@@ -209,51 +192,21 @@ def _products() -> list[Case]:
 
     for mask, shape, heads, dt in product(MASKS, SHAPES, HEADS, DTYPES):
         row = base | {"mask": mask, "shape": shape, "heads": heads, "dtype": dt}
-        rows.append(row | {"layout": "bhld", "form": form(mask)})
-    for mask, recipe, dt, layout in product(MASKS, AXES["recipe"], DTYPES, AXES["layout"]):
+        rows.append(row | {"axis_order": "bhld", "form": form(mask)})
+    for mask, recipe, dt, order in product(MASKS, AXES["recipe"], DTYPES, AXES["axis_order"]):
         row = base | {"mask": mask, "shape": SHAPES[1], "heads": (6, 3), "dtype": dt}
-        rows.append(row | {"recipe": recipe, "layout": layout, "form": form(mask)})
+        rows.append(row | {"recipe": recipe, "axis_order": order, "form": form(mask)})
     tail_masks = ("none", "causal", "pad", "bool.1hqk")
-    for mask, length, dt, layout in product(tail_masks, TAILS[:9], DTYPES, AXES["layout"]):
+    for mask, length, dt, order in product(tail_masks, TAILS[:9], DTYPES, AXES["axis_order"]):
         row = base | {"mask": mask, "shape": (1, 5, length, 8, 8), "heads": (2, 2), "dtype": dt}
-        rows.append(row | {"layout": layout, "form": form(mask)})
-        rows.append(row | {"shape": (1, length, 7, 8, 8), "layout": layout, "form": form(mask)})
-    return [case_of(row) for row in rows]
+        rows.append(row | {"axis_order": order, "form": form(mask)})
+        rows.append(row | {"shape": (1, length, 7, 8, 8), "axis_order": order, "form": form(mask)})
+    return map(id_of, rows)
 
 
-@lru_cache(maxsize=3)
-def cases(level: str = "standard") -> tuple[Case, ...]:
-    """The value cases of a level, each once, smoke before standard before full.
-
-    Raises ValueError with the valid levels.
-    """
-    if level not in LEVELS:
-        raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
-    found = [Case.parse(text) for text in SMOKE_DESIGNED + COINCIDENCES]
-    found += [case_of(row) for row in each_value(covering_rows())]
+def cases(level: str) -> tuple[str, ...]:
+    """The ids of a level, each once, smoke before standard before full."""
+    found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level != "smoke":
-        found += _designed() + [case_of(row) for row in covering_rows()]
-    if level == "full":
-        found += _products()
-    return tuple({case.id: case for case in found}.values())
-
-
-def everything(level: str = "standard") -> tuple[AnyCase, ...]:
-    """Value cases, layers, elections and bad problems of a level."""
-    return cases(level) + layer_cases(level) + ELECTION_CASES + BAD_CASES + LAYER_BAD_CASES
-
-
-def parse(text: str) -> Case | LayerCase:
-    """The value case or layer's case that the id's grammar gives. Raises ValueError where it is none."""
-    return LayerCase.parse(text) if text.split("/")[0] in OPERATORS else Case.parse(text)
-
-
-def find(case_id: str) -> AnyCase:
-    """The case with this id, in the catalogue or any other that the id's grammar can express.
-
-    Raises ValueError where the id names nothing.
-    """
-    for case in ELECTION_CASES + BAD_CASES + LAYER_BAD_CASES:
-        if case.id == case_id:
-            return case
-    return parse(case_id)
+        found = unique(found, _designed(), COVERING.ids())
+    return unique(found, _products()) if level == "full" else found

@@ -1,0 +1,270 @@
+"""Cases: named questions, each with one stable id.
+
+A case and its id determine each other: `Case.parse(case.id) == case`. The id's grammar, one token a place:
+
+    OPERATOR/MASK/HEADS/DTYPE/SIZES[/WIDTHS][/OPTION...]
+    sdpa/causal/gqa4/bf16/b2h8q33k47d64
+    sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5/onehot/blhd/dense
+    multi-head/causal+pad/mha/f32/b2h3q7k9d4/e12.10.14.12/bias.qk/nobias/self/average
+
+Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention inside,
+d the size of a projected query (the units of additive attention), v that of a projected value. Options
+stand in the order of the operator's own, then recipe, axis order, form, and only where they differ from
+their defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from suite.spec.dtypes import DType, dtype
+from suite.spec.masks import Mask, Sizes, parse_mask, part_features
+from suite.spec.operator import Axes, Operator, Option, choice
+from suite.spec.operators import OPERATORS
+from suite.spec.recipes import RECIPES
+from suite.spec.vocabulary import AXIS_ORDERS, FORMS
+
+_EVERY_CASE = (
+    choice("recipe", RECIPES),
+    choice("axis_order", AXIS_ORDERS),
+    choice("form", FORMS),
+)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Features of the query, the key, the value and the output of a layer."""
+
+    query: int
+    key: int
+    value: int
+    output: int
+
+    @property
+    def token(self) -> str:
+        """The widths' part of a case id."""
+        return f"e{self.query}.{self.key}.{self.value}.{self.output}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing asked of one operator.
+
+    `options` are those that differ from their defaults, as (name, value), in the operator's order. `form`
+    is how the mask is passed, `axis_order` how operands lie in memory, `recipe` what values are drawn.
+    Raises ValueError where the case makes no sense for the operator.
+    """
+
+    operator: Operator
+    sizes: Sizes
+    dtype: DType
+    mask: Mask | None = None
+    widths: Widths | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    recipe: str = "normal"
+    axis_order: str = "bhld"
+    form: str = "native"
+
+    def __post_init__(self) -> None:
+        for name, _ in self.options:
+            if self.operator.option(name) is None:
+                valid = ", ".join(option.name for option in self.operator.options)
+                raise ValueError(
+                    f"{self.operator} has no option {name!r}; valid: {valid or 'none'}"
+                )
+        if self.operator.is_layer != (self.widths is not None):
+            raise ValueError(f"{self.operator}: widths are given to layers, and to nothing else")
+        for what, value, valid_values in (
+            ("recipe", self.recipe, self.operator.recipes),
+            ("axis order", self.axis_order, self.operator.axis_orders),
+        ):
+            if value not in valid_values:
+                raise ValueError(
+                    f"{self.operator} has no {what} {value!r}; valid: {', '.join(valid_values)}"
+                )
+        s = self.sizes
+        if min(s.B, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv) < 0:
+            raise ValueError(f"sizes must not be negative, got {s}")
+        if s.Hkv < 1 or s.H % s.Hkv:
+            raise ValueError(f"H must be a multiple of Hkv, got H={s.H}, Hkv={s.Hkv}")
+        self.operator.validate(self)
+
+    @classmethod
+    def of(
+        cls, operator: Operator, sizes: Sizes, dtype: DType, mask: Mask | None = None,
+        widths: Widths | None = None, **named: Any,
+    ) -> Case:  # fmt: skip
+        """A case whose options are given by name; those with default values are left out."""
+        fields = {n: named.pop(n) for n in ("recipe", "axis_order", "form") if n in named}
+        case = cls(operator, sizes, dtype, mask, widths, **fields)
+        return case.with_options(**named)
+
+    def with_options(self, **named: Any) -> Case:
+        """The case with other values of some options. Raises ValueError for an unknown one."""
+        values = dict(self.options) | named
+        known = {option.name: option.default for option in self.operator.options}
+        if unknown := sorted(set(values) - set(known)):
+            raise ValueError(
+                f"{self.operator} has no option {unknown[0]!r}; valid: {', '.join(known) or 'none'}"
+            )
+        kept = tuple((n, values[n]) for n in known if n in values and values[n] != known[n])
+        return replace(self, options=kept)
+
+    def option(self, name: str) -> Any:
+        """The value of an option; None where the operator has no such option."""
+        for own, value in self.options:
+            if own == name:
+                return value
+        option = self.operator.option(name)
+        return None if option is None else option.default
+
+    @cached_property
+    def id(self) -> str:
+        """The stable name of the case."""
+        s = self.sizes
+        parts = [self.operator.name, self.mask_token, s.heads, self.dtype.name, s.token]
+        parts += [self.widths.token] if self.widths else []
+        for option in self.operator.options:
+            value = self.option(option.name)
+            if value != option.default:
+                parts.append(option.write(value))
+        for option in _EVERY_CASE:
+            value = getattr(self, option.name)
+            if value != option.default:
+                parts.append(option.write(value))
+        return "/".join(parts)
+
+    @property
+    def mask_token(self) -> str:
+        """The mask's part of the id."""
+        return self.mask.token if self.mask else "none"
+
+    @property
+    def group(self) -> str:
+        """The row of the conformance table the case is counted in."""
+        return self.operator.group(self) if self.operator.group else self.operator.name
+
+    @property
+    def axes(self) -> Axes:
+        """The arrays of the case by name, with the letters of their axes."""
+        return self.operator.axes(self)
+
+    @property
+    def letters(self) -> dict[str, int]:
+        """The size of every axis, by its letter."""
+        s, w = self.sizes, self.widths
+        sizes = dict(zip("bhgqkdv", (s.B, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv), strict=True))
+        if w is not None:
+            sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
+        return sizes
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """The features an implementation must have to be asked the case (see `FEATURES`)."""
+        names = {*self.axes, *(["bias"] if (self.option("bias") or "none") != "none" else [])}
+        return features(self, names, self.sizes, self.widths)
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case whose id is `text`. Raises ValueError that names the part that is wrong."""
+        name, *parts = text.split("/")
+        operator = OPERATORS.get(name)
+        if operator is None:
+            raise ValueError(
+                f"unknown operator {name!r} in {text!r}; valid: {', '.join(OPERATORS)}"
+            )
+        places = ["MASK", "HEADS", "DTYPE", "SIZES"] + ["WIDTHS"] * operator.is_layer
+        if len(parts) < len(places):
+            raise ValueError(f"not a case id: {text!r}; expected {name}/{'/'.join(places)}[/...]")
+        mask, heads, dt, sizes = parts[:4]
+        widths = parse_widths(parts[4], text) if operator.is_layer else None
+        values = _parse_options(parts[len(places) :], (*operator.options, *_EVERY_CASE), text)
+        case = cls.of(
+            operator, parse_sizes(heads, sizes, text), dtype(dt), parse_mask(mask), widths, **values
+        )
+        if case.id != text:
+            raise ValueError(f"not a canonical case id: {text!r}; expected {case.id!r}")
+        return case
+
+    def describe(self) -> str:
+        """The case in a few lines for people."""
+        sizes = self.letters
+        dense = self.mask.dense(self.sizes).shape if self.mask else None
+        lines = [self.id, f"  {self.operator.text}", f"  dtype   {self.dtype.long_name}"]
+        for name, axes in self.axes.items():
+            shape = ", ".join(str(sizes[letter]) for letter in axes)
+            lines.append(f"  {name:15} ({shape})  {axes}")
+        for name, axes in self.operator.outputs(self).items():
+            shape = ", ".join(str(sizes[letter]) for letter in axes)
+            lines.append(f"  returns {name:7} ({shape})  {axes}")
+        lines.append(
+            f"  mask    {self.mask_token}" + (f", dense form {dense}, {self.form}" if dense else "")
+        )
+        for option in self.operator.options:
+            lines.append(f"  {option.name:8}{self.option(option.name)}")
+        lines += [f"  recipe  {self.recipe}", f"  memory  {self.axis_order}"]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.id
+
+
+def features(
+    case: Case,
+    arrays: Collection[str],
+    sizes: Sizes,
+    widths: Widths | None,
+    mask_array: bool = False,
+) -> tuple[str, ...]:
+    """The features that a case, or a variation of it with other `arrays` and sizes, needs."""
+    names = ["mask"] if mask_array else []
+    if case.mask is not None:
+        names += part_features(case.mask, case.form)
+        if len(case.mask.parts) > 1 and case.operator.conjunctions_are_arrays:
+            names.append("mask")
+    needed = {"bias": "bias" in arrays, "bias-with-mask": "bias" in arrays and bool(names)}
+    needed |= case.operator.needs(case, arrays, sizes, widths)
+    return tuple(dict.fromkeys([*names, *(name for name, asked in needed.items() if asked)]))
+
+
+def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
+    """The sizes that the tokens "gqa4" and "b1h8q33k47d64v48" of the id `text` stand for.
+
+    Raises ValueError that names the token that is wrong.
+    """
+    match = re.fullmatch(r"b(\d+)h(\d+)q(\d+)k(\d+)d(\d+)(?:v(\d+))?", sizes)
+    if not match:
+        raise ValueError(f"bad sizes {sizes!r} in {text!r}; expected b1h8q33k47d64[v48]")
+    B, H, Lq, Lk, D = (int(n) for n in match.groups()[:5])
+    group = re.fullmatch(r"mha|mqa|gqa(\d+)", heads)
+    if not group or group[1] == "0":
+        raise ValueError(f"bad heads {heads!r} in {text!r}; expected mha, mqa or gqaN")
+    size = int(group[1] or 0)
+    if size and H % size:
+        raise ValueError(f"{H} heads are not a multiple of {size} in {text!r}")
+    Hkv = H if heads == "mha" else 1 if heads == "mqa" else H // size
+    return Sizes(B, H, Hkv, Lq, Lk, D, int(match[6] or D))
+
+
+def parse_widths(token: str, text: str) -> Widths:
+    """The widths that the token "e12.10.14.12" of the id `text` stands for; raises ValueError."""
+    match = re.fullmatch(r"e(\d+)\.(\d+)\.(\d+)\.(\d+)", token)
+    if not match:
+        raise ValueError(f"bad widths {token!r} in {text!r}; expected e12.10.14.12")
+    return Widths(*map(int, match.groups()))
+
+
+def _parse_options(tokens: Sequence[str], options: Sequence[Option], text: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for token in tokens:
+        for option in options:
+            if match := re.fullmatch(option.pattern, token):
+                values[option.name] = option.read(match[1])
+                break
+        else:
+            raise ValueError(f"unknown option {token!r} in {text!r}")
+    return values

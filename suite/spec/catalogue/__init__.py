@@ -1,0 +1,102 @@
+"""The catalogue: every case of the suite, by level, of all operators.
+
+smoke     every axis value at least once, and the coincidences that fooled released code
+standard  every axis value in pairs with every other that makes sense, and the designed cases
+full      standard, and products of axes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+from suite.spec.case import Case
+from suite.spec.elections import ELECTION_CASES, ElectionCase
+from suite.spec.levels import filled, in_dtypes
+from suite.spec.malformed import MALFORMED_CASES, MalformedCase
+from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import LEVELS
+
+AnyCase = Case | ElectionCase | MalformedCase
+
+
+def _every(level: str, part: str) -> tuple[Case, ...]:
+    if level not in LEVELS:
+        raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
+    ids = (text for operator in OPERATORS.values() for text in getattr(operator, part)(level))
+    return parsed(ids)
+
+
+def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
+    """The cases with these ids, each once. Raises ValueError for what is no id."""
+    return tuple(Case.parse(text) for text in dict.fromkeys(ids))
+
+
+@lru_cache(maxsize=3)
+def cases(level: str = "standard") -> tuple[Case, ...]:
+    """The cases of a level whose values are judged, each once. Raises ValueError with the valid levels."""
+    return _every(level, "cases")
+
+
+@lru_cache(maxsize=3)
+def gradient_cases(level: str = "standard") -> tuple[Case, ...]:
+    """The cases of a level that are differentiated."""
+    return _every(level, "gradients")
+
+
+@lru_cache(maxsize=3)
+def compiled_cases(level: str = "standard") -> tuple[Case, ...]:
+    """The cases of a level that are asked of compiled implementations."""
+    return _every(level, "compiled")
+
+
+@lru_cache(maxsize=3)
+def compiled_gradient_cases(level: str = "standard") -> tuple[Case, ...]:
+    """The cases of a level that compiled implementations are differentiated on."""
+    return _every(level, "compiled_gradients")
+
+
+def thinned(of: Callable[[str], Sequence[Case]], level: str, step: int) -> tuple[Case, ...]:
+    """The smoke cases that `of` gives, and every `step`-th of the others: for promises that do not hang on
+    values."""
+    smoke, found = of("smoke"), of(level)
+    first = {case.id for case in smoke}
+    return (*smoke, *(case for case in found[::step] if case.id not in first))
+
+
+def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
+    """The cases whose ids are `patterns` with {dt} replaced: float32 and bfloat16 at smoke, else in all
+    dtypes; layers at standard in few where their sizes are asked elsewhere (`Operator.every_dtype`)."""
+
+    @lru_cache(maxsize=3)
+    def found(level: str) -> tuple[Case, ...]:
+        ids: list[str] = []
+        for pattern in patterns:
+            operator = OPERATORS[pattern.split("/")[0]]
+            sizes = operator.every_dtype if operator.is_layer else (pattern.split("/")[4],)
+            ids += in_dtypes([pattern], level, sizes)
+        return parsed(ids)
+
+    return found
+
+
+def everything(level: str = "standard") -> tuple[AnyCase, ...]:
+    """Cases, elections and malformed problems of a level."""
+    return (*cases(level), *ELECTION_CASES, *MALFORMED_CASES)
+
+
+def find(case_id: str) -> AnyCase:
+    """The case with this id, in the catalogue or any other that the grammar of ids can express.
+
+    Raises ValueError where the id names nothing.
+    """
+    for case in (*ELECTION_CASES, *MALFORMED_CASES):
+        if case.id == case_id:
+            return case
+    return Case.parse(case_id)
+
+
+__all__ = [
+    "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "everything", "filled",
+    "find", "gradient_cases", "parsed", "thinned",
+]  # fmt: skip

@@ -1,0 +1,304 @@
+"""Inputs: the values of a case, and how they are drawn.
+
+Values are drawn from a generator seeded by the case's id and a seed, then rounded to the case's dtype
+before anybody sees them, so that the reference and every framework get the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from suite.spec.case import Case, Widths, features
+from suite.spec.dtypes import DType, round_to
+from suite.spec.masks import Index, Mask, Sizes
+from suite.spec.operator import Operator
+from suite.spec.recipes import draw_bias, generator
+
+_OF_CASE = ("mask", "form", "axis_order", "recipe")
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The values of a case, or of a variation of it: float64 arrays that are exact in the case's dtype.
+
+    `arrays` are those of the operator (see `Operator.axes`), and "bias" where there is one, of any rank
+    that broadcasts to (B, H, Lq, Lk). The mask is `case.mask`, or where that is None `mask_array`, boolean
+    and broadcastable likewise, True attends; or both None. `sizes` are those of the arrays. `seed` is
+    that of symbolic masks, `dropout_seed` that of dropout.
+    """
+
+    case: Case
+    arrays: Mapping[str, np.ndarray]
+    sizes: Sizes
+    mask_array: np.ndarray | None = None
+    seed: int = 0
+    dropout_seed: int = 0
+
+    def replace(self, **changes: Any) -> Inputs:
+        """A variation: other arrays (None takes one away), another `mask`, `mask_array`, `form`,
+        `axis_order` or `recipe`, other options, sizes or seeds, each by its name.
+
+        Sizes follow the arrays. Raises ValueError for a name that is none of these.
+        """
+        case, arrays = self.case, dict(self.arrays)
+        known = {option.name for option in case.operator.options} - {"bias"}
+        own = {f.name for f in dataclasses.fields(self)} & set(changes)
+        rest = {name: changes[name] for name in own}
+        of_case = {name: changes[name] for name in _OF_CASE if name in changes}
+        options = {name: changes[name] for name in known if name in changes}
+        for name in changes.keys() - own - set(of_case) - set(options):
+            if name not in (*case.axes, "bias"):
+                raise ValueError(f"{case.operator} has no array or option {name!r}")
+            if changes[name] is None:
+                arrays.pop(name, None)
+            else:
+                arrays[name] = changes[name]
+        if of_case:
+            case = dataclasses.replace(case, **of_case)
+        if options:
+            case = case.with_options(**options)
+        sizes = rest.pop("sizes", None) or _sizes(case, arrays)
+        return dataclasses.replace(self, **{"case": case, "arrays": arrays, **rest, "sizes": sizes})
+
+    @property
+    def operator(self) -> Operator:
+        return self.case.operator
+
+    @property
+    def dtype(self) -> DType:
+        return self.case.dtype
+
+    @property
+    def mask(self) -> Mask | None:
+        return self.case.mask
+
+    @property
+    def form(self) -> str:
+        return self.case.form
+
+    @property
+    def axis_order(self) -> str:
+        return self.case.axis_order
+
+    @property
+    def query(self) -> np.ndarray:
+        return self.arrays["query"]
+
+    @property
+    def key(self) -> np.ndarray:
+        return self.arrays["key"]
+
+    @property
+    def value(self) -> np.ndarray:
+        return self.arrays["value"]
+
+    @property
+    def bias(self) -> np.ndarray | None:
+        return self.arrays.get("bias")
+
+    @property
+    def sinks(self) -> np.ndarray | None:
+        return self.arrays.get("sinks")
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """What a layer has learned, by canonical name (see `suite.spec.operators.layers`)."""
+        return {n: a for n, a in self.arrays.items() if n not in OPERANDS}
+
+    @property
+    def scale(self) -> float | None:
+        return self.case.option("scale")
+
+    @property
+    def softcap(self) -> float | None:
+        return self.case.option("softcap")
+
+    @property
+    def own(self) -> bool:
+        """Whether query, key and value are one tensor."""
+        return bool(self.case.option("own"))
+
+    @property
+    def single(self) -> bool:
+        """Whether an axis is left out (see `Operator.single_axis`)."""
+        return bool(self.case.option("single"))
+
+    @property
+    def returned(self) -> str:
+        """Which weights come back beside the output: "none", "average" or "head"."""
+        return self.case.option("returned") or "none"
+
+    @property
+    def training(self) -> bool:
+        return bool(self.case.option("training"))
+
+    @property
+    def rate(self) -> float:
+        """The rate of dropout."""
+        return self.case.option("rate") or 0.0
+
+    @property
+    def effective_scale(self) -> float:
+        """The scale as a number: 1 / sqrt(D) where none is given; 1 where D is 0."""
+        if self.scale is not None:
+            return self.scale
+        return 1.0 / math.sqrt(self.sizes.D) if self.sizes.D else 1.0
+
+    @cached_property
+    def letters(self) -> dict[str, int]:
+        """The size of every axis, by its letter."""
+        return self.case.letters | _letters(self.case, self.arrays)
+
+    @property
+    def widths(self) -> Widths:
+        """Features of query, key, value and output of a layer."""
+        n = self.letters
+        return Widths(n["x"], n["y"], n["z"], n[self.operator.outputs(self.case)["output"][-1]])
+
+    def axes(self, name: str) -> str:
+        """The letters of the axes of an array."""
+        if name == "bias":
+            return "bhqk"[4 - self.arrays[name].ndim :]
+        return self.case.axes[name]
+
+    def output_shape(self, name: str) -> tuple[int, ...]:
+        """The shape in which an output comes back; without the axis that the option `single` leaves out."""
+        axes, left_out = self.operator.outputs(self.case)[name], self.operator.single_axis
+        return tuple(self.letters[x] for x in axes if not (self.single and x == left_out))
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an output with all its axes."""
+        return tuple(self.letters[x] for x in self.operator.outputs(self.case)[name])
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The features an implementation must have to be asked these inputs, as `Case.needs`."""
+        widths = self.widths if self.operator.is_layer else None
+        return features(self.case, self.arrays, self.sizes, widths, self.mask_array is not None)
+
+    @property
+    def allowed(self) -> Callable[[slice], np.ndarray] | None:
+        """Block of query rows -> boolean, broadcastable to (B, H, rows, Lk); None: all attend."""
+        array, mask, sizes, seed = self.mask_array, self.mask, self.sizes, self.seed
+        if array is not None:
+            full = array.reshape((1,) * (4 - array.ndim) + array.shape)
+            return lambda rows: full[:, :, rows] if full.shape[2] != 1 else full
+        if mask is not None:
+            return lambda rows: mask.allowed(Index.of(sizes, seed, rows))
+        return None
+
+    @cached_property
+    def dense_mask(self) -> np.ndarray | None:
+        """The mask as a boolean array of its natural rank; None where there is no mask."""
+        if self.mask_array is not None:
+            return self.mask_array
+        return self.mask.dense(self.sizes, self.seed) if self.mask else None
+
+    @cached_property
+    def attends(self) -> np.ndarray:
+        """Boolean (B, H, Lq, Lk): the mask and the bias's -inf entries together."""
+        s = self.sizes
+        out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
+        if self.dense_mask is not None:
+            out &= self.dense_mask
+        if self.bias is not None:
+            out &= ~np.isneginf(self.bias)
+        return out
+
+    @property
+    def has_empty_rows(self) -> bool:
+        """Whether some row has no key."""
+        return self.operator.attends and bool((~self.attends.any(-1)).any())
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of all values and of all that is asked of them, the same for equal inputs."""
+        h = hashlib.blake2b(digest_size=16)
+        case = self.case
+        asked = (case.operator.name, case.dtype.name, case.mask_token, case.options, case.form)
+        h.update(repr((*asked, self.sizes, self.seed, self.dropout_seed)).encode())
+        for name, array in (*self.arrays.items(), ("mask", self.mask_array)):
+            if array is not None:
+                h.update(f"{name}{array.shape}{array.dtype}".encode() + array.tobytes())
+        return h.digest()
+
+    def with_dense(self, **changes: Any) -> Inputs:
+        """A variation whose mask is the dense array, so that axes may be permuted freely."""
+        return self.replace(
+            **{"mask_array": self.dense_mask, "mask": None, "form": "dense", **changes}
+        )
+
+    def taken(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
+        """A variation in which every array and the mask have only `order` along the axis `axis`, a letter,
+        and along the axes `more`. Broadcast axes (size 1) stay as they are."""
+        letters, sizes = (axis, *more), self.letters
+        arrays = {}
+        for name, array in self.arrays.items():
+            for place, letter in enumerate(self.axes(name)):
+                if letter in letters and array.shape[place] == sizes[letter]:
+                    array = array[(slice(None),) * place + (order,)]
+            arrays[name] = array
+        mask = self.dense_mask
+        if mask is not None:
+            for place, letter in enumerate("bhqk"[4 - mask.ndim :]):
+                if letter in letters and mask.shape[place] == sizes[letter] != 1:
+                    mask = mask[(slice(None),) * place + (order,)]
+        return self.with_dense(mask_array=mask, **arrays)
+
+
+OPERANDS = ("query", "key", "value", "bias", "sinks")
+"""Arrays that are no parameters of a layer."""
+
+
+def _letters(case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Sizes by letter as the arrays have them, the first array first."""
+    sizes: dict[str, int] = {}
+    for name, axes in case.axes.items():
+        shape = arrays[name].shape if name in arrays else ()
+        if len(shape) == len(axes):
+            sizes = dict(zip(axes, shape, strict=True)) | sizes
+    return sizes
+
+
+def _sizes(case: Case, arrays: Mapping[str, np.ndarray]) -> Sizes:
+    n = case.letters | _letters(case, arrays)
+    return Sizes(*(n[letter] for letter in "bhgqkdv"))
+
+
+def draw(case: Case, seed: int = 0) -> Inputs:
+    """The inputs of a case: the same bytes for the same id and seed, on every machine."""
+    rng = generator(case.id, seed)
+    arrays = case.operator.draw(case, rng, seed)
+    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed)
+    if bias is not None:
+        arrays["bias"] = bias
+    rounded = {name: round_to(array, case.dtype) for name, array in arrays.items()}
+    return Inputs(case, rounded, case.sizes, seed=seed)
+
+
+def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
+    """What a case's output is differentiated with: unit normals of its shape in the case's dtype.
+
+    `name` is what the generator is called after, by default the case's id with "/cotangent".
+    """
+    shape = tuple(case.letters[letter] for letter in case.operator.outputs(case)["output"])
+    rng = generator(name or f"{case.id}/cotangent", seed)
+    return round_to(rng.standard_normal(shape), case.dtype)
+
+
+def draw_tangents(case: Case, names: Sequence[str], seed: int = 0) -> dict[str, np.ndarray]:
+    """Along what the arrays called `names` move: unit normals of their shapes, in the case's dtype."""
+    rng = generator(f"{case.id}/tangents", seed)
+    sizes, axes = case.letters, case.axes
+    return {
+        name: round_to(rng.standard_normal(tuple(sizes[x] for x in axes[name])), case.dtype)
+        for name in names
+    }

@@ -1,0 +1,227 @@
+"""Malformed problems: requests that have no meaning. An implementation must raise; silence is a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES, DType
+from suite.spec.inputs import Inputs, draw
+from suite.spec.masks import Window
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
+from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.sdpa import SDPA
+
+
+@dataclass(frozen=True)
+class MalformedCase:
+    """A malformed problem: a name, and the change that spoils a good one.
+
+    A layer fits the good problem, and is called with the spoilt one; a mask of the form "raw" is handed
+    over as it stands. `needs` are the features without which the problem cannot even be asked.
+    """
+
+    name: str
+    text: str
+    spoil: Callable[[Inputs], Inputs]
+    operator: Operator
+    needs: tuple[str, ...] = ()
+    dtype: DType = DTYPES["f32"]
+
+    group = "bad problems"
+
+    @property
+    def id(self) -> str:
+        # Plain attention came first, and its problems have kept their names.
+        place = f"{self.operator.name}/" if self.operator.is_layer else ""
+        return f"bad/{place}{self.name}/{self.dtype.name}"
+
+    def inputs(self, seed: int = 0) -> Inputs:
+        """The spoilt inputs."""
+        return self.spoil(draw(Case.parse(self.operator.well_formed), seed))
+
+    def describe(self) -> str:
+        """The malformed problem in a few lines for people."""
+        return f"{self.id}\n  {self.text}; an implementation must raise"
+
+    def __str__(self) -> str:
+        return self.id
+
+
+def _mha(x: Inputs) -> Inputs:
+    return x.replace(key=np.repeat(x.key, 2, 1), value=np.repeat(x.value, 2, 1))
+
+
+def _mask(*shape: int) -> Callable[[Inputs], Inputs]:
+    return lambda x: _mha(x).replace(mask_array=np.ones(shape, bool), form="dense")
+
+
+def _of_attention(
+    name: str, text: str, spoil: Callable[[Inputs], Inputs], needs: tuple[str, ...] = ()
+) -> MalformedCase:
+    return MalformedCase(name, text, spoil, SDPA, needs)
+
+
+def _of_layer(
+    name: str, text: str, spoil: Callable[[Inputs], Inputs], operator: Operator = MULTI_HEAD,
+    needs: tuple[str, ...] = (),
+) -> MalformedCase:  # fmt: skip
+    return MalformedCase(name, text, spoil, operator, needs)
+
+
+_ATTENTION = (
+    _of_attention(
+        "heads-do-not-divide",
+        "4 query heads with 3 key/value heads",
+        lambda x: x.replace(
+            key=np.repeat(x.key, 2, 1)[:, :3], value=np.repeat(x.value, 2, 1)[:, :3]
+        ),
+        needs=("grouped-heads",),
+    ),
+    _of_attention(
+        "more-key-heads-than-query-heads",
+        "2 query heads with 4 key/value heads",
+        lambda x: _mha(x).replace(query=x.query[:, :2]),
+        needs=("grouped-heads",),
+    ),
+    _of_attention(
+        "key-value-heads-differ",
+        "4 key heads with 2 value heads",
+        lambda x: x.replace(key=np.repeat(x.key, 2, 1)),
+    ),
+    _of_attention(
+        "query-key-size-differ",
+        "queries of size 8 with keys of size 6",
+        lambda x: _mha(x).replace(key=_mha(x).key[..., :6]),
+    ),
+    _of_attention(
+        "key-value-lengths-differ",
+        "7 keys with 6 values",
+        lambda x: _mha(x).replace(value=_mha(x).value[:, :, :6]),
+    ),
+    _of_attention(
+        "batch-differs",
+        "a batch of 2 queries with a batch of 3 keys and values",
+        lambda x: _mha(x).replace(
+            key=np.concatenate([_mha(x).key, _mha(x).key[:1]]),
+            value=np.concatenate([_mha(x).value, _mha(x).value[:1]]),
+        ),
+    ),
+    _of_attention(
+        "mask-too-few-keys", "a mask (5, 6) for 7 keys", _mask(5, 6), needs=("mask", "mask-array")
+    ),
+    _of_attention(
+        "mask-too-many-queries",
+        "a mask (6, 7) for 5 queries",
+        _mask(6, 7),
+        needs=("mask", "mask-array"),
+    ),
+    _of_attention(
+        "mask-wrong-batch",
+        "a mask (3, 1, 5, 7) for a batch of 2",
+        _mask(3, 1, 5, 7),
+        needs=("mask", "mask-array"),
+    ),
+    _of_attention(
+        "mask-wrong-heads",
+        "a mask (2, 3, 5, 7) for 4 heads",
+        _mask(2, 3, 5, 7),
+        needs=("mask", "mask-array"),
+    ),
+    _of_attention(
+        "mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), needs=("mask", "mask-array")
+    ),
+    _of_attention(
+        "bias-too-few-keys",
+        "a bias (2, 4, 5, 6) for 7 keys",
+        lambda x: _mha(x).replace(bias=np.zeros((2, 4, 5, 6))),
+        needs=("bias", "mask-array"),
+    ),
+    _of_attention(
+        "negative-window",
+        "a native sliding window of -2 to the left",
+        lambda x: _mha(x).replace(mask=Window(-2, 0)),
+        needs=("native-window",),
+    ),
+    _of_attention(
+        "key-rank-3",
+        "queries of rank 4 with keys of rank 3",
+        lambda x: _mha(x).replace(key=_mha(x).key[0]),
+    ),
+)
+
+
+def _raw(*shape: int) -> Callable[[Inputs], Inputs]:
+    return lambda x: x.replace(mask_array=np.ones(shape, bool), form="raw")
+
+
+def _one_sample_less(x: Inputs) -> Inputs:
+    return x.replace(key=x.key[:1].repeat(3, 0), value=x.value[:1].repeat(3, 0))
+
+
+_LAYERS = (
+    _of_layer(
+        "width-does-not-divide",
+        "a width of 12 split among 5 heads",
+        lambda x: x.replace(sizes=replace(x.sizes, H=5, Hkv=5)),
+        needs=("batch", "cross", "splits-width"),
+    ),
+    _of_layer(
+        "mask-too-few-keys",
+        "a mask (5, 8) for 9 keys",
+        _raw(5, 8),
+        needs=("batch", "cross", "mask", "raw-mask"),
+    ),
+    _of_layer(
+        "mask-too-many-queries",
+        "a mask (6, 9) for 5 queries",
+        _raw(6, 9),
+        needs=("batch", "cross", "mask", "raw-mask"),
+    ),
+    _of_layer(
+        "mask-wrong-batch",
+        "a mask (3, 5, 9) for 2 samples and 4 heads",
+        _raw(3, 5, 9),
+        needs=("batch", "cross", "mask", "raw-mask"),
+    ),
+    _of_layer(
+        "mask-rank-5",
+        "a mask of rank 5",
+        _raw(1, 2, 4, 5, 9),
+        needs=("batch", "cross", "mask", "raw-mask"),
+    ),
+    *(
+        case
+        for operator in OPERATORS.values()
+        if operator.is_layer and operator.well_formed
+        for case in (
+            _of_layer(
+                "key-value-lengths-differ",
+                "9 keys with 8 values",
+                lambda x: x.replace(value=x.value[:, :8]),
+                operator,
+                needs=("batch", "cross"),
+            ),
+            _of_layer(
+                "batch-differs",
+                "2 samples of queries with 3 of keys and values",
+                _one_sample_less,
+                operator,
+                needs=("batch", "cross"),
+            ),
+            _of_layer(
+                "query-width-differs",
+                "queries two features narrower than the layer's",
+                lambda x: x.replace(query=x.query[..., :-2]),
+                operator,
+                needs=("batch", "cross"),
+            ),
+        )
+    ),
+)
+
+MALFORMED_CASES: tuple[MalformedCase, ...] = (*_ATTENTION, *_LAYERS)

@@ -1,0 +1,152 @@
+"""An operator: one thing that implementations compute, and all that the suite must know to ask for it.
+
+Every array has named axes, one letter each, so that checks can permute samples, keys or heads of any
+operator without knowing it:
+
+    b samples    h query heads      g key/value heads    q queries       k keys
+    d size of a query and a key     v size of a value    t units of additive attention
+    x y z o  features of the query, key, value and output of a layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.masks import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+    from suite.spec.inputs import Inputs
+
+Axes = Mapping[str, str]
+"""Arrays by name, with the letters of their axes."""
+
+NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
+"""A number in an id, as a group of a regular expression."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Something a case may ask beyond sizes, dtype and mask: a token of its id, where it is not the default.
+
+    `pattern` is the token as a regular expression whose first group is the value; `read` makes the value
+    of it, `write` the token of the value.
+    """
+
+    name: str
+    pattern: str
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+    default: Any = None
+
+
+def flag(name: str, word: str) -> Option:
+    """An option that is on where the id has `word`."""
+    return Option(name, f"({word})", lambda text: True, lambda value: word, False)
+
+
+def choice(name: str, words: Iterable[str], prefix: str = "") -> Option:
+    """An option with one of `words`; the first one is the default and has no token."""
+    default, *others = words
+    pattern = f"{prefix.replace('.', chr(92) + '.')}({'|'.join(others)})"
+    return Option(name, pattern, str, lambda value: f"{prefix}{value}", default)
+
+
+def number(name: str, prefix: str) -> Option:
+    """An option with a number; None is the default."""
+    return Option(name, prefix + NUMBER, float, lambda value: f"{prefix}{value!r}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call computes at least: pairs of a query and a key that attend, operations, bytes moved.
+
+    P pairs, summed over samples and heads, cost attention 2 P (D + Dv) operations forward, and 2.5 times
+    as many backward where the scores are computed again, as fused kernels do (Dao 2023, section 4: five
+    products for two). Bytes are those of every operand and the output, once. Published figures follow
+    other conventions (causal counted in full, or multiplications alone): they are not to be compared
+    with these.
+    """
+
+    pairs: int
+    flops: float
+    bytes: int
+
+
+def nothing(*_: Any) -> tuple[()]:
+    """No cases."""
+    return ()
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """What can be asked of an implementation.
+
+    `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the case's
+    dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both may hang on
+    the case's options. `statistics` are arrays without a gradient; `bias_axes`: the operator takes an
+    additive bias (see `suite.spec.vocabulary.BIASES`).
+
+    `needs(case, arrays, sizes, widths)` says which features an implementation must have to be asked the
+    case, or a variation of it with other arrays and sizes, besides those of masks and biases. `validate` raises ValueError where a case makes no sense. `group` is the row of the conformance
+    table a case is counted in.
+
+    `elections` are the questions that are put to implementations, `probe` and `gradient_probe` the ids
+    they start from: a mask and a dtype are filled in for {mask} and {dt}. `well_formed` is the id of the
+    problem that malformed ones are made of.
+
+    `cases`, `gradients` and `compiled` give the ids of a level whose values are judged, that are
+    differentiated, and that are asked through compilers; `compiled_gradients` those that are
+    differentiated through compilers.
+
+    `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what hangs
+    on the sizes, not on the dtype.
+
+    `is_layer`: it takes sequences (B, L, width), and parameters. `single_axis` is the axis that the option
+    `single` leaves out, "b" or "q". `work` counts operations and bytes of a direction; None where nobody
+    has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`: a mask of several
+    parts is one array, since flags may exclude each other.
+    """
+
+    name: str
+    text: str
+    axes: Callable[[Case], Axes]
+    draw: Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
+    outputs: Callable[[Case], Axes]
+    needs: Callable[[Case, Collection[str], Sizes, Any], Mapping[str, bool]]
+    validate: Callable[[Case], None]
+    cases: Callable[[str], Iterable[str]]
+    options: tuple[Option, ...] = ()
+    gradients: Callable[[str], Iterable[str]] = nothing
+    compiled: Callable[[str], Iterable[str]] = nothing
+    compiled_gradients: Callable[[str], Iterable[str]] = nothing
+    group: Callable[[Case], str] | None = None
+    elections: tuple[str, ...] = ()
+    probe: str = ""
+    well_formed: str = ""
+    gradient_probe: str = ""
+    recipes: tuple[str, ...] = ("normal",)
+    axis_orders: tuple[str, ...] = ("bhld",)
+    statistics: tuple[str, ...] = ()
+    is_layer: bool = False
+    attends: bool = True
+    single_axis: str = "b"
+    conjunctions_are_arrays: bool = False
+    every_dtype: tuple[str, ...] = ()
+    work: Callable[[Inputs, str], Work] | None = None
+
+    def option(self, name: str) -> Option | None:
+        """The option called `name`; None where the operator has none of that name."""
+        return next((option for option in self.options if option.name == name), None)
+
+    @property
+    def module(self) -> str:
+        """The name of the operator as a Python name."""
+        return self.name.replace("-", "_")
+
+    def __str__(self) -> str:
+        return self.name

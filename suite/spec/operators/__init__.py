@@ -1,0 +1,26 @@
+"""The operators: what can be asked, one file each.
+
+A new operator has a line in the table below, a file here, one in `references`, one of textbook code in
+`backends`, and its mutants.
+"""
+
+from __future__ import annotations
+
+from suite.spec.operator import Operator
+from suite.spec.operators.additive import ADDITIVE
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.concat import CONCAT
+from suite.spec.operators.dot import DOT
+from suite.spec.operators.layer_norm import LAYER_NORM
+from suite.spec.operators.masked import MASKED
+from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.sdpa import SDPA
+from suite.spec.operators.self_attention import SELF_ATTENTION
+
+OPERATORS: dict[str, Operator] = {
+    operator.name: operator
+    for operator in (
+        SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
+    )
+}  # fmt: skip
+"""Every operator by name."""

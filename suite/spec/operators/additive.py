@@ -1,0 +1,128 @@
+"""Additive attention: scores w . tanh(W_q q + W_k k) (Bahdanau, Cho, Bengio, ICLR 2015, A.1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.levels import designed, filled, listed
+from suite.spec.masks import Sizes
+from suite.spec.operator import Axes, Operator, Work, flag
+from suite.spec.operators import layers
+from suite.spec.operators.layers import (
+    draw_sequences,
+    kernel,
+    moved_bytes,
+    one_head_outputs,
+    options,
+)
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+    from suite.spec.inputs import Inputs
+
+EVERY_DTYPE = ("b2h1q5k9d16v14",)
+
+
+def axes(case: Case) -> Axes:
+    if case.option("vector"):
+        return {**layers.SEQUENCES, "score_vector": "d"}
+    if case.option("bare"):
+        return layers.SEQUENCES
+    return layers.SEQUENCES | {"query_kernel": "xd", "key_kernel": "yd", "score_vector": "d"}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """A score vector has variance 4 / U: scores spread over about one unit."""
+    arrays, units, w = draw_sequences(case, rng), case.sizes.D, case.widths
+    assert w is not None
+    if "query_kernel" in case.axes:
+        arrays["query_kernel"] = kernel(rng, w.query, w.query, units)
+        arrays["key_kernel"] = kernel(rng, w.key, w.key, units)
+    if "score_vector" in case.axes:
+        arrays["score_vector"] = 2.0 * kernel(rng, units, units)
+    return arrays
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
+    own = layers.needs(case, arrays, sizes, widths)
+    return own | {"projection": "query_kernel" in arrays}
+
+
+def validate(case: Case) -> None:
+    if case.option("bare"):
+        layers.validate_one_head(case)
+    else:
+        layers.validate(case)
+        layers.validate_output(case)
+        if case.widths is not None and case.sizes.Dv != case.widths.value:
+            raise ValueError(f"{case.operator} does not project values: {case.id}")
+    if case.option("vector") and not case.option("bare"):
+        raise ValueError(f"a score vector of its own is bare additive attention's: {case.id}")
+    if case.option("single") and case.sizes.Lq != 1:
+        raise ValueError(f"a single query has Lq = 1: {case.id}")
+
+
+def work(inputs: Inputs, direction: str) -> Work:
+    """A sum, a tanh (counted as one) and a product with its sum for every unit of a pair."""
+    s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
+    flops = 2.0 * s.B * (s.Lq * w.query + s.Lk * w.key) * s.D + pairs * (4.0 * s.D + 2.0 * s.Dv)
+    factor, passes = layers.FACTORS[direction], layers.PASSES[direction]
+    return Work(pairs, flops * factor, moved_bytes(inputs) * passes)
+
+
+ADDITIVE = Operator(
+    name="additive",
+    text="additive (Bahdanau) attention, scores w . tanh(W_q q + W_k k)",
+    axes=axes,
+    draw=draw,
+    outputs=one_head_outputs("z"),
+    needs=needs,
+    validate=validate,
+    cases=designed(
+        (
+            # widths that are equal, so that exchanged projections fit
+            "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
+            "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
+            "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+        ),
+        (
+            "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+            "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
+            "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+            "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
+        ),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        (
+            "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
+            "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+        ),
+        (
+            "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
+            "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+            "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
+        ),
+        filled(
+            [
+                f"additive/{mask}/mha/{{dt}}/{rest}"
+                for mask in ("none", "padempty")
+                for rest in ("b2h1q5k9d16v14/e12.10.14.14", "b2h1q5k9d16v14/e16.16.14.14/identity")
+            ],
+            ("f64", "f16"),
+        ),
+    ),
+    compiled=listed((), ("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",)),
+    options=options("identity", flag("vector", "vector")),
+    elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
+    probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
+    well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",
+    gradient_probe="additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
+    is_layer=True,
+    single_axis="q",
+    every_dtype=EVERY_DTYPE,
+    work=work,
+)

@@ -1,0 +1,74 @@
+"""Batch norm: as layer norm, with the mean and variance of each feature over all samples and positions
+(Ioffe, Szegedy 2015) in training, and those it has learned in evaluation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator
+from suite.spec.operators import layer_norm, layers
+from suite.spec.operators.layers import options
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+STATISTICS = ("mean", "variance")
+"""The parameters that are learned by averaging: they have no gradient."""
+
+
+def axes(case: Case) -> Axes:
+    return {**layer_norm.axes(case), **dict.fromkeys(STATISTICS, "x")}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    arrays, width = layer_norm.draw(case, rng, seed), case.letters["x"]
+    mean = rng.standard_normal(width)
+    return arrays | {"mean": mean, "variance": np.exp(rng.standard_normal(width))}
+
+
+BATCH_NORM = Operator(
+    name="batch-norm",
+    text="batch norm: mean and variance of each feature over all samples and positions",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bqx"},
+    needs=layers.needs,
+    validate=layers.validate_one_head,
+    cases=designed(
+        (
+            "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
+            "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+        ),
+        (
+            "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+            "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+        ),
+        layer_norm.EVERY_DTYPE,
+    ),
+    gradients=listed(
+        (
+            "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
+            "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+        ),
+        (
+            "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+            *filled(
+                [
+                    f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
+                    for training in ("/train", "")
+                ],
+                DTYPES,
+            ),
+        ),
+    ),
+    options=options("plain"),
+    statistics=STATISTICS,
+    is_layer=True,
+    attends=False,
+    single_axis="q",
+    every_dtype=layer_norm.EVERY_DTYPE,
+)

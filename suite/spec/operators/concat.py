@@ -1,0 +1,70 @@
+"""Concat attention as Keras reads it: scores c sum_i tanh(s (q_i + k_i)), with learned s and c."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator
+from suite.spec.operators import layers
+from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+EVERY_DTYPE = ("b2h1q5k9d8v6",)
+
+
+def axes(case: Case) -> Axes:
+    scale = {} if case.option("bare") else {"scale": ""}
+    return {**layers.SEQUENCES, "concat_weight": "", **scale}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Scale and weight are near 1; the scale is drawn first."""
+    arrays = draw_sequences(case, rng)
+    scale = {} if case.option("bare") else {"scale": np.array(0.5 + 0.25 * rng.random())}
+    return arrays | {"concat_weight": np.array(0.75 + 0.25 * rng.random())} | scale
+
+
+CONCAT = Operator(
+    name="concat",
+    text="concat attention as Keras reads it, scores c sum tanh(s (q + k))",
+    axes=axes,
+    draw=draw,
+    outputs=one_head_outputs("z"),
+    needs=layers.needs,
+    validate=layers.validate_one_head,
+    cases=designed(
+        (
+            "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+            "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+        ),
+        (),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",),
+        (
+            "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+            "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+        ),
+        filled(
+            [
+                f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
+                for mask in ("none", "padempty")
+                for scaled in ("/unscaled", "")
+            ],
+            ("f64", "f16"),
+        ),
+    ),
+    options=options("unscaled"),
+    elections=("padded-sample", "padded-sample-gradient"),
+    probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
+    gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+    is_layer=True,
+    single_axis="q",
+    every_dtype=EVERY_DTYPE,
+)

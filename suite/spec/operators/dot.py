@@ -1,0 +1,72 @@
+"""Dot-product attention: scores s q . k with a learned scale s (Luong, Pham, Manning, EMNLP 2015)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator
+from suite.spec.operators import layers
+from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+EVERY_DTYPE = ("b2h1q5k9d8v6",)
+
+
+def axes(case: Case) -> Axes:
+    return layers.SEQUENCES if case.option("bare") else layers.SEQUENCES | {"scale": ""}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """The scale is near 1 / sqrt(D)."""
+    arrays = draw_sequences(case, rng)
+    if not case.option("bare"):
+        arrays["scale"] = np.array((1.0 + 0.25 * rng.random()) / np.sqrt(case.sizes.D))
+    return arrays
+
+
+DOT = Operator(
+    name="dot",
+    text="dot-product (Luong) attention, scores s q.k",
+    axes=axes,
+    draw=draw,
+    outputs=one_head_outputs("z"),
+    needs=layers.needs,
+    validate=layers.validate_one_head,
+    cases=designed(
+        (
+            "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
+            "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+        ),
+        ("dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",),
+        (
+            "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+            "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+        ),
+        filled(
+            [
+                f"dot/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
+                for mask in ("none", "padempty")
+                for scaled in ("/unscaled", "")
+            ],
+            ("f64", "f16"),
+        ),
+    ),
+    compiled=listed((), ("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",)),
+    options=options("unscaled"),
+    elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
+    probe="dot/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8/unscaled",
+    well_formed="dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",
+    gradient_probe="dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+    is_layer=True,
+    single_axis="q",
+    every_dtype=EVERY_DTYPE,
+)

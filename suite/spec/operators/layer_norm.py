@@ -1,0 +1,78 @@
+"""Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance of each token over its
+features (Ba, Kiros, Hinton 2016). It attends to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator
+from suite.spec.operators import layers
+from suite.spec.operators.layers import draw_sequences, options
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+EPSILON = 2.0**-10
+"""What norms add to a variance: a number of every dtype, larger than any framework's default, so that
+leaving it out or adding it after the root stands out."""
+
+EVERY_DTYPE = ("b32h1q3k3d64",)
+
+GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
+
+
+def axes(case: Case) -> Axes:
+    return layers.SEQUENCES if case.option("bare") else {**layers.SEQUENCES, **GAIN}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Features and tokens of different means and spreads, or no axis could be told from another."""
+    arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
+    spread = np.exp(rng.standard_normal((1, 1, width)) / 2)
+    level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
+    arrays["query"] = arrays["query"] * spread + level
+    if case.option("own"):
+        arrays["key"] = arrays["value"] = arrays["query"]
+    if not case.option("bare"):
+        arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
+        arrays["offset"] = rng.standard_normal(width)
+    return arrays
+
+
+def validate(case: Case) -> None:
+    layers.validate_one_head(case)
+    if case.option("training"):
+        raise ValueError(f"{case.operator} is not asked in training: {case.id}")
+
+
+LAYER_NORM = Operator(
+    name="layer-norm",
+    text="layer norm: mean and variance of each token over its features",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bqx"},
+    needs=layers.needs,
+    validate=validate,
+    cases=designed(
+        ("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",),
+        ("layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("layer-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",),
+        (
+            "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
+            *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
+        ),
+    ),
+    options=options("plain"),
+    is_layer=True,
+    attends=False,
+    single_axis="q",
+    every_dtype=EVERY_DTYPE,
+)

@@ -1,0 +1,151 @@
+"""What the layers around attention share: options, parameters, draws and needs.
+
+A layer takes sequences (B, L, width) and parameters, and returns an output (B, Lq, width) and, where it is
+asked to, weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.masks import Sizes
+from suite.spec.operator import Axes, Option, Work, choice, flag
+from suite.spec.vocabulary import BIASES, RETURNED
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+    from suite.spec.inputs import Inputs
+
+PARAMETERS = {
+    "query_kernel": "(Eq, H, D); additive: (Eq, U)",
+    "query_bias": "(H, D)",
+    "key_kernel": "(Ek, Hkv, D); additive: (Ek, U)",
+    "key_bias": "(Hkv, D)",
+    "value_kernel": "(Ev, Hkv, Dv)",
+    "value_bias": "(Hkv, Dv)",
+    "output_kernel": "(H, Dv, Eo)",
+    "output_bias": "(Eo,)",
+    "score_vector": "(U,), additive",
+    "scale": "(), dot and concat",
+    "concat_weight": "(), concat",
+    "gain": "(E,), norms",
+    "offset": "(E,), norms",
+    "mean": "(E,), batch norm: the mean it has learned, used in evaluation",
+    "variance": "(E,), batch norm: the variance it has learned",
+}
+"""Canonical parameters with their shapes: y = x kernel + bias, features of a head last. Eq, Ek, Ev, Eo
+are the widths of query, key, value and output, H and Hkv the heads, D and Dv their sizes."""
+
+SEQUENCES: Axes = {"query": "bqx", "key": "bky", "value": "bkz"}
+"""The operands of a layer."""
+
+WEIGHTS_OF_ONE_HEAD = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bqk"}}
+"""What layers of one head return beside the output, by the option `returned`."""
+
+RATE = Option("rate", r"drop(\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0)
+"""Dropout of the weights."""
+
+
+def options(bare: str, *more: Option) -> tuple[Option, ...]:
+    """The options of a layer. `bare`, under the word given, leaves out what the layer can do without; `own`
+    hands one tensor in as query, key and value; `single` leaves out an axis (`Operator.single_axis`)."""
+    return (
+        choice("bias", BIASES, "bias."),
+        flag("bare", bare),
+        *more,
+        flag("own", "self"),
+        flag("single", "single"),
+        choice("returned", RETURNED),
+        RATE,
+        flag("training", "train"),
+    )
+
+
+def validate(case: Case, trains: bool = False) -> None:
+    """Raises ValueError where the sizes of any layer make no sense."""
+    s, w = case.sizes, case.widths
+    assert w is not None
+    if case.option("own") and not (w.query == w.key == w.value and s.Lq == s.Lk):
+        raise ValueError(f"one tensor as query, key and value needs equal sizes: {case.id}")
+
+
+def validate_one_head(case: Case) -> None:
+    """Raises ValueError for sizes that a layer of one head without projections cannot have."""
+    validate(case)
+    validate_output(case)
+    s, w = case.sizes, case.widths
+    assert w is not None
+    if s.Dv != w.value:
+        raise ValueError(f"{case.operator} does not project values: {case.id}")
+    if not w.query == w.key == s.D:
+        raise ValueError(f"{case.operator} needs queries and keys of size d: {case.id}")
+
+
+def validate_output(case: Case) -> None:
+    """Raises ValueError where a layer has several heads, or an output of another size than its values."""
+    s, w = case.sizes, case.widths
+    if s.H != 1 or s.Hkv != 1 or w is None or w.output != s.Dv:
+        raise ValueError(f"{case.operator} has one head and an output of its size: {case.id}")
+
+
+def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Query, key and value: unit normals, one array thrice where they are one tensor."""
+    s, w = case.sizes, case.widths
+    assert w is not None
+    query = rng.standard_normal((s.B, s.Lq, w.query))
+    own = case.option("own")
+    key = query if own else rng.standard_normal((s.B, s.Lk, w.key))
+    value = query if own else rng.standard_normal((s.B, s.Lk, w.value))
+    return {"query": query, "key": key, "value": value}
+
+
+def kernel(rng: np.random.Generator, fan_in: int, *shape: int) -> np.ndarray:
+    """Normals of variance 1 / fan-in, so that projections of unit normals are unit normals again."""
+    return rng.standard_normal(shape) / np.sqrt(fan_in)
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
+    """What every layer may need."""
+    return {
+        "grouped-heads": sizes.H != sizes.Hkv,
+        "key-width": widths.key != widths.query,
+        "value-width": widths.value != widths.query,
+        "cross": not case.option("own"),
+        "average": case.option("returned") == "average",
+        "weights": case.option("returned") == "head",
+        "single": bool(case.option("single")),
+        "batch": not case.option("single"),
+        "score-vector": "score_vector" in arrays,
+        "learned-scale": "scale" in arrays,
+    }
+
+
+def one_head_outputs(axis: str) -> Callable[[Case], Axes]:
+    """The outputs of a layer of one head whose output has the features `axis`."""
+    return lambda case: {"output": f"bq{axis}", **WEIGHTS_OF_ONE_HEAD[case.option("returned")]}
+
+
+def moved_bytes(inputs: Inputs) -> int:
+    """Bytes of the operands, the parameters and the output of a layer, each moved once."""
+    numbers = sum(array.size for name, array in inputs.arrays.items() if name != "bias")
+    numbers += int(np.prod(inputs.full_shape("output")))
+    return numbers * inputs.dtype.itemsize
+
+
+def projections_work(inputs: Inputs, direction: str) -> Work:
+    """Operations of four projections and of attention between them, forward."""
+    s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
+    projected = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
+    projected += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
+    flops = 2.0 * s.B * projected + 2.0 * pairs * (s.D + s.Dv)
+    return Work(pairs, flops * FACTORS[direction], moved_bytes(inputs) * PASSES[direction])
+
+
+FACTORS = {"forward": 1.0, "backward": 2.0, "forward+backward": 3.0}
+"""Operations by direction: every product of the forward pass gives two of the backward pass."""
+
+PASSES = {"forward": 1, "backward": 2, "forward+backward": 2}
+"""How often operands are moved: read, and in the backward pass written as gradients."""

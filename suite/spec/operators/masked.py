@@ -1,0 +1,60 @@
+"""Scaled dot-product attention without heads, with separate causal and padding masks; no parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Operator
+from suite.spec.operators import layers
+from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+EVERY_DTYPE = ("b2h1q5k9d8v6",)
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    return draw_sequences(case, rng)
+
+
+MASKED = Operator(
+    name="masked",
+    text="scaled dot-product attention without heads, separate causal and padding masks",
+    axes=lambda case: layers.SEQUENCES,
+    draw=draw,
+    outputs=one_head_outputs("z"),
+    needs=layers.needs,
+    validate=layers.validate_one_head,
+    cases=designed(
+        (
+            "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+            "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+        ),
+        (
+            "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+            "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
+            "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+            "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
+        ),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",),
+        (
+            *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
+            "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+        ),
+    ),
+    options=options("nobias"),
+    elections=("fully-masked-row", "padded-sample", "padded-sample-gradient"),
+    probe="masked/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
+    gradient_probe="masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    is_layer=True,
+    single_axis="q",
+    every_dtype=EVERY_DTYPE,
+)

@@ -1,0 +1,220 @@
+"""Multi-head attention with projections: concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b)
+W^O + b (Vaswani et al. 2017, section 3.2), also with grouped queries (Ainslie et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from suite.spec.covering import Row
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import Covering, designed, filled, listed
+from suite.spec.masks import Sizes
+from suite.spec.operator import Axes, Operator
+from suite.spec.operators import layers
+from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+# B, Lq, Lk, H, Hkv, D, Dv and the widths of query, key, value, output; whether query, key and value are
+# one tensor. Few, and alike where they can be, since JAX compiles a program for every shape.
+SHAPES: dict[str, tuple[tuple[int, ...], str, bool]] = {
+    # What every library's layer can do: one tensor, heads that split its width.
+    "own": ((2, 7, 7, 4, 4, 3, 3), "e12.12.12.12", True),
+    # B == H, B == Lq, H == Lk... an odd number of heads
+    "equal": ((3, 3, 3, 3, 3, 4, 4), "e12.12.12.12", True),
+    "cross": ((2, 5, 9, 3, 3, 4, 4), "e12.12.12.12", False),
+    "widths": ((2, 5, 9, 2, 2, 6, 6), "e12.10.14.12", False),
+    "decode": ((2, 1, 9, 2, 2, 6, 6), "e12.12.12.12", False),
+    "grouped": ((2, 5, 9, 6, 2, 4, 4), "e12.10.10.12", False),
+    "general": ((2, 5, 9, 4, 4, 3, 5), "e10.11.13.7", False),
+}
+
+AXES: dict[str, tuple[object, ...]] = {
+    "mask": (
+        "none", "causal", "pad", "causal+pad", "bool.qk", "bool.b1qk", "bool.bhqk", "pad+bool.qk",
+        "causal+bool.1hqk",
+    ),
+    "shape": tuple(SHAPES),
+    "dtype": tuple(DTYPES),
+    "returned": ("none", "average", "head"),
+    "bias": ("none", "qk", "bhqk"),
+    "bare": (False, True),
+    "form": ("native", "dense"),
+}  # fmt: skip
+
+
+def compatible(a: str, x: object, b: str, y: object) -> bool:
+    """Whether two axis values make sense together: a mask no layer has a flag for is passed densely, and
+    no mask has no dense form."""
+    pair = {a: x, b: y}
+    if "mask" in pair and "form" in pair:
+        mask = str(pair["mask"])
+        if mask == "none" or mask.startswith("bool"):
+            return pair["form"] == ("native" if mask == "none" else "dense")
+    return True
+
+
+def sizes_of(shape: str) -> Sizes:
+    B, Lq, Lk, H, Hkv, D, Dv = SHAPES[shape][0]
+    return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
+
+
+def id_of(row: Row) -> str:
+    """The id of one row of the covering array."""
+    shape = str(row["shape"])
+    sizes, (_, widths, own) = sizes_of(shape), SHAPES[shape]
+    parts = ["multi-head", str(row["mask"]), sizes.heads, str(row["dtype"]), sizes.token, widths]
+    parts += [f"bias.{row['bias']}"] if row["bias"] != "none" else []
+    parts += ["nobias"] if cast(bool, row["bare"]) else []
+    parts += ["self"] if own else []
+    parts += [str(row["returned"])] if row["returned"] != "none" else []
+    return "/".join(parts + (["dense"] if row["form"] == "dense" else []))
+
+
+SMOKE = (
+    # widths that are equal, so that exchanged projections fit
+    "multi-head/pad/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/average",
+    # a mask of every head beside padding, with as many samples as heads, and not
+    "multi-head/pad+bool.bhqk/mha/{dt}/b4h4q7k7d3/e12.12.12.12/self",
+    "multi-head/pad+bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single",
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/average",
+    "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
+    "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
+    "multi-head/none/mha/{dt}/b1h4q3k3d16/e1000.1000.1000.64/self/single",
+)
+
+STANDARD = (
+    "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
+    "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
+    "multi-head/bool.qk.empty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
+    "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/head/dense",
+)
+
+EVERY_DTYPE = tuple(sizes_of(shape).token for shape in SHAPES)
+
+# Mostly three inputs of their own, so that each has a gradient of its own; one tensor as all three takes
+# other paths in some libraries.
+GRADIENTS = listed(
+    (
+        *filled(["multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12"], ("f32", "bf16")),
+        "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
+    ),
+    (
+        "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
+        "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
+        "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
+        "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+    ),
+    (
+        "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
+    ),
+)
+
+COMPILED = listed(
+    (
+        "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+        "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+    ),
+    (
+        "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
+        "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
+    ),
+)
+
+
+def axes(case: Case) -> Axes:
+    kernels = {
+        "query_kernel": "xhd",
+        "key_kernel": "ygd",
+        "value_kernel": "zgv",
+        "output_kernel": "hvo",
+    }
+    biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "o"}
+    return layers.SEQUENCES | kernels | ({} if case.option("bare") else biases)
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    return draw_sequences(case, rng) | draw_projections(case, rng)
+
+
+def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Kernels of variance 1 / fan-in, an output's last; biases of unit normals in the same order."""
+    n = case.letters
+    fan_in = {
+        "query_kernel": n["x"],
+        "key_kernel": n["y"],
+        "value_kernel": n["z"],
+        "output_kernel": n["h"] * n["v"],
+    }
+    arrays: dict[str, np.ndarray] = {}
+    for name, letters in case.axes.items():
+        shape = tuple(n[letter] for letter in letters)
+        if name in fan_in:
+            arrays[name] = kernel(rng, fan_in[name], *shape)
+        elif name.endswith("_bias"):
+            arrays[name] = rng.standard_normal(shape)
+    return arrays
+
+
+def outputs(case: Case) -> Axes:
+    weights = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bhqk"}}
+    return {"output": "bqo", **weights[case.option("returned")]}
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
+    return layers.needs(case, arrays, sizes, widths) | {
+        "value-size": sizes.D != sizes.Dv,
+        "output-width": widths.output != widths.query,
+        "head-width": sizes.H * sizes.D != widths.query,
+        "no-projection-bias": "query_bias" not in arrays,
+        "odd-heads": bool(sizes.H % 2),
+    }
+
+
+def validate(case: Case) -> None:
+    layers.validate(case)
+    if case.option("single") and case.sizes.B != 1:
+        raise ValueError(f"an input without a batch axis has B = 1: {case.id}")
+
+
+MULTI_HEAD = Operator(
+    name="multi-head",
+    text="multi-head attention with projections",
+    axes=axes,
+    draw=draw,
+    outputs=outputs,
+    needs=needs,
+    validate=validate,
+    cases=designed(
+        SMOKE,
+        STANDARD,
+        EVERY_DTYPE,
+        Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of),
+    ),
+    gradients=GRADIENTS,
+    compiled=COMPILED,
+    options=options("nobias"),
+    elections=(
+        "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
+        "causal-alignment", "causal-with-mask", "mask-polarity", "returned-weights",
+        "nan-in-masked-key", "nan-in-masked-value",
+    ),
+    probe="multi-head/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    well_formed="multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12",
+    gradient_probe="multi-head/bool.qk.empty/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
+    is_layer=True,
+    every_dtype=EVERY_DTYPE,
+    work=projections_work,
+)  # fmt: skip

@@ -1,0 +1,139 @@
+"""Scaled dot-product attention.
+
+query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), H a multiple of Hkv.
+scores = scale query key^T, then softcap tanh(scores / softcap), then + bias, then the mask; weights =
+softmax over keys; output = weights value, (B, H, Lq, Dv). Scale None means 1 / sqrt(D). A row without any
+key gives zeros. With sinks (H,) the softmax of head h has one more logit, sinks[h], whose value is 0
+(Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.masks import Sizes
+from suite.spec.operator import Axes, Operator, Work, choice, flag, number
+from suite.spec.operators.sdpa_cases import cases
+from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
+from suite.spec.recipes import DRAWS, RECIPES
+from suite.spec.vocabulary import AXIS_ORDERS, BIASES
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+    from suite.spec.inputs import Inputs
+
+BLOCK = 256
+"""Query rows whose mask is held at a time."""
+
+
+def axes(case: Case) -> Axes:
+    sinks = {"sinks": "h"} if case.option("sinks") else {}
+    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **sinks}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    arrays = dict(
+        zip(("query", "key", "value"), DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True)
+    )
+    if case.option("sinks"):
+        # About as large as scores, so that a sink takes some of every row.
+        arrays["sinks"] = 1.0 + rng.standard_normal(case.sizes.H)
+    return arrays
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
+    return {
+        "scale": case.option("scale") is not None,
+        "softcap": case.option("softcap") is not None,
+        "sinks": "sinks" in arrays,
+        "grouped-heads": sizes.H != sizes.Hkv,
+        "value-size": sizes.D != sizes.Dv,
+        "empty-batch": sizes.B == 0,
+        "empty-queries": sizes.Lq == 0,
+        "inner-stride": case.axis_order == "bhdl",
+    }
+
+
+def validate(case: Case) -> None:
+    softcap = case.option("softcap")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive, got {softcap}")
+
+
+def group(case: Case) -> str:
+    """sinks, softcap, bias, or the kind of mask."""
+    if case.option("sinks"):
+        return "sinks"
+    if case.option("softcap") is not None:
+        return "softcap"
+    if case.option("bias") != "none":
+        return "bias"
+    return re.sub(r"[^a-z].*", "", case.mask_token)
+
+
+def pairs(inputs: Inputs) -> int:
+    """Pairs of a query and a key that attend, over samples and heads; a bias of -inf hides, too."""
+    s = inputs.sizes
+    if inputs.bias is not None and np.isneginf(inputs.bias).any():
+        return int(inputs.attends.sum())
+    allowed = inputs.allowed
+    if allowed is None:
+        return s.B * s.H * s.Lq * s.Lk
+    blocks = (slice(start, min(start + BLOCK, s.Lq)) for start in range(0, s.Lq, BLOCK))
+    return sum(
+        int(np.broadcast_to(allowed(rows), (s.B, s.H, rows.stop - rows.start, s.Lk)).sum())
+        for rows in blocks
+    )
+
+
+def work(inputs: Inputs, direction: str) -> Work:
+    """Forward 2 P (D + Dv) operations for P pairs; backward 2.5 times as many, with recomputation.
+
+    Operands and output are moved once; backward reads them and the cotangent, and writes three gradients.
+    """
+    s, count = inputs.sizes, pairs(inputs)
+    factor = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}[direction]
+    operands = inputs.query.size + inputs.key.size + inputs.value.size
+    output = s.B * s.H * s.Lq * s.Dv
+    numbers = operands + output if direction == "forward" else 2 * operands + 2 * output
+    numbers += 0 if inputs.bias is None else inputs.bias.size
+    return Work(count, factor * 2.0 * count * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
+
+
+SDPA = Operator(
+    name="sdpa",
+    text="scaled dot-product attention",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bhqv"},
+    needs=needs,
+    validate=validate,
+    cases=cases,
+    gradients=gradients,
+    compiled=compiled,
+    compiled_gradients=compiled_gradients,
+    options=(
+        choice("bias", BIASES, "bias."),
+        number("scale", "scale"),
+        number("softcap", "cap"),
+        flag("sinks", "sinks"),
+    ),
+    group=group,
+    elections=(
+        "fully-masked-row", "minus-inf-row", "fully-masked-row-gradient", "nan-in-masked-key-gradient",
+        "nan-in-masked-value-gradient", "no-keys", "causal-alignment", "causal-with-mask",
+        "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value", "nan-in-query",
+        "value-size", "integer-mask", "subnormal-output", "score-overflow",
+    ),
+    probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
+    well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",
+    gradient_probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
+    recipes=RECIPES,
+    axis_orders=AXIS_ORDERS,
+    conjunctions_are_arrays=True,
+    work=work,
+)  # fmt: skip

@@ -1,0 +1,159 @@
+"""The cases of plain attention that are differentiated, and those that go through compilers.
+
+They are of the same grammar as the others, but of fewer and smaller shapes: a backward pass costs three
+forward ones, and a compiled case is a program of its own, from 0.1 s (XLA) to some 3 s (inductor, with its
+derivative 6 s), so that the level leaves out what does not hang on a compiler: most sizes, recipes, head
+counts and axis orders. What it keeps: masks in either form, every dtype (float64 in single cases), biases,
+scales, softcap, grouped heads, values of another size, one query, a tail, sizes that all coincide, an
+empty batch.
+"""
+
+from __future__ import annotations
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import HALF, Covering, filled, unique
+from suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
+
+GRADIENT_AXES: dict[str, tuple[object, ...]] = {
+    "mask": MASKS,
+    # B, Lq, Lk, D, Dv
+    "shape": ((2, 11, 9, 6, 6), (2, 5, 13, 8, 10)),
+    "heads": ((4, 2), (3, 3)),
+    "dtype": tuple(DTYPES),
+    "bias": ("none", "qk", "1hqk", "bhqk", "inf"),
+    "scale": (None, 0.3, -0.2),
+    "softcap": (None, 2.0),
+    "recipe": ("normal", "large", "ties", "onehot", "integers", "offset"),
+    "axis_order": ("bhld", "blhd"),
+    "form": ("native", "dense"),
+}
+
+SMOKE_GRADIENTS = (
+    # what every kernel takes; all sizes equal, and a key that is no transposed query
+    "sdpa/none/mha/{dt}/b2h3q5k13d8v10",
+    "sdpa/none/mha/{dt}/b4h4q4k4d4",
+    "sdpa/causal/mha/{dt}/b4h4q4k4d4",
+    "sdpa/causalbr/gqa2/{dt}/b2h4q11k9d6",
+    "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6",
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
+    "sdpa/none/gqa2/{dt}/b2h4q11k9d6/large",
+)
+
+# Tails around block sizes, one query, many heads of one key, zero sizes: at standard in float32 alone,
+# whose bounds are the narrowest.
+DESIGNED_GRADIENTS = (
+    "sdpa/causal/mha/{dt}/b1h2q65k65d8",
+    "sdpa/none/mqa/{dt}/b1h5q129k127d16",
+    "sdpa/none/mqa/{dt}/b2h5q1k65d16",
+    "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
+    # weights that are subnormal as exp gives them, and again as they are divided
+    "sdpa/none/mqa/{dt}/b1h8q11k30d96/bias.bhqk/scale2.5/bhdl",
+    "sdpa/none/mha/{dt}/b0h3q5k7d8",
+    "sdpa/none/mha/{dt}/b0h3q5k7d8/bias.qk",
+    "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/scale-0.2",
+    "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
+)
+
+
+def paired(a: str, x: object, b: str, y: object) -> bool:
+    """`compatible`, with one head count to a shape: grouped heads with values of the keys' size, which
+    every kernel takes, and as many heads as keys' with values of another size."""
+    if (a, b) == ("shape", "heads"):
+        return (x == GRADIENT_AXES["shape"][0]) == (y == GRADIENT_AXES["heads"][0])
+    if a in ("shape", "heads") and b == "dtype":
+        # Each dtype in one of the shapes, float32 in both; all in both at full.
+        return y == "f32" or (x == GRADIENT_AXES[a][0]) == (y != "f16")
+    if (a, b) == ("dtype", "recipe") and y == "offset":
+        # In 16 bits scores of 256 are stored to a whole unit: any weight is right, and any gradient.
+        return x in ("f32", "f64")
+    return compatible(a, x, b, y)
+
+
+GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "dtype"), id_of)
+
+
+def gradients(level: str) -> tuple[str, ...]:
+    """The ids that are differentiated, each once, smoke before standard before full."""
+    found = unique(filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few())
+    if level != "smoke":
+        found = unique(found, filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids())
+    if level == "full":
+        designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
+        found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
+    return found
+
+
+COMPILED_AXES: dict[str, tuple[object, ...]] = {
+    "mask": (
+        "none", "causal", "pad", "padempty", "causal+pad", "bool.bhqk", "bool.qk.empty", "win4.0",
+    ),
+    # B, Lq, Lk, D, Dv
+    "shape": ((2, 11, 9, 6, 6), (2, 5, 13, 8, 10)),
+    "heads": ((4, 2), (3, 3)),
+    "dtype": ("f32", "bf16", "f16"),
+    "bias": ("none", "bhqk", "inf"),
+    "scale": (None, 0.3),
+    "softcap": (None, 2.0),
+    "recipe": ("normal", "large", "offset"),
+    "axis_order": ("bhld", "blhd"),
+    "form": ("native", "dense"),
+}  # fmt: skip
+
+# Where all sizes coincide a rewrite by pattern can take a permuted key for a transposed one.
+SMOKE_COMPILED = (
+    "sdpa/none/mha/f32/b2h3q11k9d6",
+    "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
+    "sdpa/causal/mha/f32/b4h4q4k4d4/blhd",
+    "sdpa/none/mha/f32/b4h4q4k4d4",
+    "sdpa/bool.qk.empty/mha/f32/b2h3q11k9d6/dense",
+)
+
+DESIGNED_COMPILED = (
+    "sdpa/none/mqa/f32/b2h5q1k65d16",
+    "sdpa/causal/mha/bf16/b1h2q65k65d8",
+    "sdpa/pad/mha/f32/b2h3q33k127d64",
+    "sdpa/none/mha/f32/b0h3q5k7d8",
+    "sdpa/none/mha/bf16/b4h4q4k4d4/blhd",
+    "sdpa/causal/gqa2/f64/b2h4q5k13d8v10",
+    "sdpa/bool.b1qk/mha/f64/b2h3q11k9d6/bias.qk/scale0.3/dense",
+    "sdpa/none/mha/f64/b4h4q4k4d4/cap2.0",
+)
+
+# Masks that adapters pass as arrays, like others that stand in `COMPILED_AXES`.
+FULL_COMPILED = (
+    "sdpa/causalbr/mha/f32/b2h3q5k13d8v10",
+    "sdpa/seg3/gqa2/bf16/b2h4q11k9d6/bias.qk",
+    "sdpa/bool.qk/mha/f16/b2h3q11k9d6/dense",
+    "sdpa/bool.b1qk/gqa2/f32/b2h4q5k13d8v10/bias.bhqk/dense",
+)
+
+COMPILED_GRADIENTS = (
+    "sdpa/none/mha/f32/b4h4q4k4d4",
+    "sdpa/causal/gqa2/f32/b2h4q11k9d6",
+    "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
+    "sdpa/pad/mha/f16/b2h3q11k9d6",
+    "sdpa/bool.bhqk/gqa2/f64/b2h4q5k13d8v10/bias.bhqk/dense",
+    "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
+    "sdpa/none/mha/bf16/b2h3q11k9d6/bias.qk/cap2.0",
+    "sdpa/padempty/gqa2/f32/b2h4q11k9d6",
+    "sdpa/none/mha/f32/b2h3q11k9d6/bias.inf",
+)
+
+COMPILED_COVERING = Covering(COMPILED_AXES, compatible, ("mask", "shape", "heads", "dtype"), id_of)
+
+
+def compiled(level: str) -> tuple[str, ...]:
+    """The ids whose values are judged through compilers, each once; at smoke the first few."""
+    if level == "smoke":
+        return SMOKE_COMPILED
+    found = unique(
+        SMOKE_COMPILED, DESIGNED_COMPILED, COMPILED_COVERING.few(), COMPILED_COVERING.ids()
+    )
+    if level == "full":
+        found = unique(found, FULL_COMPILED, COMPILED_COVERING.in_every_dtype())
+    return found
+
+
+def compiled_gradients(level: str) -> tuple[str, ...]:
+    """The ids that are differentiated through compilers; at smoke two."""
+    return COMPILED_GRADIENTS[:2] if level == "smoke" else COMPILED_GRADIENTS

@@ -1,0 +1,62 @@
+"""One head of self-attention: projections with biases, no output projection, weights returned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator
+from suite.spec.operators import layers
+from suite.spec.operators.layers import one_head_outputs, options, projections_work
+from suite.spec.operators.multi_head import draw
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+EVERY_DTYPE = ("b2h1q7k7d5v6",)
+
+
+def axes(case: Case) -> Axes:
+    kernels = {"query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv"}
+    biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv"}
+    return layers.SEQUENCES | kernels | ({} if case.option("bare") else biases)
+
+
+def validate(case: Case) -> None:
+    layers.validate(case)
+    layers.validate_output(case)
+
+
+SELF_ATTENTION = Operator(
+    name="self-attention",
+    text="one head, projections with biases, no output projection, weights returned",
+    axes=axes,
+    draw=draw,
+    outputs=one_head_outputs("v"),
+    needs=layers.needs,
+    validate=validate,
+    cases=designed(
+        (
+            "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+            "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+        ),
+        (
+            "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+            "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
+        ),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self",),
+        (
+            *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
+            "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+        ),
+    ),
+    options=options("nobias"),
+    is_layer=True,
+    single_axis="q",
+    every_dtype=EVERY_DTYPE,
+    work=projections_work,
+)
