@@ -7,15 +7,17 @@ import pkgutil
 from functools import lru_cache
 
 import suite
-from suite.judge.cell import Check
+from suite.judge.check import CHECKS, Check
 
 
 @lru_cache(maxsize=1)
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of modules and of definition. No framework is imported."""
-    found = []
-    for info in sorted(pkgutil.iter_modules(suite.__path__), key=lambda info: info.name):
-        if info.name.startswith("test_"):
-            module = importlib.import_module(f"suite.{info.name}")
-            found += [value.check for value in vars(module).values() if hasattr(value, "check")]
-    return tuple(found)
+    names = sorted(info.name for info in pkgutil.iter_modules(suite.__path__))
+    modules = [importlib.import_module(f"suite.{n}") for n in names if n.startswith("test_")]
+    return tuple(
+        CHECKS[value]
+        for module in modules
+        for value in vars(module).values()
+        if getattr(value, "__module__", "") == module.__name__ and value in CHECKS
+    )

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from suite.judge.cell import Cell, check, observe
-from suite.judge.verdict import Deviation
+from suite.judge import elections
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.elections import ELECTION_CASES, ElectionCase
 
 ROWS = (
-    "fully-masked-row", "fully-masked-row-gradient", "minus-inf-row", "causal-with-mask",
-    "causal-alignment",
+    "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
+    "padded-sample-gradient", "causal-with-mask", "causal-alignment",
 )  # fmt: skip
 """What a compiler's rewriting may change: the questions that compiled implementations are asked."""
 
 
 def of_compiled(level: str) -> list[ElectionCase]:
     names = ("f32",) if level == "smoke" else ("f32", "bf16")
-    asked = (c for c in ELECTION_CASES if c.operator == "sdpa" and c.question.name in ROWS)
+    asked = (case for case in ELECTION_CASES if case.question.name in ROWS)
     return [case for case in asked if case.dtype.name in names]
 
 
 @check(lambda level: ELECTION_CASES, compiled=of_compiled)
 def test_election(cell: Cell) -> None:
-    question = cell.case.question  # type: ignore[union-attr]
-    cell.measured.observed = observe(question.name, cell.implementation, cell.dtype)
+    if not isinstance(cell.case, ElectionCase):
+        raise HarnessError(f"{cell.case.id} asks no question")
+    question = cell.case.question
+    observed = elections.observe(question.name, cell.implementation, cell.dtype)
+    cell.measured.observed = observed
     declared = cell.implementation.elected(question.name, cell.dtype)
-    if declared is not None and declared != cell.measured.observed:
-        raise Deviation(
-            "election", f"{question.text}: declared {declared}, observed {cell.measured.observed}"
-        )
+    if declared is not None and declared != observed:
+        raise Deviation("election", f"{question.text}: declared {declared}, observed {observed}")

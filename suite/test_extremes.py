@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from suite.judge.cell import Cell, NotElected, check, in_every_dtype
-from suite.judge.verdict import Deviation
-from suite.spec.problem import Case
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.comparison import expect_close
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.catalogue import asked, filled, parsed
 from suite.spec.recipes import generator
 
 
@@ -24,7 +24,7 @@ def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> 
         )
 
 
-@check(in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
+@check(asked("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
 def test_one_hot_weights(cell: Cell) -> None:
     """Scores so far apart that all other weights underflow: the answer is one value, exactly.
 
@@ -38,12 +38,12 @@ def test_one_hot_weights(cell: Cell) -> None:
     key[..., 0] = order
     query = np.zeros_like(inputs.query)
     query[..., 0] = gap
-    got = cell.run(replace(inputs, query=query, key=key, scale=1.0)).values
+    got = cell.run(inputs.replace(query=query, key=key, scale=1.0)).values
     value = np.repeat(inputs.value, s.H // s.Hkv, axis=1)[:, :, [int(np.argmax(order))]]
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "one-hot weights")
 
 
-@check(in_every_dtype("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"))
+@check(asked("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"))
 def test_single_key(cell: Cell) -> None:
     """With one key the weight is 1 and the answer its value, exactly."""
     s = cell.inputs.sizes
@@ -52,7 +52,7 @@ def test_single_key(cell: Cell) -> None:
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "single key")
 
 
-@check(in_every_dtype("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
+@check(asked("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
 def test_first_row(cell: Cell) -> None:
     """Under a causal mask the first row sees the first key alone: its value, exactly."""
     s = cell.inputs.sizes
@@ -62,9 +62,7 @@ def test_first_row(cell: Cell) -> None:
 
 
 @check(
-    in_every_dtype(
-        "sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers"
-    )
+    asked("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
 )
 def test_dyadic_mean(cell: Cell) -> None:
     """Zero queries average the values, integers over 2^n keys.
@@ -73,14 +71,14 @@ def test_dyadic_mean(cell: Cell) -> None:
     split-KV decoding does, round log(2^n).
     """
     inputs, s = cell.inputs, cell.inputs.sizes
-    zeros = replace(inputs, query=np.zeros_like(inputs.query))
+    zeros = inputs.replace(query=np.zeros_like(inputs.query))
     got = cell.run(zeros).values
     mean = np.repeat(inputs.value, s.H // s.Hkv, axis=1).mean(2, keepdims=True)
     want = np.broadcast_to(mean, got.shape)
-    cell.expect_close(got, want, cell.bound(zeros), "dyadic mean")
+    expect_close(got, want, cell.bound(zeros), "dyadic mean")
 
 
-@check(lambda level: [Case.parse(f"sdpa/none/mha/{dt}/b2h3q17k16d8") for dt in ("bf16", "f16")])
+@check(lambda level: parsed(filled(["sdpa/none/mha/{dt}/b2h3q17k16d8"], ("bf16", "f16"))))
 def test_nearest(cell: Cell) -> None:
     """A mean three quarters of an ulp up is rounded up: the answer is rounded, not cut off.
 
@@ -89,19 +87,19 @@ def test_nearest(cell: Cell) -> None:
     in 16 bits, of those that do not sum in 16 bits.
     """
     if cell.numerics == "working":
-        raise NotElected("sums in the case's dtype, where this sum is not exact")
+        raise NotApplicable("sums in the case's dtype, where this sum is not exact")
     inputs, s = cell.inputs, cell.inputs.sizes
     ulp = 2.0 * cell.dtype.unit_roundoff
     sign = np.where(inputs.value[:, :, :1] < 0, -1.0, 1.0)
     base = 1.0 + ulp * np.floor(np.abs(inputs.value[:, :, :1]) * 16)
     value = sign * (base + ulp * (np.arange(s.Lk) % 4 != 0)[:, None])
-    got = cell.run(replace(inputs, query=np.zeros_like(inputs.query), value=value)).values
+    got = cell.run(inputs.replace(query=np.zeros_like(inputs.query), value=value)).values
     want = np.repeat(sign * (base + ulp), s.Lq, axis=2)
     expect_exactly(cell, got, want, "mean rounded to nearest")
 
 
 @check(
-    in_every_dtype(
+    asked(
         "sdpa/none/mha/{dt}/b0h3q5k7d8",
         "sdpa/causal/mha/{dt}/b0h3q5k7d8",
         "sdpa/none/gqa2/{dt}/b2h4q0k7d8",

@@ -14,18 +14,21 @@ table. Sizes are few and shared, since JAX compiles for every new shape.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
+from references.sdpa import attention
 
-from suite.judge.cell import Cell, check
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.verdict import Deviation
-from suite.spec.dtypes import DTYPES
+from suite.spec.case import Case
+from suite.spec.catalogue import asked, parsed
+from suite.spec.inputs import Inputs
+from suite.spec.levels import in_dtypes
 from suite.spec.masks import Causal
-from suite.spec.problem import Case, Inputs
 from suite.spec.recipes import generator
-
-GRADES = ("bitwise", "within bound", "broken")
+from suite.spec.vocabulary import INVARIANCE_GRADES
 
 NARROW, LONG = "sdpa/none/mha/{dt}/b3h2q18k34d8", "sdpa/none/gqa2/{dt}/b2h4q129k161d64"
 ONE_ROW, LONG_ROW = "sdpa/none/mha/{dt}/b3h2q1k34d8", "sdpa/none/gqa2/{dt}/b2h4q1k513d64"
@@ -33,7 +36,13 @@ GROWING, LONG_GROWING = (
     "sdpa/causalbr/mha/{dt}/b3h2q18k34d8",
     "sdpa/causal/gqa2/{dt}/b2h4q66k66d64",
 )
-THREADED = "sdpa/none/mha/{dt}/b2h3q129k257d64"
+LAYERS = (
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+)
+GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
+THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
 
 THREADS = (1, 2, 3, 4)
 """How many threads are compared."""
@@ -45,15 +54,14 @@ CHUNK = 8
 """Rows of the last chunk of a prefill."""
 
 
-def asked(standard: str, full: str = "") -> Callable[[str], list[Case]]:
-    """Cases in float32 and bfloat16 at smoke, else in every dtype; `full` at full only."""
+def with_long(*standard: str, full: str = "") -> Callable[[str], tuple[Case, ...]]:
+    """Cases of a level; at full in a long form, too."""
 
-    def found(level: str) -> list[Case]:
-        names = ("f32", "bf16") if level == "smoke" else tuple(DTYPES)
-        texts = [standard, full] if level == "full" and full else [standard]
-        return [Case.parse(text.replace("{dt}", dt)) for text in texts for dt in names]
+    def cases(level: str) -> tuple[Case, ...]:
+        long = parsed(in_dtypes([full], "full")) if full and level == "full" else ()
+        return (*asked(*standard)(level), *long)
 
-    return found
+    return cases
 
 
 def hold(cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
@@ -63,26 +71,31 @@ def hold(cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what:
     """
     grade = "bitwise" if np.array_equal(got, want, equal_nan=True) else "within bound"
     try:
-        cell.expect_close(got, want, limit, what)
+        expect_close(got, want, limit, what)
     except Deviation:
         cell.measured.observed = "broken"
         raise
     before = cell.measured.observed or "bitwise"
-    cell.measured.observed = max(before, grade, key=GRADES.index)
+    cell.measured.observed = max(before, grade, key=INVARIANCE_GRADES.index)
 
 
-def rows_of(inputs: Inputs, rows: slice | np.ndarray, **changes: np.ndarray) -> Inputs:
-    """The inputs with some of their rows alone; they have no mask."""
-    return replace(inputs, query=inputs.query[:, :, rows], **changes)  # type: ignore[arg-type]
+def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.ndarray:
+    """Some rows of an output of `inputs`."""
+    place = inputs.operator.outputs(inputs.case)["output"].index("q")
+    return array[(slice(None),) * place + (rows,)]
 
 
-def samples_of(inputs: Inputs, samples: slice | np.ndarray) -> Inputs:
-    """The inputs with some of their samples alone; they have no mask."""
-    query, key, value = (x[samples] for x in (inputs.query, inputs.key, inputs.value))
-    return replace(inputs, query=query, key=key, value=value)
+def renewed(inputs: Inputs, kept: np.ndarray, axis: str, *names: str) -> Inputs:
+    """The inputs with the signs of arrays turned, but for the indices `kept` (boolean) along an axis."""
+    arrays = {}
+    for name in names:
+        place = inputs.axes(name).index(axis)
+        shape = [-1 if n == place else 1 for n in range(inputs.arrays[name].ndim)]
+        arrays[name] = np.where(kept.reshape(shape), inputs.arrays[name], -inputs.arrays[name])
+    return inputs.replace(**arrays)
 
 
-@check(asked(NARROW, LONG))
+@check(with_long(NARROW, *LAYERS, full=LONG))
 def test_invariant_rerun(cell: Cell) -> None:
     """The same call again gives the same bits: on arrays made anew, and after a call on other values.
 
@@ -90,35 +103,34 @@ def test_invariant_rerun(cell: Cell) -> None:
     """
     inputs = cell.inputs
     first, bound = cell.run().values.copy(), cell.bound(inputs)
-    other = replace(inputs, query=-inputs.query, value=inputs.value[:, :, ::-1])
+    other = inputs.replace(query=-inputs.query, value=-inputs.value)
     for n in range(4):
         if n == 2:
             cell.run(other)
         again = cell.run().values
         what = f"call {n + 2} on the same values"
-        if cell.implementation.deterministic and not np.array_equal(again, first):
+        if cell.implementation.declared.deterministic and not np.array_equal(again, first):
             cell.measured.observed = "broken"
-            cell.expect_bitwise(again, first, "not-deterministic", what)
+            expect_bitwise(again, first, "not-deterministic", what)
         hold(cell, again, first, 2 * bound, what)
 
 
-@check(asked(NARROW, LONG))
+@check(with_long(NARROW, *LAYERS, full=LONG))
 def test_invariant_batch(cell: Cell) -> None:
     """A sample's answer is the same alone, elsewhere in the batch, and beside other samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     order = np.roll(np.arange(s.B), 1)
-    moved = cell.run(samples_of(inputs, order)).values
+    moved = cell.run(inputs.taken("b", order)).values
     hold(cell, moved, whole[order], 2 * bound[order], "samples at other places in the batch")
-    first = np.arange(s.B)[:, None, None, None] == 0
-    query, key, value = (np.where(first, x, -x) for x in (inputs.query, inputs.key, inputs.value))
-    got = cell.run(replace(inputs, query=query, key=key, value=value)).values
+    first = np.arange(s.B) == 0
+    got = cell.run(renewed(inputs, first, "b", "query", "key", "value")).values
     hold(cell, got[:1], whole[:1], 2 * bound[:1], "sample 0 beside other samples")
     for b in (0, s.B - 1):
-        alone = samples_of(inputs, slice(b, b + 1))
-        got = cell.run(alone).values
-        limit = bound[b : b + 1] + cell.bound(alone)
-        hold(cell, got, whole[b : b + 1], limit, f"sample {b} alone and in a batch of {s.B}")
+        place = slice(b, b + 1)
+        alone = inputs.taken("b", place)
+        got, limit = cell.run(alone).values, bound[place] + cell.bound(alone)
+        hold(cell, got, whole[place], limit, f"sample {b} alone and in a batch of {s.B}")
 
 
 def counts(Lq: int) -> list[int]:
@@ -130,27 +142,28 @@ def counts(Lq: int) -> list[int]:
     return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
 
 
-@check(asked(NARROW, LONG))
+@check(with_long(NARROW, *LAYERS, full=LONG))
 def test_invariant_rows(cell: Cell) -> None:
     """A row's answer is the same among fewer rows (mlx#3573), at another place, and beside others."""
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     back = np.arange(s.Lq)[::-1]
-    moved = cell.run(rows_of(inputs, back)).values
-    hold(cell, moved, whole[:, :, back], 2 * bound[:, :, back], "rows in reverse order")
-    query = -inputs.query
-    query[:, :, ::2] = inputs.query[:, :, ::2]
-    got = cell.run(replace(inputs, query=query)).values[:, :, ::2]
-    hold(cell, got, whole[:, :, ::2], 2 * bound[:, :, ::2], "rows beside other rows")
+    moved = cell.run(inputs.taken("q", back)).values
+    want, limit = (rows_of(x, inputs, back) for x in (whole, 2 * bound))
+    hold(cell, moved, want, limit, "rows in reverse order")
+    even = slice(0, None, 2)
+    got = cell.run(renewed(inputs, np.arange(s.Lq) % 2 == 0, "q", "query")).values
+    got, want, limit = (rows_of(x, inputs, even) for x in (got, whole, 2 * bound))
+    hold(cell, got, want, limit, "rows beside other rows")
     for count in counts(s.Lq):
         for rows in (slice(0, count), slice(s.Lq - count, s.Lq)):
-            some = rows_of(inputs, rows)
-            got, limit = cell.run(some).values, bound[:, :, rows] + cell.bound(some)
+            some = inputs.taken("q", rows)
+            got, limit = cell.run(some).values, rows_of(bound, inputs, rows) + cell.bound(some)
             what = f"rows {rows.start} to {rows.stop - 1} alone and among {s.Lq}"
-            hold(cell, got, whole[:, :, rows], limit, what)
+            hold(cell, got, rows_of(whole, inputs, rows), limit, what)
 
 
-@check(asked(THREADED), needs=("threads",))
+@check(asked(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
     """The answer is the same on one thread and on more."""
     inputs, backend = cell.inputs, cell.implementation.backend
@@ -170,10 +183,10 @@ def seen_by(inputs: Inputs, row: int) -> int:
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
 
 
-@check(asked(GROWING, LONG_GROWING))
+@check(with_long(GROWING, GROWING_LAYER, full=LONG_GROWING))
 def test_invariant_decode(cell: Cell) -> None:
     """A prefill gives what decoding one token at a time gives: row i, as the only query, over the keys
-    that row i sees and no mask; and its last 8 rows are those of a chunk, bottom-right causal.
+    that row i sees and no mask; and its last 8 rows are those of a chunk over the keys that it sees.
 
     Decoded are the first and the last row, and where there are many those around which kernels switch:
     JAX compiles for every number of keys.
@@ -182,21 +195,19 @@ def test_invariant_decode(cell: Cell) -> None:
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     between = [row for row in SWITCHES if row < s.Lq - 1] if s.Lq > 32 else []
     for row in (0, *between, s.Lq - 1):
-        keys = seen_by(inputs, row)
-        at = slice(row, row + 1)
-        step = rows_of(
-            replace(inputs, mask=None), at, key=inputs.key[:, :, :keys],
-            value=inputs.value[:, :, :keys],
-        )  # fmt: skip
-        got, limit = cell.run(step).values, bound[:, :, at] + cell.bound(step)
-        hold(cell, got, whole[:, :, at], limit, f"row {row} decoded over {keys} keys and prefilled")
-    last = slice(s.Lq - CHUNK, s.Lq)
-    chunk = rows_of(replace(inputs, mask=Causal(bottom_right=True)), last)
-    got, limit = cell.run(chunk).values, bound[:, :, last] + cell.bound(chunk)
-    hold(cell, got, whole[:, :, last], limit, f"the last {CHUNK} rows as a chunk and prefilled")
+        keys, at = seen_by(inputs, row), slice(row, row + 1)
+        step = inputs.replace(mask=None).taken("q", at).taken("k", slice(0, keys))
+        got, limit = cell.run(step).values, rows_of(bound, inputs, at) + cell.bound(step)
+        want = rows_of(whole, inputs, at)
+        hold(cell, got, want, limit, f"row {row} decoded over {keys} keys and prefilled")
+    last = slice(s.Lq - min(CHUNK, s.Lq - 2), s.Lq)
+    chunk = inputs.taken("q", last).taken("k", slice(0, seen_by(inputs, s.Lq - 1)))
+    got, limit = cell.run(chunk).values, rows_of(bound, inputs, last) + cell.bound(chunk)
+    what = f"rows {last.start} to {s.Lq - 1} as a chunk and prefilled"
+    hold(cell, got, rows_of(whole, inputs, last), limit, what)
 
 
-@check(asked(ONE_ROW, LONG_ROW))
+@check(with_long(ONE_ROW, full=LONG_ROW))
 def test_invariant_split(cell: Cell) -> None:
     """The answer over all keys is that over two parts of them, merged by their log-sum-exps.
 
@@ -210,18 +221,17 @@ def test_invariant_split(cell: Cell) -> None:
     """
     inputs = cell.inputs
     whole, limit = cell.run().values.copy(), cell.bound(inputs)
-    first = np.sort(
-        generator(cell.case.id + "/split", cell.seed).permutation(inputs.sizes.Lk)[
-            : inputs.sizes.Lk // 2
-        ]
-    )
-    parts = [
-        replace(inputs, key=inputs.key[:, :, keys], value=inputs.value[:, :, keys])
-        for keys in (first, np.setdiff1d(np.arange(inputs.sizes.Lk), first))
+    keys = np.arange(inputs.sizes.Lk)
+    order = generator(cell.case.id + "/split", cell.seed).permutation(keys)
+    first = np.sort(order[: keys.size // 2])
+    parts = [inputs.taken("k", some) for some in (first, np.setdiff1d(keys, first))]
+    precision = np.longdouble if cell.dtype.name == "f64" else np.float64
+    lse = [
+        attention(p.query, p.key, p.value, scale=p.scale, precision=precision).lse[..., None]
+        for p in parts
     ]
-    lse = [cell.oracle(part).reference.lse[..., None] for part in parts]
     total = np.logaddexp(*lse)
-    merged = np.zeros(whole.shape, total.dtype)
+    merged: np.ndarray = np.zeros(whole.shape, total.dtype)
     for part, part_lse in zip(parts, lse, strict=True):
         weight = np.exp(part_lse - total)
         merged = merged + weight * cell.run(part).values

@@ -12,28 +12,40 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+from backends.memory import EXPANDED, INNER
+from backends.protocol import PreparedCall
 
-from backends.base import ARRANGEMENTS, EXPANDED, INNER, Prepared
-from suite.judge.cell import Cell, NotElected, check, in_every_dtype
-from suite.judge.gradients import OPERANDS, GradientCell
-from suite.judge.verdict import Deviation
-from suite.spec.problem import Inputs
+from suite.judge.answer import turned
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.derivative import asked_of, differentiate, judge_gradients
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.catalogue import asked
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import ARRANGEMENTS
+
+OPERANDS = ("query", "key", "value")
 
 OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
 """Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
 
-CASES = in_every_dtype(
+CASES = asked(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
 )
-MASKED = in_every_dtype(
+MASKED = asked(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
 )
-DIFFERENTIATED = in_every_dtype(
-    "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense", "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk"
+DIFFERENTIATED = asked(
+    "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
+    "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk",
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
 )
 
 
@@ -41,38 +53,41 @@ def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
     """The inputs with the operand's slices made equal along the axis in which they shall be one."""
     if how not in EXPANDED:
         return inputs
-    array: np.ndarray = getattr(inputs, "dense_mask" if operand == "mask" else operand)
+    array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
+    assert array is not None
     (axis,) = EXPANDED[how]
-    same = np.broadcast_to(array.take([0], axis), array.shape)
+    alike = np.broadcast_to(array.take([0], axis), array.shape)
     if operand == "mask":
-        return inputs.with_dense(mask_array=same)
-    return replace(inputs, **{operand: same})  # type: ignore[arg-type]
+        return inputs.with_dense(mask_array=alike)
+    return inputs.replace(**{operand: alike})
 
 
-def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> Prepared:
+def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall:
     """The call for `inputs` with one operand in memory as `how` says.
 
-    Raises NotElected where the call is not given the operand as an array.
+    Raises NotApplicable where the call is not given the operand as an array.
     """
     backend = cell.implementation.backend
     prepared = cell.prepare(inputs)
     argument = prepared.operands.get(operand, "")
     if prepared.arguments.get(argument) is None:
-        raise NotElected(f"the call is given no {operand} as an array")
+        raise NotApplicable(f"the call is given no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
     dtype = None if operand == "mask" else inputs.dtype
-    turned = prepared.layout == "blhd" and operand in OPERANDS
-    made = backend.arranged(values.swapaxes(1, 2) if turned else values, dtype, how)
-    made = backend.transpose(made, 0, 2, 1, 3) if turned else made  # type: ignore[attr-defined]
-    return replace(prepared, arguments=prepared.with_operands({operand: made}))
+    heads = prepared.axis_order == "blhd" and operand in OPERANDS
+    array = backend.arranged(turned(values, prepared) if heads else values, dtype, how)
+    array = backend.transpose(array, 0, 2, 1, 3) if heads else array
+    return replace(prepared, arguments=prepared.with_operands({operand: array}))
 
 
 def arrangements(
     cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
-) -> Iterator[tuple[str, str, Inputs, Prepared]]:
+) -> Iterator[tuple[str, str, Inputs, PreparedCall]]:
     """Operand, arrangement, inputs and call for each operand alone in each of the arrangements."""
     for operand in operands:
         for how in kinds:
+            if how == "expanded-heads" and cell.inputs.operator.is_layer:
+                continue  # its operands have no axis of heads
             inputs = collapsed(cell.inputs, operand, how)
             yield operand, how, inputs, laid_out(cell, inputs, operand, how)
 
@@ -91,7 +106,7 @@ def hold(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
     """Judge the answer to every arrangement against the oracle."""
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
-            cell.judge(cell.read(cell.call(prepared), inputs, prepared.layout), inputs)
+            cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
 
 
 @check(CASES, needs=("strides",))
@@ -127,21 +142,23 @@ def test_inner_mask_layouts(cell: Cell) -> None:
     hold(cell, added(cell), INNER)
 
 
-def hold_gradients(cell: GradientCell, kinds: tuple[str, ...]) -> None:
+def hold_gradients(cell: Cell, kinds: tuple[str, ...]) -> None:
     """Judge the gradients by all operands for every arrangement of each of them."""
-    for operand, how, inputs, prepared in arrangements(cell, cell.operands, kinds):
+    _, names = asked_of(cell)
+    operands = tuple(name for name in (*OPERANDS, "bias") if name in names)
+    for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
-            _, found = cell.differentiate(inputs, cell.operands, prepared=prepared)
-            cell.judge_gradients(found, inputs)
+            _, gradients = differentiate(cell, inputs, operands, prepared=prepared)
+            judge_gradients(cell, gradients, inputs)
 
 
-@check(DIFFERENTIATED, GradientCell, ("gradient", "strides"))
-def test_gradient_layouts(cell: GradientCell) -> None:
+@check(DIFFERENTIATED, ("gradient", "strides"))
+def test_gradient_layouts(cell: Cell) -> None:
     """Gradients by operands out of larger arrays and with strides of 0."""
     hold_gradients(cell, OUTER)
 
 
-@check(DIFFERENTIATED, GradientCell, ("gradient", "strides", "inner-stride"))
-def test_inner_gradient_layouts(cell: GradientCell) -> None:
+@check(DIFFERENTIATED, ("gradient", "strides", "inner-stride"))
+def test_inner_gradient_layouts(cell: Cell) -> None:
     """Gradients by operands whose components do not lie side by side."""
     hold_gradients(cell, INNER)

@@ -1,138 +1,181 @@
-"""Promise: what a mask hides has exactly no influence, finite poison or NaN; the future changes
-nothing in the past."""
+"""Promise: what a mask hides has exactly no influence, finite poison or NaN; the future changes nothing in
+the past. Neither needs a reference, nor a layer's parameters."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
 
-from suite.judge.cell import Cell, NotElected, check
-from suite.judge.verdict import Deviation
-from suite.spec.catalogue import cases
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.comparison import expect_bitwise
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.case import Case
+from suite.spec.catalogue import asked, cases, parsed
 from suite.spec.dtypes import round_to
-from suite.spec.problem import Case, Inputs
+from suite.spec.inputs import Inputs
 
 RECIPES = ("normal", "ties", "integers", "onehot")
+"""Ordinary values: poison must be what stands out."""
 
 
 def masked(level: str) -> list[Case]:
-    """Masked cases of ordinary values: poison must be what stands out."""
+    """Masked cases of ordinary values, with several keys."""
     return [
         case
         for case in cases(level)
-        if case.problem.mask is not None
-        and case.recipe in RECIPES
-        and case.problem.sizes.Lk > 1
-        and case.problem.sizes.B
-        and case.problem.sizes.Lq
+        if case.mask is not None and case.recipe in RECIPES
+        if case.sizes.Lk > 1 and case.sizes.B and case.sizes.Lq
     ]
 
 
-def poisoned(
-    inputs: Inputs, hidden: np.ndarray, key: np.ndarray | float, value: np.ndarray | float
-) -> Inputs:
-    """Inputs whose hidden slots hold poison. `hidden` is boolean (B, Hkv, Lk)."""
-    k = np.where(hidden[..., None], key, inputs.key)
-    v = np.where(hidden[..., None], value, inputs.value)
-    return replace(inputs, key=round_to(k, inputs.dtype), value=round_to(v, inputs.dtype))
+def rows_that_see(inputs: Inputs) -> np.ndarray:
+    """How many rows, of all heads that share it, attend each slot: (B, Hkv, Lk), or (B, 1, Lk) where keys
+    are not of a head."""
+    s, rows = inputs.sizes, inputs.attends.sum(2)
+    if "g" not in inputs.axes("key"):
+        return rows.sum(1, keepdims=True)
+    return rows.reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk).sum(2)
 
 
 def never_attended(inputs: Inputs) -> np.ndarray:
-    """Boolean (B, Hkv, Lk): slots that no query of any head of the group attends."""
-    s = inputs.sizes
-    seen = inputs.attends.any(2).reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk)
-    return np.logical_not(seen.any(2))
+    """The slots that no row attends, boolean like `rows_that_see`."""
+    return rows_that_see(inputs) == 0
 
 
 def last_seen_by_some(inputs: Inputs) -> np.ndarray:
-    """Boolean (B, Hkv, Lk): per batch and head the slot that fewest rows attend, but some."""
-    s = inputs.sizes
-    rows = inputs.attends.sum(2).reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk).sum(2)
+    """The slot of every sample and head that fewest rows attend, but some."""
+    rows = rows_that_see(inputs)
     chosen = np.argmin(np.where(rows > 0, rows, np.iinfo(np.int64).max), axis=-1)
-    return np.arange(s.Lk) == chosen[..., None]
+    return np.arange(inputs.sizes.Lk) == chosen[..., None]
 
 
-def expect_unmoved(cell: Cell, changed: Inputs, hidden: np.ndarray, what: str) -> None:
-    """Rows that attend none of the hidden slots keep their bits; rows without keys are excused.
+def with_slots(
+    inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
+    value: Callable | float | np.ndarray,
+) -> Inputs:  # fmt: skip
+    """Inputs whose `slots` hold other keys and values: numbers, or functions of what stood there.
 
-    Where a row without keys averages all values, or ignores the mask, it sees hidden slots by
-    election.
+    Where query, key and value are one tensor the query changes with them.
     """
-    inputs = cell.inputs
+    arrays = {}
+    for name, new in (("key", key), ("value", value)):
+        array = inputs.arrays[name]
+        places = (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
+        other = np.where(places, new(array) if callable(new) else new, array)
+        arrays[name] = round_to(other, inputs.dtype)
+    return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.own else {}))
+
+
+def touched(inputs: Inputs, slots: np.ndarray) -> np.ndarray:
+    """Rows (B, H, Lq) that attend one of the slots, or are one of them where rows and keys are one."""
     s = inputs.sizes
-    per_head = np.repeat(hidden, s.H // s.Hkv, axis=1)[:, :, None]
-    judged = ~(inputs.attends & per_head).any(-1)
-    if cell.empty_rows(inputs) in ("uniform", "unmasked"):
-        judged &= inputs.attends.any(-1)
+    heads = np.repeat(slots, s.H // slots.shape[1], axis=1)[:, :, None]
+    rows = (inputs.attends & heads).any(-1)
+    return rows | np.repeat(slots, s.H // slots.shape[1], axis=1) if inputs.own else rows
+
+
+def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> None:
+    """Rows that attend none of the slots keep their bits; rows without keys are excused where they may see
+    hidden slots by election: where they average all values, or ignore the mask, and in layers."""
+    inputs = cell.inputs
+    rows = touched(inputs, slots)
+    if inputs.operator.is_layer or cell.rows(inputs) in ("uniform", "unmasked"):
+        rows = rows | inputs.keyless
+    axes = inputs.operator.outputs(inputs.case)["output"]
+    judged = ~inputs.rows_along(rows, axes)
+    if not judged.any():
+        raise NotApplicable("every row sees what would be changed")
     before = cell.run(inputs).values.copy()
     after = cell.run(changed).values
-    rows = np.broadcast_to(judged[..., None], before.shape)
-    cell.expect_bitwise(np.where(rows, after, 0.0), np.where(rows, before, 0.0), "leak", what)
+    expect_bitwise(np.where(judged, after, 0.0), np.where(judged, before, 0.0), "leak", what)
 
 
 @check(masked)
 def test_poison(cell: Cell) -> None:
     """Large finite values in slots that rows cannot see leave these rows as they are."""
-    half = cell.dtype.name == "f16"
-    hidden = never_attended(cell.inputs)
-    if not hidden.any():
-        hidden = last_seen_by_some(cell.inputs)
-    sign = np.where(np.arange(cell.inputs.sizes.Lk) % 2, -1.0, 1.0)[:, None]
-    changed = poisoned(
-        cell.inputs, hidden, sign * (100.0 if half else 1e4), sign * (1e4 if half else 1e10)
-    )
-    expect_unmoved(cell, changed, hidden, "poison in masked slots")
+    half, inputs = cell.dtype.name == "f16", cell.inputs
+    slots = never_attended(inputs)
+    if not slots.any():
+        slots = last_seen_by_some(inputs)
+    sign = np.where(np.arange(inputs.sizes.Lk) % 2, -1.0, 1.0)[:, None]
+    if inputs.operator.is_layer:
+        # Projections sum many of them.
+        size = 30.0 if half else 1e3
+        changed = with_slots(inputs, slots, lambda x: x - sign * size, lambda x: x - sign * size)
+    else:
+        changed = with_slots(
+            inputs, slots, sign * (100.0 if half else 1e4), sign * (1e4 if half else 1e10)
+        )
+    expect_unmoved(cell, changed, slots, "poison in masked slots")
 
 
-@check(masked)
+def masked_heads(level: str) -> list[Case]:
+    """Masked cases of operators that are asked about NaN in hidden slots, heads apart."""
+    return [case for case in masked(level) if not case.operator.is_layer]
+
+
+@check(masked_heads)
 def test_nan(cell: Cell) -> None:
     """NaN in slots that no query sees stays there, where the implementation elects so."""
     implementation = cell.implementation
-    if "mask" in implementation.lacks:
-        raise NotElected(implementation.lacks["mask"])
-    if cell.inputs.bias is not None and implementation.merges_mask_into_bias:
-        raise NotElected("the mask is passed as -inf in the bias, and NaN - inf is NaN")
+    missing = implementation.missing(["mask"])
+    if missing is not None:
+        raise NotApplicable(missing)
+    if cell.inputs.bias is not None and implementation.declared.merges_mask_into_bias:
+        raise NotApplicable("the mask is passed as -inf in the bias, and NaN - inf is NaN")
     declared = implementation.elected("nan-in-masked-key", cell.dtype)
     if declared is None and cell.inputs.form != "dense":
-        raise NotElected("declares nothing, and what is observed holds for boolean masks")
+        raise NotApplicable("declares nothing, and what is observed holds for boolean masks")
     elected = {n: cell.elected(f"nan-in-masked-{n}") for n in ("key", "value")}
     if "blocked" not in elected.values():
-        raise NotElected("elects that a NaN in a masked key or value leaks")
-    hidden = never_attended(cell.inputs)
-    if not hidden.any():
-        raise NotElected("the mask hides no key from every query")
+        raise NotApplicable("elects that a NaN in a masked key or value leaks")
+    slots = never_attended(cell.inputs)
+    if not slots.any():
+        raise NotApplicable("the mask hides no key from every query")
     for poison in (np.nan, np.inf):
-        changed = poisoned(
-            cell.inputs,
-            hidden,
-            poison if elected["key"] == "blocked" else 1.0,
-            poison if elected["value"] == "blocked" else 1.0,
-        )
-        expect_unmoved(cell, changed, hidden, f"{poison} in masked slots")
+        key, value = (poison if elected[n] == "blocked" else 1.0 for n in ("key", "value"))
+        changed = with_slots(cell.inputs, slots, key, value)
+        expect_unmoved(cell, changed, slots, f"{poison} in masked slots")
 
 
-FUTURE = [
-    Case.parse(f"sdpa/{mask}/{heads}/{dt}/{sizes}")
+ATTENTION = tuple(
+    f"sdpa/{mask}/{heads}/{dt}/{sizes}"
     for dt in ("f32", "bf16", "f16", "f64")
     for mask in ("causal", "causal+pad", "win4.0")
     for heads, sizes in (("gqa2", "b2h6q17k23d8"), ("mha", "b3h3q23k17d10"))
-]
+)
+LAYERS = asked(
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
+    "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
+    "multi-head/causal/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single",
+    "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+    "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+    "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+    "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
+)
 
 
-@check(lambda level: FUTURE[:6] if level == "smoke" else FUTURE)
+def causal(level: str) -> tuple[Case, ...]:
+    return (*parsed(ATTENTION[:6] if level == "smoke" else ATTENTION), *LAYERS(level))
+
+
+@check(causal)
 def test_future(cell: Cell) -> None:
-    """Other keys and values from position t on change no row before t, bit by bit."""
+    """Other keys and values from position t on change no row before t, bit by bit, and do change one after."""
     inputs = cell.inputs
     t = inputs.sizes.Lq // 2
-
-    def renewed(array: np.ndarray) -> np.ndarray:
-        return np.concatenate([array[:, :, :t], -2.0 * array[:, :, t:]], axis=2)
-
-    other = replace(inputs, key=renewed(inputs.key), value=renewed(inputs.value))
-    before = cell.run(inputs).values[:, :, :t].copy()
-    after_all = cell.run(other).values
-    cell.expect_bitwise(after_all[:, :, :t], before, "leak", f"rows before {t}, new future")
-    reached = inputs.attends[:, :, t:, t:].any()
-    if reached and np.array_equal(after_all, cell.run(inputs).values):
+    slots = np.broadcast_to(np.arange(inputs.sizes.Lk) >= t, rows_that_see(inputs).shape)
+    other = with_slots(inputs, slots, lambda x: -2.0 * x, lambda x: -2.0 * x)
+    place = inputs.operator.outputs(inputs.case)["output"].index("q")
+    past = (slice(None),) * place + (slice(0, t),)
+    before = cell.run(inputs).values.copy()
+    after = cell.run(other).values
+    expect_bitwise(after[past], before[past], "leak", f"rows before {t}, new future")
+    if inputs.attends[:, :, t:, t:].any() and np.array_equal(after, before):
         raise Deviation("leak", "changing the future changed nothing at all, not even the future")

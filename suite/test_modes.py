@@ -1,31 +1,33 @@
 """Promise: a compiled call is the function that was compiled, whatever it was called with before.
 
 (That its answers and gradients are right is asked by the checks `values`, `gradients` and `election`, on
-the cases of `suite.spec.compiled_catalogue`.)
+the cases of `suite.spec.catalogue`.)
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from suite.judge.cell import Cell, check
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.spec.case import Case
+from suite.spec.catalogue import parsed
 from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Sizes
-from suite.spec.problem import Case, Inputs
 
-CASES = [
-    Case.parse(text)
-    for text in (
+CASES = parsed(
+    (
         "sdpa/none/mha/f32/b2h3q11k9d6",
         "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
         "sdpa/none/gqa2/bf16/b2h4q11k9d6/bias.qk",
         "sdpa/causal/gqa2/f32/b2h4q11k9d6",
     )
-]
+)
 
 
 def renewed(inputs: Inputs) -> Inputs:
@@ -36,13 +38,13 @@ def renewed(inputs: Inputs) -> Inputs:
     }
     if inputs.bias is not None:
         changed["bias"] = round_to(-inputs.bias, inputs.dtype)
-    return replace(inputs, **changed)
+    return inputs.replace(**changed)
 
 
 def remasked(inputs: Inputs) -> Inputs:
     """Another mask of the same shape, which leaves every row its first key."""
     mask = np.roll(np.asarray(inputs.dense_mask), 1, -1) | (np.arange(inputs.sizes.Lk) == 0)
-    return replace(inputs, mask=None, mask_array=mask, form="dense")
+    return inputs.replace(mask=None, mask_array=mask, form="dense")
 
 
 def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
@@ -51,21 +53,21 @@ def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
     return inner.prepare(inputs).arguments
 
 
-def of_level(level: str) -> list[Case]:
+def of_level(level: str) -> Sequence[Case]:
     return CASES[:2] if level == "smoke" else CASES
 
 
-def unmasked(level: str) -> list[Case]:
+def unmasked(level: str) -> Sequence[Case]:
     """Whose lengths can be changed without another mask; those of `compiled_again`, so that one program
     is compiled for both."""
-    return [case for case in of_level(level) if case.problem.mask is None]
+    return [case for case in of_level(level) if case.mask is None]
 
 
 @check(lambda level: (), compiled=of_level)
 def test_compiled_again(cell: Cell) -> None:
     """One compiled call with other values, another mask, and then the first values again: the life of a
     program, from its compilation."""
-    first = cell.implementation.prepare_anew(cell.inputs)
+    first = cell.implementation.prepare_fresh(cell.inputs)
     asked = [cell.inputs, renewed(cell.inputs)]
     if cell.inputs.mask is not None and cell.inputs.form == "dense":
         asked.append(remasked(cell.inputs))
@@ -74,7 +76,7 @@ def test_compiled_again(cell: Cell) -> None:
         if inputs.mask_array is not None and not _differs(cell, first.arguments, given):
             continue  # the mask is no argument of this call, but a part of the function
         answer = cell.attempt(partial(first.call, given))
-        cell.judge(cell.read(answer, inputs, first.layout), inputs)
+        cell.judge(cell.read(answer, inputs, first), inputs)
 
 
 @check(lambda level: (), needs=("other-shapes",), compiled=unmasked)
@@ -83,8 +85,7 @@ def test_compiled_lengths(cell: Cell) -> None:
     first = cell.prepare(cell.inputs)
     s: Sizes = cell.inputs.sizes
     for queries, keys in ((s.Lq, s.Lk), (s.Lq - 3, s.Lk - 4), (s.Lq, s.Lk)):
-        inputs = replace(
-            cell.inputs,
+        inputs = cell.inputs.replace(
             query=cell.inputs.query[:, :, :queries],
             key=cell.inputs.key[:, :, :keys],
             value=cell.inputs.value[:, :, :keys],
@@ -92,7 +93,7 @@ def test_compiled_lengths(cell: Cell) -> None:
         )
         given = handed(cell, inputs)
         answer = cell.attempt(partial(first.call, given))
-        cell.judge(cell.read(answer, inputs, first.layout), inputs)
+        cell.judge(cell.read(answer, inputs, first), inputs)
 
 
 def _differs(cell: Cell, a: dict, b: dict) -> bool:

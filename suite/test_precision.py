@@ -6,42 +6,32 @@ whatever class the implementation declares.
 
 from __future__ import annotations
 
-from suite.judge.cell import Cell, check
-from suite.judge.layers import LayerCell
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.spec.catalogue import parsed
 from suite.spec.dtypes import DTYPES
-from suite.spec.layers import LayerCase
-from suite.spec.problem import Case
 
 # Long sums of unit normals read through one-hot values, weight by weight, under a scale that no binary
 # format holds; in float64 also under the default scale, which is irrational here.
-CASES = [
-    Case.parse(f"sdpa/none/mha/{dt}/b1h2q33k33d600{scale}/onehot")
+ATTENTION = tuple(
+    f"sdpa/none/mha/{dt}/b1h2q33k33d600{scale}/onehot"
     for dt, scale in (*((dt, "/scale-0.2") for dt in DTYPES), ("f64", ""))
-]
-
-
-@check(lambda level: CASES)
-def test_precision(cell: Cell) -> None:
-    cell.judge(cell.run(), numerics="stepwise")
-
+)
 
 # float64 alone: the sums of layers' cases are too short to tell a sum in 16 bits.
-LAYERS = [
-    LayerCase.parse(text)
-    for text in (
-        "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/self",
-        "self-attention/none/mha/f64/b2h1q7k7d5v6/e12.12.12.6/self/head",
-        "additive/none/mha/f64/b2h1q5k9d16v14/e12.10.14.14",
-        "additive/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/identity",
-        "dot/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
-        "concat/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/unscaled",
-        "masked/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
-        "layer-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self",
-        "batch-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self/train",
-    )
-]
+LAYERS = (
+    "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/self",
+    "self-attention/none/mha/f64/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "additive/none/mha/f64/b2h1q5k9d16v14/e12.10.14.14",
+    "additive/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/identity",
+    "dot/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
+    "concat/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/unscaled",
+    "masked/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
+    "layer-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self",
+    "batch-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self/train",
+)
 
 
-@check(lambda level: LAYERS, LayerCell)
-def test_layer_precision(cell: LayerCell) -> None:
+@check(lambda level: parsed((*ATTENTION, *LAYERS)))
+def test_precision(cell: Cell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

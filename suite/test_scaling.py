@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell, check
+from suite.judge.cell import Cell
+from suite.judge.check import check
 from suite.judge.verdict import Deviation
-from suite.spec.problem import Case
+from suite.spec.catalogue import parsed
 
 FALSE_ALARM = 1e-9
 NORMAL_QUANTILE = 6.109
@@ -26,7 +27,7 @@ CASES = (
 )
 
 
-@check(lambda level: [Case.parse(text) for text in CASES])
+@check(lambda level: parsed(CASES))
 def test_score_variance(cell: Cell) -> None:
     inputs = cell.inputs
     weights = cell.run().values[:, :, 0]  # (B, H, Lk): value j is the unit vector j

@@ -1,219 +1,205 @@
-"""The oracle: the reference value of given inputs together with how far rounding may move it."""
+"""The oracle: what inputs must give, with how far rounding may move it in one numerics class."""
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
+from backends.protocol import Declared
+from references.cache import Cache
+from references.rounding import Bounded, NoExtendedPrecision, Outputs, Roundoffs
 
-from references.definition import Reference, attention
+import references
+from suite.judge.comparison import against_oracle, first
 from suite.judge.tolerance import (
     RMS_CLASSES,
     RMS_ELEMENTS,
     RMS_LIMIT,
-    bound,
+    declared_roundoffs,
     grade,
-    ratios,
-    standard_deviation,
+    roundoffs,
 )
 from suite.judge.verdict import Deviation, HarnessError, Measured
-from suite.spec.dtypes import DType
-from suite.spec.problem import Inputs
+from suite.spec.inputs import Inputs
+
+_CACHE: Cache[Outputs] = Cache(512)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Where an implementation rounds: its numerics class, and what it declares besides."""
+
+    numerics: str
+    flushes: bool = False
+    declared: Declared | None = None
+    narrow_reductions: bool = False
+
+    def roundoffs(self, inputs: Inputs) -> Roundoffs:
+        """The roundoffs in the dtype of the inputs."""
+        if self.declared is None:
+            return roundoffs(self.numerics, inputs.dtype, self.flushes)
+        return declared_roundoffs(
+            self.declared, self.numerics, inputs.dtype, self.flushes, self.narrow_reductions
+        )
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Reference output and bound terms of one set of inputs."""
+    """Expected arrays by name, each with its bound.
 
-    reference: Reference
-    dtype: DType
+    `rows` is what is expected in rows without keys: "zeros", "uniform", "nan", or "unmasked" (the answer of
+    another problem, which is left out).
+    """
+
+    outputs: Outputs
+    inputs: Inputs
+    rounding: Rounding
+    rows: str = "zeros"
 
     @classmethod
-    def of(cls, inputs: Inputs, empty_rows: str = "zeros") -> Oracle:
-        """The oracle of `inputs`, with rows without keys as `empty_rows` elects.
+    def forward(cls, inputs: Inputs, rounding: Rounding, rows: str = "zeros") -> Oracle:
+        """The oracle of the outputs. Raises HarnessError where float64 cannot be judged here."""
+        mode = "uniform" if rows == "uniform" else "zeros"
+        u = rounding.roundoffs(inputs)
+        reference = references.of(inputs.operator).forward
+        outputs = _cached(("forward", inputs.digest, u, mode), lambda: reference(inputs, u, mode))
+        return cls(outputs, inputs, rounding, rows)
 
-        float64 cases are computed in extended precision, since there the rounding of a float64
-        reference is as large as what is judged. Results are cached: the same case is asked for by
-        every implementation. Raises HarnessError where the platform has no extended precision.
+    @classmethod
+    def vjp(
+        cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros"
+    ) -> Oracle:
+        """The oracle of gradients for a cotangent like the output; `mode` is what rows without keys are in
+        the backward pass (see the reference)."""
+        u = rounding.roundoffs(inputs)
+        reference = references.of(inputs.operator).vjp
+        key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode)
+        return cls(_cached(key, lambda: reference(inputs, cotangent, u, mode)), inputs, rounding)
+
+    @classmethod
+    def jvp(
+        cls,
+        inputs: Inputs,
+        tangents: Mapping[str, np.ndarray],
+        rounding: Rounding,
+        mode: str = "zeros",
+    ) -> Oracle:
+        """The oracle of how the output moves as arrays move along `tangents`."""
+        u = rounding.roundoffs(inputs)
+        reference = references.of(inputs.operator).jvp
+        key = ("jvp", inputs.digest, *(t.tobytes() for t in tangents.values()), u, mode)
+        return cls(_cached(key, lambda: reference(inputs, tangents, u, mode)), inputs, rounding)
+
+    @property
+    def expected(self) -> Mapping[str, Bounded]:
+        return self.outputs.arrays
+
+    def bound(self, name: str = "output") -> np.ndarray:
+        """How far rounding may move the array called `name`."""
+        return self.expected[name].error
+
+    def in_class(self, numerics: str) -> Oracle:
+        """The oracle of the outputs in another class."""
+        return Oracle.forward(self.inputs, replace(self.rounding, numerics=numerics), self.rows)
+
+    def judge(self, arrays: Mapping[str, np.ndarray]) -> Measured:
+        """Compare outputs by name with what is expected; returns the worst figures.
+
+        The grade, and the root mean square, are those of the output itself. Raises Deviation "value" or
+        "non-finite" with the worst element, and HarnessError where the oracle is NaN where it is judged.
         """
-        key = digest_of(inputs) + empty_rows.encode()
-        if key in _CACHE:
-            _CACHE.move_to_end(key)
-            return _CACHE[key]
-        precision = precision_for(inputs.dtype)
-        reference = attention(
-            inputs.query,
-            inputs.key,
-            inputs.value,
-            mask=inputs.allowed,
-            bias=inputs.bias,
-            scale=inputs.scale,
-            softcap=inputs.softcap,
-            empty_rows=empty_rows,
-            precision=precision,
-            terms=True,
-            variance=inputs.dtype.is_half,
+        measured = self._judge_output(arrays["output"])
+        for name in arrays:
+            if name != "output":
+                beside = self._judge_beside(name, arrays[name])
+                worst = measured.grade
+                measured.worst_of(beside)
+                measured.grade = worst
+        return measured
+
+    def _judge_output(self, got: np.ndarray) -> Measured:
+        want, inputs = self.expected["output"], self.inputs
+        axes = inputs.operator.outputs(inputs.case)["output"]
+        keyless = np.broadcast_to(inputs.rows_along(inputs.keyless, axes), got.shape)
+        judged = judged_elements(got, keyless, self.rows)
+        error, measured, deviation = against_oracle(
+            got, want.value, want.error, judged, inputs.dtype, self.rounding.numerics, axes=axes
         )
-        oracle = cls(reference, inputs.dtype)
-        _CACHE[key] = oracle
-        while len(_CACHE) > _CACHE_ENTRIES:
-            _CACHE.popitem(last=False)
-        return oracle
-
-    def bound(self, numerics: str, flushes: bool = False, exp_error: float = 0.0) -> np.ndarray:
-        """Largest |error| rounding explains for a numerics class; see `tolerance.bound`."""
-        return bound(self.reference, numerics, self.dtype, flushes, exp_error)
-
-    def judge(
-        self,
-        got: np.ndarray,
-        numerics: str,
-        *,
-        flushes: bool = False,
-        exp_error: float = 0.0,
-        nan_rows: str = "zeros",
-    ) -> Measured:
-        """Compare an answer (B, H, Lq, Dv), float64, with the oracle.
-
-        `nan_rows` is what rows without keys are elected to be: "nan" wants NaN there, "unmasked"
-        leaves them out (they are another problem's answer), anything else wants the reference's.
-        Returns the figures. Raises Deviation "non-finite" or "value" with the worst element, and
-        HarnessError where the oracle itself holds NaN outside rows that are elected to be NaN.
-        """
-        want = self.reference.output
-        empty = np.broadcast_to((self.reference.terms.keys == 0)[..., None], want.shape)  # type: ignore[union-attr]
-        judged = judged_elements(got, empty, nan_rows)
-        with np.errstate(over="ignore"):
-            limit = self.bound(numerics, flushes, exp_error)
-        error, measured, deviation = hold(got, want, limit, judged, self.dtype, numerics)
-        measured.grade = grade(self.reference, error, self.dtype, flushes, exp_error)
-        if self.dtype.is_half and error.size:
-            spread = standard_deviation(self.reference, numerics, self.dtype)
-            # The model has no underflow: it speaks of answers well within the normal range.
-            ok = (spread > 0) & judged & np.isfinite(want)
-            ok &= np.abs(want) * self.dtype.unit_roundoff > self.dtype.smallest_normal
-            if ok.any():
-                scaled = error[ok].astype(np.float64) / spread[ok]
-                measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
+        measured.grade = grade(error, lambda n: self.in_class(n).expected["output"].error)
+        self._judge_spread(error, judged, measured)
         if deviation is not None:
+            deviation.measured = measured
             raise deviation
-        modelled = measured.rms is not None and numerics in RMS_CLASSES
-        if modelled and int(ok.sum()) >= RMS_ELEMENTS and measured.rms > RMS_LIMIT:  # type: ignore[operator]
-            deviation = Deviation(
-                "value",
-                f"root mean square of error over standard deviation {measured.rms:.3g} in "
-                f"{int(ok.sum())} elements, at most {RMS_LIMIT}: the error is systematic",
-            )
-            deviation.measured = measured  # type: ignore[attr-defined]
+        limited = measured.rms is not None and self.rounding.numerics in RMS_CLASSES
+        if limited and measured.rms > RMS_LIMIT:  # type: ignore[operator]
+            count = self._spread_elements(judged)
+            if int(count.sum()) >= RMS_ELEMENTS:
+                raise Deviation(
+                    "value",
+                    f"root mean square of error over standard deviation {measured.rms:.3g} in "
+                    f"{int(count.sum())} elements, at most {RMS_LIMIT}: the error is systematic",
+                    measured,
+                )
+        return measured
+
+    def _spread_elements(self, judged: np.ndarray) -> np.ndarray:
+        """The elements that the variance model speaks of: it has no underflow, so those well within the
+        normal range."""
+        spread, want = self.outputs.deviation, self.expected["output"].value
+        assert spread is not None
+        fmt = self.inputs.dtype
+        large = np.abs(want) * fmt.unit_roundoff > fmt.smallest_normal
+        return (spread > 0) & judged & np.isfinite(want) & large
+
+    def _judge_spread(self, error: np.ndarray, judged: np.ndarray, measured: Measured) -> None:
+        spread = self.outputs.deviation
+        if spread is None or not error.size:
+            return
+        ok = self._spread_elements(judged)
+        if ok.any():
+            scaled = error[ok].astype(np.float64) / spread[ok]
+            measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
+
+    def _judge_beside(self, name: str, got: np.ndarray) -> Measured:
+        """Weights and the like: what a row without keys weighs is judged with the output it gives."""
+        want, inputs = self.expected[name], self.inputs
+        axes = inputs.operator.outputs(inputs.case)[name]
+        judged = np.broadcast_to(~inputs.rows_along(inputs.keyless, axes), got.shape)
+        _, measured, deviation = against_oracle(
+            got,
+            want.value,
+            want.error,
+            judged,
+            inputs.dtype,
+            self.rounding.numerics,
+            f"{name} ",
+            axes,
+        )
+        if deviation is not None:
             raise deviation
         return measured
 
 
-def precision_for(fmt: DType) -> type:
-    """What a reference is computed in: float64, for float64 cases extended precision.
-
-    Raises HarnessError where the platform has no extended precision.
-    """
-    if fmt.name != "f64":
-        return np.float64
-    if np.finfo(np.longdouble).nmant < 63:
-        raise HarnessError(
-            "float64 cases need an extended-precision numpy.longdouble (x86-64 Linux has one)"
-        )
-    return np.longdouble
-
-
-def judged_elements(got: np.ndarray, empty: np.ndarray, nan_rows: str) -> np.ndarray:
-    """Which elements of an answer the reference speaks of: not those of rows without keys (`empty`)
-    that are elected to be NaN, or to answer another problem ("unmasked").
+def judged_elements(got: np.ndarray, keyless: np.ndarray, rows: str) -> np.ndarray:
+    """Which elements of an answer the reference speaks of: not those of rows without keys (`keyless`) that
+    are elected to be NaN, or to answer another problem ("unmasked").
 
     Raises Deviation "non-finite" where an element elected to be NaN is not.
     """
-    if nan_rows == "nan":
-        wrong = empty & ~np.isnan(got)
+    if rows == "nan":
+        wrong = keyless & ~np.isnan(got)
         if wrong.any():
-            at = _first(wrong)
+            at = first(wrong)
             raise Deviation(
                 "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
             )
-    return ~empty if nan_rows in ("nan", "unmasked") else np.ones(empty.shape, bool)
+    return ~keyless if rows in ("nan", "unmasked") else np.ones(keyless.shape, bool)
 
 
-def hold(
-    got: np.ndarray,
-    want: np.ndarray,
-    limit: np.ndarray,
-    judged: np.ndarray,
-    fmt: DType,
-    numerics: str,
-    what: str = "",
-) -> tuple[np.ndarray, Measured, Deviation | None]:
-    """The error of an answer where it is judged (0 elsewhere), its figures, and the Deviation "value"
-    with the worst element where one is beyond its limit.
-
-    Raises Deviation "non-finite", and HarnessError where `want` is NaN where it is judged. `what` names
-    the answer in messages.
-    """
-    blank = np.isnan(want) & judged
-    if blank.any():
-        raise HarnessError(f"the oracle is NaN at {_first(blank)}: the case is ill-posed")
-    got, want, limit = (np.where(judged, x, 0.0) for x in (got, want, limit))
-    # Beyond the largest finite number of the dtype infinity is the right answer.
-    with np.errstate(over="ignore"):
-        reach = np.abs(want) + limit
-    wrong = ~np.isfinite(got) & np.isfinite(want)
-    wrong &= ~(np.isinf(got) & (np.sign(got) == np.sign(want)) & (reach > fmt.max))
-    if wrong.any():
-        at = _first(wrong)
-        raise Deviation(
-            "non-finite",
-            f"{what}element {at}: got {float(got[at])!r}, want {float(want[at]):.9g}; "
-            f"{int(wrong.sum())} of {wrong.size} elements are not finite",
-        )
-    error = np.where(np.isfinite(got), got - want, 0.0)
-    ratio = ratios(error, limit)
-    measured = Measured(
-        error_ratio=float(ratio.max(initial=0.0)),
-        max_abs_error=float(np.abs(error).max(initial=0.0)),
-    )
-    deviation = None
-    if ratio.size and not measured.error_ratio <= 1.0:  # type: ignore[operator]
-        at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
-        axes = {4: "bhqd", 3: "bqd"}.get(ratio.ndim, "")
-        named = [f"{n}={i}" for n, i in zip(axes, at, strict=True)] if axes else map(str, at)
-        where = f"({', '.join(named)})"
-        digits = 17 if fmt.name == "f64" else 9
-        deviation = Deviation(
-            "value",
-            f"{what}element {where}: got {float(got[at]):.{digits}g}, "
-            f"want {float(want[at]):.{digits}g}, |error| {abs(float(error[at])):.3g}, "
-            f"bound {float(limit[at]):.3g} ({numerics}), ratio {float(ratio[at]):.3g}; "
-            f"{int((ratio > 1).sum())} of {ratio.size} elements beyond their bound",
-        )
-        deviation.measured = measured  # type: ignore[attr-defined]
-    return error, measured, deviation
-
-
-_CACHE: OrderedDict[bytes, Oracle] = OrderedDict()
-_CACHE_ENTRIES = 64
-
-
-def digest_of(inputs: Any) -> bytes:
-    """A digest of a dataclass of inputs: arrays by their bytes, everything else by its repr."""
-    h = hashlib.blake2b(digest_size=16)
-    for entry in fields(inputs):
-        value = getattr(inputs, entry.name)
-        for name, part in value.items() if isinstance(value, Mapping) else ((entry.name, value),):
-            if isinstance(part, np.ndarray):
-                h.update(f"{name}{part.shape}{part.dtype}".encode() + part.tobytes())
-            else:
-                h.update(f"{name}={part!r};".encode())
-    return h.digest()
-
-
-def _first(where: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argwhere(where)[0])
+def _cached(key: tuple, compute: object) -> Outputs:
+    try:
+        with np.errstate(all="ignore"):
+            return _CACHE.get(key, compute)  # type: ignore[arg-type]
+    except NoExtendedPrecision as error:
+        raise HarnessError(str(error)) from error

@@ -213,10 +213,33 @@ class Inputs:
             out &= ~np.isneginf(self.bias)
         return out
 
+    @cached_property
+    def keyless(self) -> np.ndarray:
+        """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of them: its
+        answer is exactly 0, whatever an implementation elects."""
+        rows = ~self.attends.any(-1)
+        if self.sinks is not None:
+            rows = rows & np.isneginf(self.sinks)[:, None]
+        return rows if self.operator.attends else np.zeros_like(rows)
+
     @property
     def has_empty_rows(self) -> bool:
         """Whether some row has no key."""
-        return self.operator.attends and bool((~self.attends.any(-1)).any())
+        return bool(self.keyless.any())
+
+    def rows_along(self, rows: np.ndarray, axes: str) -> np.ndarray:
+        """Which elements along `axes` some of the rows, boolean (B, H, Lq), have a part in: boolean, with
+        size 1 along the axes that rows do not have."""
+        s = self.sizes
+        if "g" in axes:
+            rows = rows.reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lq).any(2)
+        gone = tuple(n for n, kin in enumerate(("b", "hg", "q")) if not set(kin) & set(axes))
+        left = np.asarray(rows.any(gone, keepdims=True))
+        places = {"b": 0, "h": 1, "g": 1, "q": 2}
+        order = [places[letter] for letter in axes if letter in places]
+        left = left.transpose(*order, *(n for n in range(3) if n not in order))
+        shape = iter(left.shape[: len(order)])
+        return left.reshape([next(shape) if letter in places else 1 for letter in axes])
 
     @cached_property
     def digest(self) -> bytes:

@@ -56,12 +56,18 @@ def compiled_gradient_cases(level: str = "standard") -> tuple[Case, ...]:
     return _every(level, "compiled_gradients")
 
 
-def thinned(of: Callable[[str], Sequence[Case]], level: str, step: int) -> tuple[Case, ...]:
-    """The smoke cases that `of` gives, and every `step`-th of the others: for promises that do not hang on
-    values."""
-    smoke, found = of("smoke"), of(level)
-    first = {case.id for case in smoke}
-    return (*smoke, *(case for case in found[::step] if case.id not in first))
+def thinned(
+    of: Callable[[str], Sequence[Case]], level: str, step: int, layers: int = 0
+) -> tuple[Case, ...]:
+    """The smoke cases that `of` gives, and of every operator each `step`-th of the others (of layers each
+    `layers`-th): for promises that do not hang on values."""
+    first = {case.id for case in of("smoke")}
+    chosen = list(of("smoke"))
+    for operator in OPERATORS.values():
+        own = [case for case in of(level) if case.operator is operator]
+        every = own[:: (layers or step) if operator.is_layer else step]
+        chosen += [case for case in every if case.id not in first]
+    return tuple(chosen)
 
 
 def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:

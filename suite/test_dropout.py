@@ -10,15 +10,15 @@ to fail where the layer is right.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import exp, fsum, lgamma, log, log1p
-
 import numpy as np
+from scipy.stats import binom
 
-from suite.judge.cell import check
-from suite.judge.layers import LayerCell
-from suite.judge.verdict import Deviation, NotElected
-from suite.spec.layers import LayerCase, LayerInputs
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.case import Case
+from suite.spec.catalogue import parsed
+from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
 
 FALSE_ALARM = 1e-9
@@ -31,41 +31,34 @@ CASES = (
 )
 
 
-def cases(level: str) -> list[LayerCase]:
+def cases(level: str) -> list[Case]:
     """float32 at smoke."""
-    found = [LayerCase.parse(text) for text in CASES]
-    return [c for c in found if level != "smoke" or c.dtype.name == "f32"]
+    return [c for c in parsed(CASES) if level != "smoke" or c.dtype.name == "f32"]
 
 
-def readable(inputs: LayerInputs, rate: float, **changes: object) -> LayerInputs:
+def readable(inputs: Inputs, rate: float) -> Inputs:
     """Inputs whose output, (B, Lq, H, 2, Lk) flattened, is the weights, twice: uniform before dropout."""
     s = inputs.sizes
     unit = np.tile(np.eye(s.Lk), 2)
-    if inputs.operator != "multi-head":
-        value = np.broadcast_to(unit, (s.B, s.Lk, s.Dv)).copy()
-        zero = {"query": np.zeros_like(inputs.query), "key": np.zeros_like(inputs.key)}
-        return replace(inputs, value=value, rate=rate, training=True, **zero, **changes)  # type: ignore[arg-type]
+    if "output_kernel" not in inputs.arrays:
+        arrays = {
+            "query": np.zeros_like(inputs.query),
+            "key": np.zeros_like(inputs.key),
+            "value": np.broadcast_to(unit, (s.B, s.Lk, s.Dv)).copy(),
+        }
+        return inputs.replace(rate=rate, training=True, **arrays)
     x = np.zeros_like(inputs.query)
     x[:, :, : s.Lk] = np.eye(s.Lk)
-    parameters = {n: np.zeros_like(a) for n, a in inputs.parameters.items()}
+    arrays = {n: np.zeros_like(a) for n, a in inputs.parameters.items()}
     for h in range(s.H):
-        parameters["value_kernel"][: s.Lk, h] = unit
-    parameters["output_kernel"] = np.eye(s.H * s.Dv).reshape(s.H, s.Dv, -1)
-    given = {"query": x, "key": x, "value": x, "parameters": parameters}
-    return replace(inputs, rate=rate, training=True, **given, **changes)  # type: ignore[arg-type]
+        arrays["value_kernel"][: s.Lk, h] = unit
+    arrays["output_kernel"] = np.eye(s.H * s.Dv).reshape(s.H, s.Dv, -1)
+    return inputs.replace(rate=rate, training=True, query=x, key=x, value=x, **arrays)
 
 
 def tail(n: int, p: float, count: int) -> float:
     """Two-sided tail probability of `count` successes of `n` with probability `p`."""
-
-    def chance(successes: range) -> float:
-        logs = (
-            lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) + i * log(p) + (n - i) * log1p(-p)
-            for i in successes
-        )
-        return fsum(exp(x) for x in logs)
-
-    return 2 * min(chance(range(count + 1)), chance(range(count, n + 1)))
+    return float(2 * min(binom.cdf(count, n, p), binom.sf(count - 1, n, p)))
 
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:
@@ -78,7 +71,7 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
         )
 
 
-def kept(cell: LayerCell, inputs: LayerInputs) -> np.ndarray:
+def kept(cell: Cell, inputs: Inputs) -> np.ndarray:
     """Which weights were kept, boolean (B, Lq, H, Lk). Raises Deviation where others are off."""
     s = inputs.sizes
     twice = cell.run(inputs).values.reshape(s.B, s.Lq, s.H, 2, s.Lk)
@@ -87,7 +80,7 @@ def kept(cell: LayerCell, inputs: LayerInputs) -> np.ndarray:
     got = twice[:, :, :, 0]
     want = 1.0 / (s.Lk * (1.0 - inputs.rate))
     # Weight, rescaling and the product with ones: at most three roundings above those of the bound.
-    limit = cell.oracle(replace(inputs, rate=0.0, training=False)).reference.output.error
+    limit = cell.bound(inputs.replace(rate=0.0, training=False))
     limit = (
         limit.reshape(twice.shape)[:, :, :, 0] / (1.0 - inputs.rate)
         + 3 * cell.dtype.unit_roundoff * want
@@ -104,11 +97,11 @@ def kept(cell: LayerCell, inputs: LayerInputs) -> np.ndarray:
     return whole
 
 
-@check(cases, LayerCell)
-def test_layer_dropout(cell: LayerCell) -> None:
-    pattern = getattr(cell.implementation, "dropout", "")
+@check(cases)
+def test_dropout(cell: Cell) -> None:
+    pattern = cell.implementation.declared.dropout
     if not pattern:
-        raise NotElected("has no dropout")
+        raise NotApplicable("has no dropout")
     rate = 0.25
     inputs = readable(cell.inputs, rate)
     first = kept(cell, inputs)
@@ -133,7 +126,7 @@ def test_layer_dropout(cell: LayerCell) -> None:
         expect_probable(one.size, alike, int((one == other).sum()), what)
     if not np.array_equal(kept(cell, inputs), first):
         raise Deviation("dropout", "the same seed gave another pattern")
-    if np.array_equal(kept(cell, replace(inputs, dropout_seed=1)), first):
+    if np.array_equal(kept(cell, inputs.replace(dropout_seed=1)), first):
         raise Deviation("dropout", "another seed gave the same pattern")
     for masked in with_masks(cell, inputs):
         got = cell.run(masked).values.reshape(B, Lq, H, 2, Lk)[:, :, :, 0]
@@ -142,30 +135,29 @@ def test_layer_dropout(cell: LayerCell) -> None:
             raise Deviation("leak", "while dropout is on a hidden pair has a weight")
 
 
-def with_masks(cell: LayerCell, inputs: LayerInputs) -> list[LayerInputs]:
+def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
     """The inputs under those of a causal and a padding mask that the layer takes."""
-    variations = [replace(inputs, mask=parse_mask(token)) for token in ("causal", "pad")]
-    lacks = cell.implementation.lacks
-    return [changed for changed in variations if not lacks.keys() & set(changed.needs)]
+    variations = [inputs.replace(mask=parse_mask(token)) for token in ("causal", "pad")]
+    return [x for x in variations if cell.implementation.missing(x.needs) is None]
 
 
-@check(cases, LayerCell)
-def test_layer_dropout_off(cell: LayerCell) -> None:
+@check(cases)
+def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with masks or without; at rate 1 it leaves
     zeros."""
-    if not getattr(cell.implementation, "dropout", ""):
-        raise NotElected("has no dropout")
+    if not cell.implementation.declared.dropout:
+        raise NotApplicable("has no dropout")
     inputs = cell.inputs
     for plain in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
-            ("in evaluation", replace(plain, rate=0.5)),
-            ("at rate 0", replace(plain, rate=0.0, training=True)),
+            ("in evaluation", plain.replace(rate=0.5)),
+            ("at rate 0", plain.replace(rate=0.0, training=True)),
         ):
             try:
                 cell.judge(cell.run(changed), plain)
             except Deviation as deviation:
                 raise Deviation(deviation.kind, f"{what}: {deviation.message}") from deviation
-    if not cell.implementation.whole_dropout:  # type: ignore[attr-defined]
+    if not cell.implementation.declared.whole_dropout:
         return
     got = cell.run(readable(inputs, 1.0)).values
     if (got != 0).any():

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.judge.cell import Check, run
+from suite.judge.check import Check
+from suite.judge.run import run
 
 if TYPE_CHECKING:
-    from backends.base import Backend, Implementation
+    from backends.protocol import Backend, Implementation
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Promise: flags that choose how a layer computes do not change what it computes."""
+"""Promise: flags that choose how an implementation computes do not change what it computes."""
 
 from __future__ import annotations
 
-from suite.judge.cell import check
-from suite.judge.layers import LayerCell
-from suite.judge.verdict import Deviation, NotElected
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.case import Case
+from suite.spec.catalogue import parsed
 from suite.spec.dtypes import DTYPES
-from suite.spec.layers import LayerCase
 
 PATHS = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -24,7 +25,7 @@ PATHS = (
 )
 
 
-def cases(level: str) -> list[LayerCase]:
+def cases(level: str) -> tuple[Case, ...]:
     """The first five in float32 at smoke; at standard all in float32, and these in bfloat16, too; in full
     all in every dtype. A path through a compiler costs seconds."""
     if level == "full":
@@ -33,20 +34,20 @@ def cases(level: str) -> list[LayerCase]:
         first = PATHS[:5]
         asked = [(text, "f32") for text in (first if level == "smoke" else PATHS)]
         asked += [(text, "bf16") for text in first if level == "standard"]
-    return [LayerCase.parse(text.format(dt=dt)) for text, dt in asked]
+    return parsed(text.format(dt=dt) for text, dt in asked)
 
 
-@check(cases, LayerCell)
-def test_layer_paths(cell: LayerCell) -> None:
+@check(cases)
+def test_paths(cell: Cell) -> None:
     """Every path is held against the reference, so that the message says which ones are wrong."""
     cell.judge(cell.run())
-    paths = cell.implementation.paths(cell.inputs)  # type: ignore[attr-defined]
+    paths = cell.implementation.paths(cell.inputs)
     if not paths:
-        raise NotElected("has one path")
+        raise NotApplicable("has one path")
     wrong: dict[str, Deviation] = {}
     for name, prepared in paths.items():
         try:
-            cell.judge(cell.read(cell.call(prepared), cell.inputs))
+            cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
         except Deviation as deviation:
             wrong[name] = deviation
     if wrong:

@@ -1,0 +1,84 @@
+"""Answers: what an implementation returned, judged for type, device, dtype and shape, then read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from backends.protocol import Backend, PreparedCall
+
+from suite.judge.verdict import Deviation
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Arrays by name, float64, with all the axes of the operator's outputs; `native` is the framework's own
+    output."""
+
+    arrays: Mapping[str, np.ndarray]
+    native: Any
+
+    @property
+    def values(self) -> np.ndarray:
+        """The output itself."""
+        return self.arrays["output"]
+
+
+def turned(array: np.ndarray, prepared: PreparedCall) -> np.ndarray:
+    """An operand or output between (B, H, L, D) and the axis order of the call."""
+    return array.swapaxes(1, 2) if prepared.axis_order == "blhd" else array
+
+
+def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
+    """The framework's own outputs by name; raises Deviation "type" where there are not as many."""
+    names = prepared.outputs
+    if len(names) == 1:
+        return {names[0]: native}
+    if not isinstance(native, tuple | list) or len(native) != len(names):
+        raise Deviation(
+            "type", f"expected the outputs {', '.join(names)}, got {type(native).__qualname__}"
+        )
+    return dict(zip(names, native, strict=True))
+
+
+def read(backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
+    """The answer of a call. Raises Deviation for a wrong type, device, dtype or shape."""
+    outputs = inputs.operator.outputs(inputs.case)
+    values = parts(native, prepared)
+    arrays = {}
+    for name in outputs:
+        if values.get(name) is None and name != "output":
+            raise Deviation("type", f"no {name} came back, though they were asked for")
+        shape = inputs.output_shape(name)
+        if prepared.axis_order == "blhd":
+            shape = (shape[0], shape[2], shape[1], *shape[3:])
+        what = name if len(prepared.outputs) > 1 else ""
+        array = read_array(backend, what, values.get(name), shape, inputs.dtype)
+        arrays[name] = turned(array, prepared).reshape(inputs.full_shape(name))
+    return Answer(arrays, native)
+
+
+def read_array(
+    backend: Backend, what: str, native: Any, shape: tuple[int, ...], dtype: DType
+) -> np.ndarray:
+    """Judge an array's type, device, dtype and shape, and return its values in float64.
+
+    `what` names it in messages. Raises Deviation.
+    """
+    if not backend.is_array(native):
+        name = f"{type(native).__module__}.{type(native).__qualname__}"
+        place = f" as {what}" if what else ""
+        raise Deviation("type", f"expected an array of {backend.name}{place}, got {name}")
+    place = f" of {what}" if what else ""
+    for kind, want, got in (
+        ("device", backend.device, backend.device_name(native)),
+        ("dtype", dtype.long_name, backend.dtype_name(native)),
+        ("shape", shape, tuple(native.shape)),
+    ):
+        if want != got:
+            raise Deviation(kind, f"expected {kind} {want}{place}, got {got}")
+    return backend.to_numpy(native)

@@ -1,0 +1,223 @@
+"""Derivatives: calls by the arrays they are differentiated by, and how gradients and tangents are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from backends.protocol import PreparedCall
+
+from suite.judge import elections
+from suite.judge.answer import Answer, read_array, turned
+from suite.judge.comparison import against_oracle
+from suite.judge.oracle import Oracle
+from suite.judge.tolerance import grade
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.inputs import Inputs
+
+if TYPE_CHECKING:
+    from suite.judge.cell import Cell
+
+
+def call_by_arrays(prepared: PreparedCall, inputs: Inputs) -> tuple[PreparedCall, list[str]]:
+    """The call as a function that returns the output alone, and the arrays, by the operator's names, that it
+    can be differentiated by: its operands, and the parameters that it is handed. Statistics are none.
+
+    Where query, key and value are one tensor, that is the operand "query".
+    """
+    operator, own = inputs.operator, inputs.own
+    operands = {name: prepared.operands.get(name, name) for name in inputs.arrays}
+    names = [
+        name
+        for name, argument in operands.items()
+        if argument in prepared.arguments and name not in operator.statistics
+        if name not in ("key", "value") or not own
+        if name != "bias" or not operator.is_layer
+    ]
+    others = [
+        operands[name] for name in ("key", "value") if own and operands[name] in prepared.arguments
+    ]
+    if len(prepared.outputs) == 1 and not others:
+        return replace(prepared, operands=operands), names
+    query, function, several = operands["query"], prepared.function, len(prepared.outputs) > 1
+
+    def call(**arguments: Any) -> Any:
+        native = function(**(arguments | dict.fromkeys(others, arguments[query])))
+        return native[0] if several else native
+
+    return replace(prepared, function=call, operands=operands, outputs=("output",)), names
+
+
+def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
+    """The call of a cell to differentiate, and all that it is differentiated by."""
+    inputs = cell.inputs if inputs is None else inputs
+    cell.require(inputs)
+    prepared, names = call_by_arrays(cell.implementation.differentiable(inputs), inputs)
+    if cell.implementation.missing(["gradient-of-bias"]) is not None:
+        names = [name for name in names if name != "bias"]
+    return prepared, names
+
+
+def differentiate(
+    cell: Cell,
+    inputs: Inputs | None = None,
+    wrt: Sequence[str] | None = None,
+    cotangent: np.ndarray | None = None,
+    arranged: str = "reversed",
+    prepared: PreparedCall | None = None,
+) -> tuple[Answer, dict[str, np.ndarray]]:
+    """The answer, and the gradients by the arrays `wrt` (by default all): query, key and value (B, H, L, D)
+    or (B, L, width), anything else as it was passed.
+
+    The cotangent (the case's own by default) lies in memory as `arranged` says; `prepared` is the call where
+    it is not the one that the inputs give. Judges type, device, dtype
+    and shape. Raises Deviation "raised" and "no-gradient".
+    """
+    inputs = cell.inputs if inputs is None else inputs
+    backend = cell.implementation.backend
+    if prepared is None:
+        prepared, names = asked_of(cell, inputs)
+    else:
+        prepared, names = call_by_arrays(prepared, inputs)
+    wrt = names if wrt is None else wrt
+    values = cell.cotangent if cotangent is None else cotangent
+    native = backend.arranged(native_cotangent(values, inputs, prepared), inputs.dtype, arranged)
+    out, gradients = cell.attempt(lambda: backend.vjp(prepared, wrt, native))
+    answer = read_output(cell, out, inputs, prepared)
+    return answer, read_gradients(cell, gradients, inputs, prepared, wrt)
+
+
+def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall) -> np.ndarray:
+    """A cotangent in the shape and the axis order of the call's output."""
+    shaped = turned(values, prepared)
+    return shaped.reshape(inputs.output_shape("output")) if inputs.single else shaped
+
+
+def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
+    """The output of a call that returns nothing beside it."""
+    plain = inputs.replace(returned="none") if inputs.returned != "none" else inputs
+    return cell.read(native, plain, prepared)
+
+
+def read_gradients(
+    cell: Cell,
+    native: Mapping[str, Any],
+    inputs: Inputs,
+    prepared: PreparedCall,
+    wrt: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """Judge type, device, dtype and shape of gradients by array, and return their values.
+
+    Raises Deviation, "no-gradient" where one is missing.
+    """
+    gradients = {}
+    for name in wrt:
+        if native.get(name) is None:
+            raise Deviation("no-gradient", f"the {name} got no gradient")
+        shape = tuple(prepared.arguments[prepared.operands[name]].shape)
+        what = f"the gradient of the {name}"
+        values = read_array(cell.implementation.backend, what, native[name], shape, inputs.dtype)
+        operand = name in ("query", "key", "value") and values.ndim == 4
+        gradients[name] = turned(values, prepared) if operand else values
+    return gradients
+
+
+def elected_gradient(cell: Cell, inputs: Inputs) -> str:
+    """Where the cotangent of a row without keys goes: "nothing", "values", "scores" or "nan".
+
+    Raises NotApplicable for any other election, and where NaN would reach every parameter of a layer.
+    """
+    if not inputs.has_empty_rows:
+        return "nothing"
+    gradient, rows = cell.elected(elections.question_of_gradients(inputs)), cell.rows(inputs)
+    if inputs.operator.is_layer and "nan" in (gradient, rows):
+        raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
+    elections.backward_mode(gradient, rows)
+    return gradient
+
+
+def mode_of(cell: Cell, inputs: Inputs) -> str:
+    """What the reference takes a row without keys for in the backward pass."""
+    if not inputs.has_empty_rows:
+        return "zeros"
+    return elections.backward_mode(elected_gradient(cell, inputs), cell.rows(inputs))
+
+
+def judge_gradients(
+    cell: Cell,
+    gradients: Mapping[str, np.ndarray],
+    inputs: Inputs | None = None,
+    cotangent: np.ndarray | None = None,
+) -> None:
+    """Hold gradients against the oracle; raises Deviation "value" or "non-finite".
+
+    What NaN reaches from rows without keys, where that is elected, is left out: those rows' own
+    gradients, and all of what their cotangents are summed into.
+    """
+    inputs = cell.inputs if inputs is None else inputs
+    cotangent = cell.cotangent if cotangent is None else cotangent
+    mode, poisoned = mode_of(cell, inputs), elected_gradient(cell, inputs) == "nan"
+
+    def oracle(numerics: str) -> Oracle:
+        rounding = replace(cell.rounding, numerics=numerics)
+        return Oracle.vjp(inputs, cotangent, rounding, mode)
+
+    expected = oracle(cell.numerics).expected
+    for name, values in gradients.items():
+        want = expected[name]
+        got = values.reshape(want.value.shape)
+        judged = np.ones(got.shape, bool)
+        if poisoned:
+            judged &= ~_reached(inputs, name, got.shape)
+        error, measured, deviation = against_oracle(
+            got, want.value, want.error, judged, inputs.dtype, cell.numerics,
+            f"gradient of the {name}, ",
+        )  # fmt: skip
+        measured.grade = grade(error, lambda n, name=name: oracle(n).expected[name].error)
+        cell.measured.worst_of(measured)
+        cell.measured.ratios[name] = measured.error_ratio or 0.0
+        if deviation is not None:
+            raise deviation
+
+
+def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray]) -> None:
+    """Hold the output's movement against the reference, but for rows without keys that are elected to be
+    NaN; others move as their gradients flow back."""
+    inputs = cell.inputs
+    want = Oracle.jvp(inputs, tangents, cell.rounding, mode_of(cell, inputs)).expected["output"]
+    judged = np.ones(got.shape, bool)
+    if elected_gradient(cell, inputs) == "nan":
+        axes = inputs.operator.outputs(inputs.case)["output"]
+        judged &= ~inputs.rows_along(inputs.keyless, axes)
+    _, measured, deviation = against_oracle(
+        got, want.value, want.error, judged, inputs.dtype, cell.numerics, "tangent, "
+    )
+    cell.measured.worst_of(measured)
+    if deviation is not None:
+        raise deviation
+
+
+def push(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
+    """How the output moves as arrays move along `tangents`."""
+    inputs, backend = cell.inputs, cell.implementation.backend
+    prepared, _ = asked_of(cell, inputs)
+    native = {
+        name: backend.array(np.ascontiguousarray(_as_passed(name, x, prepared)), inputs.dtype)
+        for name, x in tangents.items()
+    }
+    out = cell.attempt(lambda: backend.jvp(prepared, native))
+    return read_output(cell, out, inputs, prepared).values
+
+
+def _as_passed(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
+    shape = tuple(prepared.arguments[prepared.operands[name]].shape)
+    return (turned(values, prepared) if values.ndim == 4 else values).reshape(shape)
+
+
+def _reached(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Which elements of the gradient of an array a row without keys has a part in."""
+    sizes, axes = inputs.letters, inputs.axes(name)
+    own = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
+    return np.broadcast_to(inputs.rows_along(inputs.keyless, own), shape)

@@ -1,0 +1,71 @@
+"""Elections: what implementations answer where the field has no single right answer.
+
+`elected` is what is declared or, where nothing is, what is observed by running a probe once.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from backends.protocol import Implementation
+
+from suite.judge.elections.probe import Probe
+from suite.judge.elections.questions import PROBES
+from suite.judge.verdict import NotApplicable
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+
+_OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
+
+
+def elected(question: str, implementation: Implementation, dtype: DType) -> str:
+    """The answer declared in a dtype or, where none is, the one observed."""
+    return implementation.elected(question, dtype) or observe(question, implementation, dtype)
+
+
+def observe(question: str, implementation: Implementation, dtype: DType) -> str:
+    """The answer to a question as observed by running its probe once.
+
+    Raises Deviation "election" where the answer is none of the question's options, and NotApplicable where
+    the implementation lacks what the probe needs.
+    """
+    answers = _OBSERVED.setdefault(implementation, {})
+    key = (question, dtype.name)
+    if key not in answers:
+        answers[key] = PROBES[question](Probe(implementation, dtype))
+    return answers[key]
+
+
+def question_of_rows(inputs: Inputs, implementation: Implementation) -> str:
+    """Which question tells what rows without keys give: whose mask, or whose bias, empties them."""
+    mask = inputs.dense_mask
+    by_mask = mask is not None and not mask.any(-1).all()
+    if inputs.bias is not None and implementation.declared.merges_mask_into_bias:
+        by_mask = False
+    if not by_mask:
+        return "minus-inf-row"
+    return "padded-sample" if _by_lengths(inputs) else "fully-masked-row"
+
+
+def question_of_gradients(inputs: Inputs) -> str:
+    """Which question tells where the cotangents of rows without keys go."""
+    return "padded-sample-gradient" if _by_lengths(inputs) else "fully-masked-row-gradient"
+
+
+def _by_lengths(inputs: Inputs) -> bool:
+    """Whether a layer is told which keys are padding, by a mask of its own."""
+    return inputs.operator.is_layer and inputs.mask is not None and inputs.form == "native"
+
+
+def backward_mode(gradient: str, answer: str) -> str:
+    """What a reference takes a row without keys for in the backward pass, by what is elected of its
+    gradient and of its answer.
+
+    Raises NotApplicable where no reference follows: what ignores the mask in such rows is another
+    problem's answer, up to what hiding by a finite number does to its scores.
+    """
+    if gradient not in ("nothing", "values", "scores", "nan"):
+        raise NotApplicable(f"elects that the cotangent of a row without keys goes to {gradient}")
+    if answer == "unmasked":
+        raise NotApplicable("elects that rows without keys answer as if nothing were masked")
+    return {"values": "uniform", "scores": "scores"}.get(gradient, "zeros")

@@ -1,0 +1,157 @@
+"""The probe: puts inputs to an implementation, and tells whose answer it gave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from backends.protocol import ForwardOnly, Implementation
+
+from suite.judge.answer import parts, turned
+from suite.judge.derivative import call_by_arrays
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.tolerance import ratios
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.case import Case
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs, draw, draw_cotangent
+from suite.spec.vocabulary import NUMERICS
+
+HIDDEN_KEY = 3
+"""The key that probes hide from every row."""
+
+EMPTY_ROW = 2
+"""The row that probes leave without keys."""
+
+
+class Probe:
+    """One implementation in one dtype.
+
+    A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in float64
+    in one that recognises what was computed in float32 inside.
+    """
+
+    def __init__(self, implementation: Implementation, dtype: DType) -> None:
+        if not implementation.declared.takes_parameters:
+            raise NotApplicable("the layer takes no parameters: no answer can be recognised")
+        self.implementation, self.dtype = implementation, dtype
+        self.operator = implementation.operator
+        least = "single" if dtype.name == "f64" else "stepwise"
+        wide = max(implementation.numerics_for(dtype), least, key=NUMERICS.index)
+        flushes = implementation.elected("subnormal-output", dtype) == "flushed"
+        if self.operator.is_layer:
+            flushes = dtype.name != "f16"
+        self.rounding = Rounding(wide, flushes, implementation.declared)
+
+    def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
+        """The operator's probe with a mask, varied."""
+        text = self.operator.probe.format(mask=mask, dt=self.dtype.name)
+        return draw(Case.parse(text)).replace(**changes)
+
+    def cross(self, **changes: Any) -> Inputs:
+        """Inputs with other numbers of queries than of keys, and no mask but what `changes` say."""
+        return self.cross_with_its_mask().replace(**{"mask": None, "form": "native", **changes})
+
+    def cross_with_its_mask(self) -> Inputs:
+        """The operator's probe of gradients with the mask that it has."""
+        return draw(
+            Case.parse(self.operator.gradient_probe.format(mask="none", dt=self.dtype.name))
+        )
+
+    def require(self, inputs: Inputs) -> None:
+        """Raise NotApplicable where the implementation lacks what the inputs need."""
+        missing = self.implementation.missing(inputs.needs)
+        if missing is not None:
+            raise NotApplicable(missing)
+
+    def arrays(self, inputs: Inputs, lacking: bool = False) -> dict[str, np.ndarray] | None:
+        """The outputs by name in float64, or None where the framework raises.
+
+        `lacking`: the inputs may need what the implementation lacks; that it raises is the answer.
+        """
+        if not lacking:
+            self.require(inputs)
+        # What is observed is remembered, and must not hang on programs of cells before this one.
+        prepared = self.implementation.prepare_fresh(inputs)
+        try:
+            native = prepared()
+        except Exception:
+            return None
+        backend = self.implementation.backend
+        return {
+            name: turned(backend.to_numpy(array), prepared)
+            for name, array in parts(native, prepared).items()
+            if array is not None
+        }
+
+    def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
+        """The output in float64, or None where the framework raises."""
+        arrays = self.arrays(inputs, lacking)
+        return None if arrays is None else arrays["output"]
+
+    def matches(
+        self, got: np.ndarray, inputs: Inputs, rows: str = "zeros", where: np.ndarray | None = None
+    ) -> bool:
+        """Whether `got` is the output for `inputs`, in those rows (B, H, Lq) that `where` chooses."""
+        oracle = Oracle.forward(inputs, self.rounding, rows)
+        output = got
+        if where is not None:
+            axes = inputs.operator.outputs(inputs.case)["output"]
+            expected = oracle.expected["output"].value.astype(np.float64)
+            output = np.where(inputs.rows_along(where, axes), got, expected)
+        try:
+            oracle.judge({"output": output})
+        except Deviation:
+            return False
+        return True
+
+    def rows(self, got: np.ndarray | None, inputs: Inputs) -> str:
+        """Name what stands in the rows without keys: zeros, nan, uniform, unmasked, or other."""
+        if got is None:
+            return "raises"
+        rows = inputs.keyless
+        axes = inputs.operator.outputs(inputs.case)["output"]
+        chosen = np.broadcast_to(inputs.rows_along(rows, axes), got.shape)
+        if np.isnan(got[chosen]).all():
+            return "nan"
+        for name in ("zeros", "uniform"):
+            if self.matches(got, inputs, name, rows):
+                return name
+        seen = inputs.attends | ~inputs.attends.any(-1, keepdims=True)
+        visible = inputs.replace(bias=None, mask=None, mask_array=seen, form="dense")
+        if self.matches(got, visible, "zeros", rows):
+            return "unmasked"
+        return "other"
+
+    def cotangent(self, inputs: Inputs) -> np.ndarray:
+        """What the probe's output is differentiated with."""
+        return draw_cotangent(inputs.case, name=f"{inputs.case.id}/election")
+
+    def gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Gradients of query, key and value, or None where the framework raises."""
+        self.require(inputs)
+        backend = self.implementation.backend
+        prepared, names = call_by_arrays(self.implementation.differentiable(inputs), inputs)
+        wrt = [name for name in ("query", "key", "value") if name in names]
+        native = backend.array(np.ascontiguousarray(turned(cotangent, prepared)), self.dtype)
+        try:
+            _, gradients = backend.vjp(prepared, wrt, native)
+        except ForwardOnly as error:
+            raise NotApplicable(f"forward only: {error}") from error
+        except Exception:
+            return None
+        if not gradients or any(gradient is None for gradient in gradients.values()):
+            raise NotApplicable(
+                "the answer has another dtype than the cotangent, or hangs not on it"
+            )
+        return {n: turned(backend.to_numpy(g), prepared) for n, g in gradients.items()}
+
+    def matches_gradients(
+        self, got: dict[str, np.ndarray], inputs: Inputs, cotangent: np.ndarray, mode: str
+    ) -> bool:
+        """Whether `got` are the gradients of `inputs` with rows without keys read as `mode`."""
+        want = Oracle.vjp(inputs, cotangent, self.rounding, mode).expected
+        return all(
+            (ratios(values - want[name].value, want[name].error) <= 1).all()
+            for name, values in got.items()
+        )

@@ -1,0 +1,262 @@
+"""How each election question is put, and how its answers are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from suite.judge.elections.probe import EMPTY_ROW, HIDDEN_KEY, Probe
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Boolean, Causal
+
+
+def _emptied(inputs: Inputs) -> Inputs:
+    """The inputs under a mask that leaves one row without keys."""
+    mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
+    mask[EMPTY_ROW] = False
+    return inputs.replace(mask_array=mask, form="dense")
+
+
+def _poisoned(inputs: Inputs, operand: str) -> Inputs:
+    """The inputs with NaN in one key or value, which the mask hides from every row."""
+    mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
+    mask[:, HIDDEN_KEY] = False
+    array = getattr(inputs, operand).copy()
+    place = inputs.axes(operand).index("k")
+    array[(slice(None),) * place + (HIDDEN_KEY,)] = np.nan
+    return inputs.replace(mask_array=mask, form="dense", **{operand: array})
+
+
+def _fully_masked(p: Probe) -> str:
+    inputs = _emptied(p.inputs())
+    return p.rows(p.values(inputs), inputs)
+
+
+def _padded_sample(p: Probe) -> str:
+    inputs = p.inputs("padempty")
+    return p.rows(p.values(inputs), inputs)
+
+
+def _minus_inf(p: Probe) -> str:
+    base = p.inputs()
+    s = base.sizes
+    bias = np.zeros((s.B, s.H, s.Lq, s.Lk))
+    bias[:, :, EMPTY_ROW] = -np.inf
+    inputs = base.replace(bias=bias)
+    return p.rows(p.values(inputs), inputs)
+
+
+def _gradient_of_empty_row(p: Probe) -> str:
+    # Sizes that are differentiated elsewhere, too: some frameworks compile for each.
+    inputs = p.cross_with_its_mask()
+    inputs = inputs if inputs.has_empty_rows else _emptied(inputs)
+    cotangent = p.cotangent(inputs)
+    got = p.gradients(inputs, cotangent)
+    if got is None:
+        return "raises"
+    if any(np.isnan(gradient).any() for gradient in got.values()):
+        return "nan"
+    for name, mode in (("nothing", "zeros"), ("values", "uniform"), ("scores", "scores")):
+        if p.matches_gradients(got, inputs, cotangent, mode):
+            return name
+    # Scores that are constants take no gradient; those that are merely large do.
+    rows = inputs.rows_along(inputs.keyless, inputs.axes("query"))
+    return "scores" if ((got["query"] != 0) & rows).any() else "other"
+
+
+def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
+    def put(p: Probe) -> str:
+        inputs = _poisoned(p.inputs(), operand)
+        cotangent = p.cotangent(inputs)
+        got = p.gradients(inputs, cotangent)
+        if got is None:
+            raise Deviation("election", f"a NaN in a masked {operand} raised in the backward pass")
+        if any(np.isnan(gradient).any() for gradient in got.values()):
+            return "leaks"
+        if p.matches_gradients(got, inputs, cotangent, "zeros"):
+            return "blocked"
+        raise Deviation(
+            "election", f"a NaN in a masked {operand} leaves gradients finite and makes them wrong"
+        )
+
+    return put
+
+
+def _no_keys(p: Probe) -> str:
+    got = p.values(p.inputs().taken("k", slice(0, 0)), lacking=True)
+    if got is None:
+        return "raises"
+    if np.isnan(got).all():
+        return "nan"
+    if (got == 0).all():
+        return "zeros"
+    raise Deviation(
+        "election", f"an answer without keys is neither zeros nor NaN: {got.ravel()[:3]}"
+    )
+
+
+def _alignment(p: Probe) -> str:
+    alone = p.implementation.missing(["causal-alone"]) if p.operator.is_layer else None
+    if alone is not None:
+        raise NotApplicable(alone)
+    got = p.values(p.cross(mask=Causal()))
+    if got is None:
+        return "raises"
+    for name, bottom_right in (("top-left", False), ("bottom-right", True)):
+        if p.matches(got, p.cross(mask=Causal(bottom_right))):
+            return name
+    raise Deviation("election", "the causal flag gives neither top-left nor bottom-right")
+
+
+def _causal_with_mask(p: Probe) -> str:
+    base = p.inputs()
+    # Keys 0 are made visible so that no row is without keys under any reading.
+    array = Boolean("b1qk").dense(base.sizes) | (np.arange(base.sizes.Lk) == 0)
+    causal = Causal().dense(base.sizes)
+    got = p.values(base.replace(mask=Causal(), mask_array=array, form="flag-and-mask"))
+    if got is None:
+        return "raises"
+    for name, meaning in (
+        ("intersect", array & causal),
+        ("causal-ignored", array),
+        ("mask-ignored", causal),
+    ):
+        if p.matches(got, base.replace(mask_array=meaning)):
+            return name
+    raise Deviation("election", "the causal flag with a mask is none of the known meanings")
+
+
+def _polarity(p: Probe) -> str:
+    base = p.inputs()
+    array = Boolean("qk").dense(base.sizes)
+    array[:, 0], array[:, 1] = True, False
+    got = p.values(base.replace(mask_array=array, form="raw"))
+    if got is None:
+        return "raises"
+    for name, meaning in (("attends", array), ("hides", ~array)):
+        if p.matches(got, base.replace(mask_array=meaning)):
+            return name
+    raise Deviation("election", "a boolean mask neither attends nor hides where it is True")
+
+
+def _nan_in(operand: str) -> Callable[[Probe], str]:
+    def put(p: Probe) -> str:
+        got = p.values(_poisoned(p.cross(), operand))
+        if got is None:
+            raise Deviation("election", f"a NaN in a masked {operand} raised")
+        return "leaks" if np.isnan(got).any() else "blocked"
+
+    return put
+
+
+def _nan_attended(p: Probe) -> str:
+    base = p.inputs()
+    value = base.value.copy()
+    value[:, :, HIDDEN_KEY] = np.nan
+    got = p.values(base.replace(value=value))
+    if got is None:
+        raise Deviation("election", "a NaN in a value raised")
+    if np.isnan(got).all():
+        return "reaches-them"
+    return "hidden" if np.isfinite(got).all() else "other"
+
+
+def _nan_query(p: Probe) -> str:
+    base = p.inputs()
+    query = base.query.copy()
+    query[:, :, EMPTY_ROW] = np.nan
+    got = p.values(base.replace(query=query))
+    if got is None:
+        raise Deviation("election", "a NaN in a query raised")
+    others = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
+    others[:, :, EMPTY_ROW] = False
+    if not p.matches(got, base, where=others):
+        return "other"
+    rows = got[:, :, EMPTY_ROW]
+    return "nan" if np.isnan(rows).all() else "zeros" if (rows == 0).all() else "other"
+
+
+def _value_size(p: Probe) -> str:
+    base = p.inputs()
+    got = p.values(base.replace(value=base.value[..., :5]), lacking=True)
+    return "raises" if got is None else "accepted"
+
+
+def _integer_mask(p: Probe) -> str:
+    base = p.inputs()
+    mask = Boolean("bhqk").dense(base.sizes)
+    got = p.values(base.replace(mask_array=mask.astype(np.int32), form="dense"))
+    if got is None:
+        return "raises"
+    if p.matches(got, base.replace(mask_array=mask)):
+        return "cast-to-bool"
+    if p.matches(got, base.replace(bias=mask.astype(np.float64))):
+        return "added"
+    return "other"
+
+
+def _subnormal(p: Probe) -> str:
+    base = p.inputs()
+    quarter = p.dtype.smallest_normal / 4
+    # 35 keys: some matrix products flush from a certain size on only.
+    key = np.tile(base.key, (1, 1, 5, 1))
+    got = p.values(base.replace(key=key, value=np.full_like(key, quarter)))
+    if got is None:
+        raise Deviation("election", "subnormal values raised")
+    # A quarter of the smallest normal number has few bits left: weights that do not sum to one
+    # exactly move it.
+    if (np.abs(got - quarter) <= quarter / 4).all():
+        return "kept"
+    return "flushed" if (got == 0).all() else "other"
+
+
+def _overflow(p: Probe) -> str:
+    base = p.inputs()
+    got = p.values(base.replace(query=base.query * 256, key=base.key * 256, scale=2.0**-14))
+    if got is None:
+        raise Deviation("election", "large float16 scores raised")
+    if np.isfinite(got).all():
+        return "finite"
+    return "nan" if np.isnan(got).any() else "other"
+
+
+def _returned_weights(p: Probe) -> str:
+    inputs = p.inputs(returned="head", rate=0.5, training=True)
+    arrays = p.arrays(inputs)
+    if arrays is None or "weights" not in arrays:
+        raise Deviation("election", "no weights came back while dropout is on")
+    weights = arrays["weights"]
+    want = Oracle.forward(inputs, p.rounding).expected["weights"].reshape(*weights.shape)
+    if (np.abs(weights - want.value) <= want.error).all():
+        return "before-dropout"
+    if (np.minimum(np.abs(weights - 2 * want.value), np.abs(weights)) <= 2 * want.error).all():
+        return "after-dropout"
+    raise Deviation("election", "the returned weights are those neither before nor after dropout")
+
+
+PROBES: dict[str, Callable[[Probe], str]] = {
+    "fully-masked-row": _fully_masked,
+    "padded-sample": _padded_sample,
+    "minus-inf-row": _minus_inf,
+    "fully-masked-row-gradient": _gradient_of_empty_row,
+    "padded-sample-gradient": _gradient_of_empty_row,
+    "nan-in-masked-key-gradient": _nan_gradient_in("key"),
+    "nan-in-masked-value-gradient": _nan_gradient_in("value"),
+    "no-keys": _no_keys,
+    "causal-alignment": _alignment,
+    "causal-with-mask": _causal_with_mask,
+    "mask-polarity": _polarity,
+    "nan-in-masked-key": _nan_in("key"),
+    "nan-in-masked-value": _nan_in("value"),
+    "nan-in-attended-value": _nan_attended,
+    "nan-in-query": _nan_query,
+    "value-size": _value_size,
+    "integer-mask": _integer_mask,
+    "subnormal-output": _subnormal,
+    "score-overflow": _overflow,
+    "returned-weights": _returned_weights,
+}
+"""How each question is put to an implementation: the function names the answer that it gives."""

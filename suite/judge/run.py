@@ -1,0 +1,76 @@
+"""Run one cell, and say what became of it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict
+from suite.spec.case import Case
+
+
+def run(cell: Cell, audit: bool = False) -> Verdict:
+    """Judge one cell.
+
+    Returns `unsupported` without running where the implementation declares so; with `audit` such a
+    cell runs as well, and a right answer is the failure "stale-claim". What a backend lacks for all its
+    implementations cannot be asked of it, and is not audited.
+
+    Where a program that was compiled for an earlier cell took part in anything but a pass, the verdict
+    is that of a second run, with programs of its own.
+    """
+    start = time.perf_counter()
+    implementation = cell.implementation
+    implementation.end_of_cell(False)  # of a cell that was broken off
+    verdict = _judged(cell, audit)
+    if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
+        cell.measured = Measured()
+        verdict = _judged(cell, audit)
+        implementation.end_of_cell(verdict.status == "pass")
+    return replace(verdict, seconds=time.perf_counter() - start)
+
+
+def _judged(cell: Cell, audit: bool) -> Verdict:
+    """The verdict of one run of the cell; its seconds are left to `run`."""
+
+    def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
+        return Verdict(status, kind, message, replace(cell.measured))
+
+    cell.audit = audit
+    reason = None
+    try:
+        reason = cell.check.unsupported(cell.implementation, cell.case)
+        audited = audit and isinstance(cell.case, Case)
+        audited = audited and reason not in cell.implementation.backend.lacks.values()
+        if reason is not None and not audited:
+            return verdict("unsupported", "", reason)
+        # Whether a warning is an error is for the caller's tests, and no property of a kernel.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cell.refuse_what_is_elected()
+            cell.check.function(cell)
+    except NotApplicable as inapplicable:
+        return verdict("unsupported", "", str(inapplicable))
+    except Deviation as deviation:
+        if reason is not None:
+            return verdict("unsupported", "", reason)
+        return verdict("fail", deviation.kind, deviation.message)
+    except Exception as error:
+        if reason is not None:
+            return verdict("unsupported", "", reason)
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+        return verdict("error", "harness", f"{type(error).__name__}: {error} ({where})")
+    if reason is not None and cell.measured.error_ratio is None:
+        # Nothing was held against the oracle: what is not supported may well be ignored.
+        return verdict("unsupported", "", reason)
+    if reason is not None:
+        return verdict(
+            "fail", "stale-claim", f"declared unsupported ({reason}), yet the answer is right"
+        )
+    return verdict("pass")
