@@ -7,108 +7,26 @@ wrong with them is a UsageError that lists what would be right. Knows nothing of
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from backends import registry
-from backends.base import Backend, BackendUnavailable, Implementation
 from backends.compilation import Compiled, compiled_forms, mode_of
+from backends.protocol import Backend, BackendUnavailable, Implementation
 from backends.registry import UsageError
 from suite.checks import all_checks
-from suite.judge import cell as cells
-from suite.judge import records
-from suite.judge.cell import Cell, Check
-from suite.judge.expectations import MANIFESTS, Expectation, ExpectationError, Manifest, load
-from suite.judge.tolerance import NUMERICS
+from suite.front.options import DEFAULT_NUMERICS, Options
+from suite.judge.cell import Cell
+from suite.judge.check import Check
+from suite.judge.run import run
 from suite.judge.verdict import Verdict
-from suite.spec.catalogue import LEVELS, AnyCase, find
+from suite.records import cells as records
+from suite.records.expectations import Expectation, ExpectationError, Manifest, load
+from suite.spec.catalogue import AnyCase, find
 from suite.spec.dtypes import dtype
-from suite.spec.layers import OPERATORS
-
-DEFAULT_NUMERICS = "stepwise"
-"""The class a user's function is held to unless it declares one: the widest in which sums are right."""
-
-
-DEVICES = ("cpu", "cuda")
-
-MODES = ("eager", "compiled", "all")
-"""What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run was asked for, as plain data; stored in the header of its records."""
-
-    backend: tuple[str, ...]
-    implementation: tuple[str, ...] = ()
-    device: str = "cpu"
-    dtype: tuple[str, ...] = ()
-    level: str = "standard"
-    seed: int = 0
-    function: tuple[str, ...] = ()
-    numerics: str = ""
-    shard: str = ""
-    audit: bool = False
-    like: str = ""
-    mode: str = "eager"
-
-    @property
-    def backends(self) -> list[str]:
-        """Canonical backend names, "all" written out. Raises UsageError."""
-        names: list[str] = []
-        for given in self.backend:
-            every = registry.together(registry.installed())
-            names += every if given == "all" else [registry.canonical(given)]
-        names = list(dict.fromkeys(names))
-        registry.check_one_engine(names)
-        return names
-
-    def check(self) -> None:
-        """Raise UsageError for whatever can be known to be wrong without importing a framework."""
-        if not self.backend:
-            found = ", ".join(registry.installed())
-            raise UsageError(
-                f"choose what to judge with --backend=NAME; installed here: {found}, all"
-            )
-        names = self.backends
-        if self.device not in DEVICES:
-            raise UsageError(f"unknown device {self.device!r}; valid: {', '.join(DEVICES)}")
-        if self.mode not in MODES:
-            raise UsageError(f"unknown mode {self.mode!r}; valid: {', '.join(MODES)}")
-        if self.level not in LEVELS:
-            raise UsageError(f"unknown level {self.level!r}; valid: {', '.join(LEVELS)}")
-        for name in self.dtype:
-            try:
-                dtype(name)
-            except ValueError as error:
-                raise UsageError(str(error)) from error
-        if self.function and len(names) != 1:
-            raise UsageError(
-                f"--function needs exactly one --backend (whose signature it has), got {names}"
-            )
-        if self.like and not self.function:
-            raise UsageError("--like says which layer a --function makes, and none is given")
-        if self.like and self.like not in OPERATORS:
-            raise UsageError(f"unknown layer {self.like!r}; valid: {', '.join(OPERATORS)}")
-        if self.numerics and self.numerics not in NUMERICS:
-            raise UsageError(
-                f"unknown numerics class {self.numerics!r}; valid: {', '.join(NUMERICS)}"
-            )
-        if self.numerics and not self.function:
-            raise UsageError("--numerics declares the class of a --function, and none is given")
-        self.part()
-
-    def part(self) -> tuple[int, int]:
-        """Shard i of n, (1, 1) where the run is whole. Raises UsageError."""
-        if not self.shard:
-            return 1, 1
-        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        if not match or not 1 <= int(match[1]) <= int(match[2]):
-            raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {self.shard!r}")
-        return int(match[1]), int(match[2])
+from suite.spec.elections import ElectionCase
 
 
 @dataclass
@@ -168,9 +86,8 @@ class Plan:
         if twice is not None:
             raise UsageError(f"two implementations of {backend.name} are called {twice!r}")
         self.implementations += found
-        manifest = getattr(backend, "expectations", MANIFESTS / f"{backend.name}.toml")
         try:
-            entries = load(Path(manifest))
+            entries = load(Path(backend.expectations))
         except ExpectationError as error:
             raise UsageError(str(error)) from error
         self.manifests[backend.name] = Manifest(entries, backend.versions, backend.device)
@@ -209,7 +126,7 @@ class Plan:
 
     def judge(self, cell: Cell) -> Verdict:
         """Run a cell and read the verdict in the light of the backend's manifest."""
-        verdict = cells.run(cell, self.options.audit)
+        verdict = run(cell, self.options.audit)
         cell.release()
         if cell.implementation in self.functions:
             return verdict
@@ -237,7 +154,7 @@ class Plan:
                 for i in present
                 for check in checks
                 for case in asked(check, i)
-                if i.operator == case.operator and i.unsupported(case) is None
+                if i.operator is case.operator and i.unsupported(case) is None
             )
             filtered = self.options.implementation or self.options.function
             left = Manifest([], {}, "")
@@ -279,6 +196,7 @@ def cell_name(cell: Cell) -> str:
 def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
     """The record of a judged cell."""
     measured = asdict(verdict.measured)
+    question = cell.case.question.name if isinstance(cell.case, ElectionCase) else ""
     return records.CellRecord(
         **_identity(cell),
         status=verdict.status,
@@ -287,6 +205,7 @@ def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
         **measured,
         seconds=round(verdict.seconds, 6),
         group=cell.case.group,
+        question=question,
         numerics=cell.numerics,
         seed=cell.seed,
     )
@@ -307,6 +226,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
         "mode": implementation.mode,
         "device": implementation.backend.device,
         "dtype": cell.case.dtype.name,
+        "operator": cell.case.operator.name,
     }
 
 
@@ -323,6 +243,7 @@ def crashed(check: str, name: str, kind: str, message: str, options: Options) ->
         mode=mode_of(short),
         device=options.device,
         dtype=case.dtype.name,
+        operator=case.operator.name,
         status="crash",
         kind=kind,
         message=message,

@@ -1,0 +1,206 @@
+"""Command line: `python -m suite COMMAND`: list, describe, search, bench, releases, report, diff,
+expect, findings, and mutants."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from suite.measure.command import add_bench_parser
+from suite.measure.releases import add_releases_parser
+from suite.report.commands import add_diff_parser, add_report_parser
+from suite.search.command import add_search_parser
+from suite.spec.catalogue import AnyCase, everything, find
+from suite.spec.vocabulary import LEVELS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Usage errors exit with 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m suite",
+        description="Attention conformance: cases, search, reports, expectations, the kill table. "
+        "Implementations are judged with `pytest suite --backend=NAME`.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_list(commands)
+    _add_describe(commands)
+    _add_expect(commands)
+    _add_findings(commands)
+    _add_mutants(commands)
+    add_search_parser(commands)
+    add_bench_parser(commands)
+    add_releases_parser(commands)
+    add_report_parser(commands)
+    add_diff_parser(commands)
+    chosen = parser.parse_args(arguments)
+    return chosen.run(chosen)
+
+
+def _add_list(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("list", help="the ids of the cases of a level")
+    parser.add_argument("--level", choices=LEVELS, default="standard")
+    parser.add_argument(
+        "--checks", action="store_true", help="list the checks and what they promise"
+    )
+    parser.set_defaults(run=_list)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from suite.checks import all_checks
+
+    if arguments.checks:
+        for check in all_checks():
+            text = check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or ""
+            count = len(list(check.cases(arguments.level)))
+            print(f"{check.name:28} {count:5} cases  {' '.join(text.split())}")
+        return 0
+    asked = (case.id for check in all_checks() for case in check.cases(arguments.level))
+    ids = [case.id for case in everything(arguments.level)]
+    print("\n".join(dict.fromkeys([*ids, *asked])))
+    return 0
+
+
+def _add_describe(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("describe", help="what a case asks, in words and numbers")
+    parser.add_argument("case", nargs="+", help="a case id")
+    parser.set_defaults(run=_describe)
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    for text in arguments.case:
+        try:
+            case = find(text)
+        except ValueError as error:
+            print(f"{error}\n`python -m suite list --level=full` lists all cases", file=sys.stderr)
+            return 2
+        print(case.describe())
+        print(_facts(case), end="")
+    return 0
+
+
+def _facts(case: AnyCase) -> str:
+    """What the drawn inputs of a value case and its oracle look like."""
+    from suite.checks import all_checks
+    from suite.spec.problem import Case
+
+    asked = [c.name for c in all_checks() if any(x.id == case.id for x in c.cases("full"))]
+    lines = [f"  checks  {', '.join(asked) or 'none (not in the catalogue)'}"]
+    if isinstance(case, Case) and case.problem.sizes.B and case.problem.sizes.Lq:
+        import numpy as np
+
+        from suite.judge.oracle import Oracle
+        from suite.judge.tolerance import NUMERICS
+        from suite.spec.recipes import draw
+
+        inputs = draw(case)
+        attends = inputs.attends
+        empty = int((~attends.any(-1)).sum())
+        lines.append(
+            f"  pairs   {int(attends.sum())} of {attends.size} attend, {empty} rows without keys"
+        )
+        with np.errstate(all="ignore"):
+            oracle = Oracle.of(inputs)
+        for numerics in NUMERICS:
+            limit = oracle.bound(numerics)
+            lines.append(
+                f"  bound   {numerics:8} median {np.median(limit):.3g}, max {limit.max():.3g}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _add_expect(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "expect", help="draft a manifest of known failures from the failing cells of a run"
+    )
+    parser.add_argument("--write", metavar="RESULTS", required=True, help="a result file")
+    parser.add_argument("--output", metavar="FILE.toml", help="a new file; default: print")
+    parser.add_argument("--partial", action="store_true", help="read a file without a footer")
+    parser.set_defaults(run=_expect)
+
+
+def _expect(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from backends.registry import DISTRIBUTIONS
+    from suite.judge.expectations import draft
+    from suite.judge.records import RecordError, load
+
+    try:
+        run = load(arguments.write, arguments.partial)
+    except RecordError as error:
+        print(error, file=sys.stderr)
+        return 2
+    unexpected = ("unexpected-pass", "other-failure", "stale-claim")
+    failing = [c for c in run.cells if c.status == "fail" and c.kind not in unexpected]
+    text = ""
+    for backend in dict.fromkeys(c.backend for c in failing):
+        names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
+        versions = {n: v for n, v in run.header.versions.items() if n in names}
+        mine = (asdict(c) for c in failing if c.backend == backend)
+        text += f"# backends/expectations/{backend}.toml\n\n{draft(mine, versions)}\n"
+    if arguments.output:
+        try:
+            with Path(arguments.output).open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            print(f"{arguments.output} exists, and nothing is overwritten", file=sys.stderr)
+            return 2
+    else:
+        print(text or "# no failing cells: nothing to expect")
+    return 0
+
+
+def _add_findings(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "findings", help="the page of what was found in released software, with reproductions"
+    )
+    parser.add_argument("results", nargs="*", metavar="RESULTS", help="result files")
+    parser.set_defaults(run=_findings)
+
+
+def _findings(arguments: argparse.Namespace) -> int:
+    from suite.judge.expectations import ExpectationError
+    from suite.judge.findings import manifests, page
+    from suite.judge.records import RecordError, load
+
+    try:
+        print(page(manifests(), [load(path) for path in arguments.results]), end="")
+    except (RecordError, ExpectationError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _add_mutants(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "mutants", help="the kill table: which check kills which deliberate fault"
+    )
+    parser.add_argument("--level", choices=LEVELS, default="standard")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--backend",
+        default="tests.mutants:mutants",
+        help="the backend of mutants, module:object (default %(default)s)",
+    )
+    parser.set_defaults(run=_mutants)
+
+
+def _mutants(arguments: argparse.Namespace) -> int:
+    from backends.registry import UsageError, load
+    from suite.checks import all_checks
+    from suite.judge.killing import format_table, kill_table
+
+    try:
+        backend = load(arguments.backend)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
+    print(format_table(kills))
+    return 0 if all(kill.killed for kill in kills) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

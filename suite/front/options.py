@@ -1,0 +1,196 @@
+"""Options: each declared once, for pytest and for every command that takes it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from backends import registry
+from backends.registry import UsageError
+from suite.spec.dtypes import DTYPES, dtype
+from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
+
+DEFAULT_NUMERICS = "stepwise"
+"""The class a person's function is held to unless it declares one: the widest in which sums are right."""
+
+ASKED_MODES = (*MODES, "all")
+"""What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
+
+LAYERS = tuple(name for name, operator in OPERATORS.items() if operator.is_layer)
+"""What --like takes."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the command line. `many`: it may be given again and again; `kind` reads its text."""
+
+    help: str
+    metavar: str | None = None
+    default: Any = ""
+    many: bool = False
+    kind: Callable[[str], Any] = str
+    switch: bool = False
+
+    def arguments(self, text: str) -> dict[str, Any]:
+        """The keywords of `add_argument` and of pytest's `addoption`; `text` is the help."""
+        if self.switch:
+            return {"action": "store_true", "help": text}
+        common: dict[str, Any] = {"help": text, "metavar": self.metavar}
+        if self.many:
+            return common | {"action": "append", "default": []}
+        return common | {"default": self.default, "type": self.kind}
+
+
+OPTIONS: dict[str, Option] = {
+    "backend": Option(
+        f"what to judge: {', '.join(registry.REGISTRY)}, all (installed ones), or module:object of a "
+        "third-party backend; repeatable",
+        "NAME", many=True,
+    ),
+    "implementation": Option(
+        "only this implementation (sdpa-flash, or torch:sdpa-flash); repeatable", "NAME", many=True
+    ),
+    "device": Option(f"{' or '.join(DEVICES)} (default {DEVICES[0]})", "NAME", DEVICES[0]),
+    "dtype": Option(
+        f"only cases of this dtype: {', '.join(DTYPES)}; repeatable", "NAME", many=True
+    ),
+    "level": Option(f"how many cases: {', '.join(LEVELS)} (default standard)", "NAME", "standard"),
+    "mode": Option(
+        "eager (default): implementations as they are called; compiled: through every compiler of their "
+        "framework, on fewer cases; all",
+        "NAME", MODES[0],
+    ),
+    "seed": Option("seed of the values that are drawn (default 0)", "N", 0, kind=int),
+    "function": Option(
+        "judge a function with the backend's native attention signature; repeatable",
+        "PATH.py:NAME", many=True,
+    ),
+    "like": Option(
+        f"the layer that --function makes: {', '.join(LAYERS)} (docs/layers.md)", "LAYER"
+    ),
+    "numerics": Option(
+        f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
+        "CLASS",
+    ),
+    "results": Option("write records to this new file", "FILE.jsonl"),
+    "shard": Option("only part I of N of the cells", "I/N"),
+    "audit": Option(
+        "run declared-unsupported cells too: stale claims fail", default=False, switch=True
+    ),
+}  # fmt: skip
+"""Every option of a run, by name."""
+
+
+def add_options(
+    add: Callable[..., Any], names: Iterable[str] = OPTIONS, **helps: str
+) -> None:
+    """Declare options with `add`, the `add_argument` of a parser or the `addoption` of pytest's group.
+
+    `helps` are other help texts, by name.
+    """
+    for name in names:
+        option = OPTIONS[name]
+        add(f"--{name}", **option.arguments(helps.get(name, option.help)))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run was asked for, as plain data; stored in the header of its records."""
+
+    backend: tuple[str, ...]
+    implementation: tuple[str, ...] = ()
+    device: str = DEVICES[0]
+    dtype: tuple[str, ...] = ()
+    level: str = "standard"
+    seed: int = 0
+    function: tuple[str, ...] = ()
+    numerics: str = ""
+    shard: str = ""
+    audit: bool = False
+    like: str = ""
+    mode: str = MODES[0]
+
+    @classmethod
+    def of(cls, given: Callable[[str], Any]) -> Options:
+        """The options that `given(name)` holds; those it has not keep their defaults."""
+        values = {f.name: given(f.name) for f in fields(cls)}
+        known = {n: v for n, v in values.items() if v is not None}
+        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
+
+    @classmethod
+    def of_arguments(cls, arguments: argparse.Namespace) -> Options:
+        """The options of a parsed command line."""
+        backend = arguments.backend
+        many = [backend] if isinstance(backend, str) else backend
+        return cls.of(lambda name: many if name == "backend" else getattr(arguments, name, None))
+
+    @property
+    def backends(self) -> list[str]:
+        """Canonical backend names, "all" written out. Raises UsageError."""
+        names: list[str] = []
+        for name in self.backend:
+            every = registry.together(registry.installed())
+            names += every if name == "all" else [registry.canonical(name)]
+        names = list(dict.fromkeys(names))
+        registry.check_one_engine(names)
+        return names
+
+    def check(self) -> None:
+        """Raise UsageError for whatever can be known to be wrong without importing a framework."""
+        if not self.backend:
+            installed = ", ".join(registry.installed())
+            raise UsageError(
+                f"choose what to judge with --backend=NAME; installed here: {installed}, all"
+            )
+        names = self.backends
+        _one_of("device", self.device, DEVICES)
+        _one_of("mode", self.mode, ASKED_MODES)
+        _one_of("level", self.level, LEVELS)
+        for name in self.dtype:
+            try:
+                dtype(name)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+        if self.function and len(names) != 1:
+            raise UsageError(
+                f"--function needs exactly one --backend (whose signature it has), got {names}"
+            )
+        if self.like:
+            if not self.function:
+                raise UsageError("--like says which layer a --function makes, and none is given")
+            _one_of("layer", self.like, LAYERS)
+        if self.numerics:
+            _one_of("numerics class", self.numerics, NUMERICS)
+            if not self.function:
+                raise UsageError("--numerics declares the class of a --function, and none is given")
+        self.part()
+
+    def part(self) -> tuple[int, int]:
+        """Shard i of n, (1, 1) where the run is whole. Raises UsageError."""
+        if not self.shard:
+            return 1, 1
+        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {self.shard!r}")
+        return int(match[1]), int(match[2])
+
+    def words(self) -> list[str]:
+        """What of these options must be said again to judge one cell of the run."""
+        words = [f"--backend={name}" for name in self.backend]
+        words += [f"--function={name}" for name in self.function]
+        words += ["--audit"] if self.audit else []
+        for name in ("like", "device", "level", "mode", "seed", "numerics"):
+            value = getattr(self, name)
+            if value != getattr(Options, name):
+                words.append(f"--{name}={value}")
+        return words
+
+
+def _one_of(what: str, value: str, valid: Iterable[str]) -> None:
+    names = list(valid)
+    if value not in names:
+        raise UsageError(f"unknown {what} {value!r}; valid: {', '.join(names)}")

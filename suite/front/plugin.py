@@ -1,0 +1,397 @@
+"""pytest plugin: options, parametrisation, statuses and the record writer.
+
+A test function marked with `suite.judge.cell.check` is a check; it is parametrised with the cells the
+options ask for, and its outcome is the cell's verdict:
+
+    pass -> passed, known -> xfailed, unsupported -> skipped, fail / error / crash -> failed
+
+Under pytest-xdist every worker judges, and the records travel with the reports to the one process
+that writes them; a worker that dies leaves a `crash` record for the cell it was judging.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import suite
+from backends.registry import UsageError
+from suite.front.options import Options, add_options
+from suite.front.plan import Plan, cell_name, crashed, record
+from suite.judge.check import CHECKS, Check
+from suite.records import cells as records
+from suite.records import machine
+
+if TYPE_CHECKING:
+    from suite.judge.cell import Cell
+
+ROOT = Path(suite.__file__).resolve().parents[1]
+PROPERTY = "attention-cell"
+OPTIONS = pytest.StashKey[Options]()
+RUN = pytest.StashKey["RunState"]()
+RECORD = pytest.StashKey[records.CellRecord]()
+FORGET_EVERY = 20
+"""Cells after which `forget_lowered` is called."""
+LOWERED = (
+    ("jax._src.interpreters.pxla", "_cached_lowering_to_hlo"),
+    ("jax._src.pjit", "_pjit_lower"),
+)
+"""Where JAX keeps what it lowered: module and function with a cache (see `forget_lowered`)."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser.getgroup("attention", "attention conformance").addoption)
+
+
+class RunState:
+    """What the writing process knows of the run: the plan's identity, records, the open file."""
+
+    def __init__(self, config: pytest.Config, options: Options) -> None:
+        self.config = config
+        self.options = options
+        self.results: str = config.getoption("--results")
+        self.cells: list[records.CellRecord] = []
+        self.header: records.Header | None = None
+        self.writer: records.Writer | None = None
+        self.nodes: dict[tuple, str] = {}
+        self.pending: list[records.CellRecord] = []
+        self.stale: list[str] = []
+        self.unavailable: dict[str, str] = {}
+
+    def take(self, cell: records.CellRecord, identity: dict[str, Any], node: str) -> None:
+        """Keep a record, and write it; the first one that knows the plan opens the file.
+
+        The record of a crash knows nothing of the plan and waits for one that does.
+        """
+        self.cells.append(cell)
+        self.nodes[cell.key] = node
+        self.pending.append(cell)
+        if self.header is None and identity:
+            self.open(identity)
+        self.flush()
+
+    def open(self, identity: dict[str, Any]) -> None:
+        """Make the header and open the file."""
+        self.header = _header(self.config, self.options, identity)
+        if self.results:
+            self.writer = records.Writer(self.results, self.header)
+
+    def flush(self) -> None:
+        """Write what waits, where there is a file to write to."""
+        if self.writer:
+            for cell in self.pending:
+                self.writer.cell(cell)
+            self.pending = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _refuse_impostors()
+    config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
+    options = Options.of(lambda name: config.getoption(f"--{name}"))
+    config.stash[OPTIONS] = options
+    results = config.getoption("--results")
+    if options.backend:
+        _usage(options.check)
+    elif results or options.function:
+        raise pytest.UsageError("--results and --function need a --backend")
+    if hasattr(config, "workerinput"):
+        _share_cores(config.workerinput["workercount"])
+        _share_compile_cache(config)
+        return
+    if results and Path(results).exists():
+        raise pytest.UsageError(
+            f"--results={results} exists, and nothing is overwritten; name a new file"
+        )
+    config.stash[RUN] = RunState(config, options)
+    _share_compile_cache(config)
+    if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
+        # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
+        config.option.maxworkerrestart = "10000"
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    options = config.stash[OPTIONS]
+    if not options.backend:
+        return []
+    function = f", function {', '.join(options.function)}" if options.function else ""
+    return [
+        f"attention: {', '.join(options.backends)} on {options.device}{function}, level "
+        f"{options.level}, seed {options.seed}; {_versions_line()}"
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    check = CHECKS.get(metafunc.function)
+    if check is None or "cell" not in metafunc.fixturenames:
+        return
+    plan = _plan(metafunc.config)
+    found = plan.cells(check)
+    metafunc.parametrize("cell", found, ids=[cell_name(cell) for cell in found])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if pyfuncitem.function not in CHECKS:
+        return None
+    cell = cast("Cell", pyfuncitem.callspec.params["cell"])
+    plan = _plan(pyfuncitem.config)
+    verdict = plan.judge(cell)
+    found = record(cell, verdict)
+    pyfuncitem.stash[RECORD] = found
+    _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
+    if judged % FORGET_EVERY == 0:
+        forget_lowered()
+    if found.status == "unsupported":
+        pytest.skip(found.message)
+    if found.status == "known":
+        pytest.xfail(found.message)
+    if found.status != "pass":
+        pytest.fail(_failure_text(found, pyfuncitem.nodeid, plan.options), pytrace=False)
+    return True
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+    outcome = yield
+    report = outcome.get_result()
+    check: Check | None = CHECKS.get(getattr(item, "function", None))
+    if check is None or call.when != "call":
+        return
+    found = item.stash.get(RECORD, None)
+    plan = _plan(item.config)
+    if found is None:
+        # The verdict never came: pytest-timeout stopped the cell, or the harness let an exit through.
+        text = str(call.excinfo.value) if call.excinfo else "no verdict"
+        kind = "timeout" if "Timeout" in text else "crash"
+        name = cell_name(item.callspec.params["cell"])  # type: ignore[attr-defined]
+        line = next(iter(text.splitlines()), "no message")[:300]
+        found = crashed(check.name, name, kind, line, plan.options)
+    report.user_properties.append((PROPERTY, {"cell": asdict(found), "run": _identity(plan)}))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    state = _STATE.get("run")
+    if state is None:
+        return
+    for name, value in report.user_properties:
+        if name == PROPERTY and isinstance(value, dict):
+            state.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
+            return
+    if report.when == "???" or (report.failed and "crashed while running" in str(report.longrepr)):
+        check, _, parameter = report.nodeid.partition("::test_")[2].partition("[")
+        if parameter:
+            message = "the process judging this cell died (segmentation fault, abort or time-out)"
+            found = crashed(check, parameter[:-1], "crash", message, state.options)
+            state.take(found, {}, report.nodeid)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    _STATE["run"] = session.config.stash.get(RUN, None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Entries of the manifests that match nothing in the catalogue end the run before it starts."""
+    plan = _STATE.get("plan")
+    if not isinstance(plan, Plan):
+        return
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        stale = plan.stale_expectations()
+        if stale:
+            raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
+    elif worker["workerid"] == "gw0":
+        session.config.workeroutput["attention"] = {  # type: ignore[attr-defined]
+            "stale": plan.stale_expectations(),
+            "unavailable": plan.unavailable,
+        }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What a worker alone could know of the plan: stale expectations, missing frameworks."""
+    state = _STATE.get("run")
+    told = getattr(node, "workeroutput", {}).get("attention")
+    if state is not None and told:
+        state.stale, state.unavailable = told["stale"], told["unavailable"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Load what was asked for before anything is collected: a usage error is one line then."""
+    config = session.config
+    if config.stash[OPTIONS].backend and not getattr(config.option, "numprocesses", None):
+        _plan(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    state = session.config.stash.get(RUN, None)
+    if state is None:
+        return
+    if state.header is None and state.pending:
+        state.open({})
+        state.flush()
+    if state.writer:
+        cut_short = bool(session.shouldstop or session.shouldfail)
+        state.writer.close(finished=exitstatus in (0, 1) and not cut_short)
+    if state.stale and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    passed = any(cell.status == "pass" for cell in state.cells)
+    if state.options.backend and exitstatus == 0 and not passed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    state = config.stash.get(RUN, None)
+    if state is None or not state.cells or config.getoption("verbose") < -1:
+        return
+    from suite.report.summary import lines
+
+    plan = _STATE.get("plan")
+    missing = plan.unavailable if isinstance(plan, Plan) else state.unavailable
+    for text in state.stale:
+        terminalreporter.write_line(f"stale expectation: {text}", red=True)
+    assert state.header is not None
+    terminalreporter.write_line("")
+    for text in lines(records.Run(state.header, tuple(state.cells)), missing):
+        terminalreporter.write_line(text)
+    broken = [c for c in state.cells if c.status in ("fail", "error", "crash")]
+    if broken:
+        terminalreporter.section("run one failing cell again")
+        for cell in broken[:20]:
+            terminalreporter.write_line(_rerun(state.nodes[cell.key], state.options))
+        if len(broken) > 20:
+            terminalreporter.write_line(f"... and {len(broken) - 20} more")
+    if not any(cell.status == "pass" for cell in state.cells):
+        terminalreporter.write_line("no cell passed: the run fails")
+    if state.writer:
+        terminalreporter.write_line(f"records: {state.results}")
+
+
+_STATE: dict[str, Any] = {}
+"""The plan is made once a process: hooks that parametrise and judge share it."""
+
+
+def _plan(config: pytest.Config) -> Plan:
+    if "plan" not in _STATE:
+        options = config.stash[OPTIONS]
+        _STATE["plan"] = _usage(lambda: Plan.make(options))
+    return _STATE["plan"]
+
+
+def _usage(action: Any) -> Any:
+    try:
+        return action()
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    if "identity" not in _STATE:
+        digest, count = plan.digest()
+        _STATE["identity"] = {"digest": digest, "cells": count, "versions": plan.versions}
+    return _STATE["identity"]
+
+
+def _failure_text(found: records.CellRecord, node: str, options: Options) -> str:
+    worst = "" if found.error_ratio is None else f"\n  error ratio {found.error_ratio:.3g}"
+    return (
+        f"{found.status}: {found.kind}\n"
+        f"  case   {found.case}\n"
+        f"  check  {found.check}, in {found.backend}:{found.implementation} "
+        f"({found.mode}, {found.device}, numerics {found.numerics}){worst}\n"
+        f"  {found.message}\n"
+        f"  again: {_rerun(node, options)}"
+    )
+
+
+def _rerun(node: str, options: Options) -> str:
+    """The one-line command that judges just this cell."""
+    return shlex.join(["pytest", node, *options.words()])
+
+
+def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
+    invocation = config.invocation_params.args
+    filters = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
+    filtered = any("::" in a or a.startswith(filters) for a in map(str, invocation))
+    commit, dirty = machine.commit()
+    return records.Header(
+        digest=identity.get("digest", ""),
+        cells=identity.get("cells", 0),
+        commit=commit,
+        dirty=dirty,
+        suite_version=suite.__version__,
+        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
+        python=platform.python_version(),
+        machine=machine.facts(),
+        options=asdict(options) | {"xdist": str(getattr(config.option, "numprocesses", None))},
+        partial=filtered or bool(options.implementation or options.dtype),
+        shard=options.shard,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def forget_lowered() -> None:
+    """Have JAX forget the modules it lowered. Executables stay: nothing is compiled again.
+
+    JAX keeps the modules of the last 2048 compilations, each with an MLIR context of over a megabyte.
+    Among these 3 GB every further lowering takes three times as long. No public function drops them
+    alone; where a release keeps them elsewhere this does nothing.
+    """
+    for module, name in LOWERED:
+        cache = getattr(sys.modules.get(module), name, None)
+        if cache is not None and hasattr(cache, "cache_clear"):
+            cache.cache_clear()
+
+
+def _versions_line() -> str:
+    found = []
+    for name in ("torch", "tensorflow", "tensorflow-cpu", "jax", "keras", "numpy"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _refuse_impostors() -> None:
+    """`suite`, `backends` and `references` are common names: all three must be this checkout's."""
+    import importlib.util
+
+    for name in ("suite", "backends", "references"):
+        spec = importlib.util.find_spec(name)
+        place = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
+        if place != ROOT:
+            raise pytest.UsageError(
+                f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; "
+                f"remove the other one from sys.path (first entries: {sys.path[:3]})"
+            )
+
+
+def _share_cores(workers: int) -> None:
+    """Divide the cores among workers: threads that wait for one another spin, and cost more than
+    they give. Read by the frameworks when they are imported, so that it must be set before."""
+    share = max(1, (os.cpu_count() or 1) // workers)
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        os.environ.setdefault(name, str(share))
+
+
+def _share_compile_cache(config: pytest.Config) -> None:
+    """Let JAX keep its compilations in pytest's cache folder: a second run then compiles nothing."""
+    cache = getattr(config, "cache", None)
+    if cache is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax-compilations"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
