@@ -1,24 +1,20 @@
-"""Implementations through their framework's compilers, and the programs that cells share."""
+"""Implementations through their framework's compilers, the programs that cells share, and what compilers
+of several frameworks have in common."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from backends.base import Backend, Implementation, Prepared
+from backends.declared import THROUGH, checked_name
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
 from backends.sources import compiled_source
 from suite.spec.catalogue import AnyCase
-
-THROUGH = "@"
-"""Stands between the names of an implementation and of the compiler it goes through."""
-
-
-def mode_of(name: str) -> str:
-    """The mode of the implementation that is called `name`."""
-    return Compiled.mode if THROUGH in name else Implementation.mode
-
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import FEATURES
 
 KEPT = 64
 """Compiled programs that are kept of one implementation."""
@@ -26,16 +22,28 @@ KEPT = 64
 PLAIN = (type(None), bool, int, float, str, tuple)
 
 
-def signature(backend: Backend, prepared: Prepared) -> str | None:
+def mode_of(name: str) -> str:
+    """The mode of the implementation that is called `name`."""
+    return Compiled.mode if THROUGH in name else Implementation.mode
+
+
+def signature(backend: Backend, prepared: PreparedCall) -> str | None:
     """What a compiled program of the call hangs on: shapes, dtypes and strides of its arrays, and the
     values of all else that it is given or made of. None where that is not known."""
-    given = prepared.arguments
-    rest = {n: a for n, a in given.items() if not backend.is_array(a)}
+    arguments = prepared.arguments
+    rest = {n: a for n, a in arguments.items() if not backend.is_array(a)}
     if prepared.constants is None or not all(isinstance(a, PLAIN) for a in rest.values()):
         return None
-    arrays = {n: backend.signature(a) for n, a in given.items() if n not in rest}
+    arrays = {n: backend.signature(a) for n, a in arguments.items() if n not in rest}
     # Text, since 1 == True and 0.0 == -0.0.
     return repr((arrays, rest, prepared.constants))
+
+
+class Program(NamedTuple):
+    """A compiled function, and its handle (see `PreparedCall.compiled`)."""
+
+    function: Callable[..., Any]
+    handle: Any = None
 
 
 class Programs:
@@ -46,29 +54,29 @@ class Programs:
     """
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[str, Callable[..., Any]] = OrderedDict()
-        self.made: dict[str, Callable[..., Any]] = {}
+        self.kept: OrderedDict[str, Program] = OrderedDict()
+        self.new: dict[str, Program] = {}
         self.taken: set[str] = set()
 
-    def find(self, key: str) -> Callable[..., Any] | None:
+    def find(self, key: str) -> Program | None:
         """The program of this cell, or of an earlier one."""
-        if key in self.made:
-            return self.made[key]
+        if key in self.new:
+            return self.new[key]
         if key not in self.kept:
             return None
         self.taken.add(key)
         self.kept.move_to_end(key)
         return self.kept[key]
 
-    def settle(self, passed: bool) -> bool:
-        """The end of a cell (see `Implementation.settle`)."""
+    def end_of_cell(self, passed: bool) -> bool:
+        """See `Implementation.end_of_cell`."""
         took = bool(self.taken)
-        for key in self.made.keys() if passed else self.taken:
+        for key in self.new.keys() if passed else self.taken:
             self.kept.pop(key, None)
-        self.kept |= self.made if passed else {}
+        self.kept |= self.new if passed else {}
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
-        self.made, self.taken = {}, set()
+        self.new, self.taken = {}, set()
         return took
 
 
@@ -82,57 +90,111 @@ class Compiled(Implementation):
     mode = "compiled"
 
     def __init__(self, inner: Implementation, compiler: str) -> None:
-        super().__init__(inner.backend)
-        self.inner, self.compiler = inner, compiler
+        self.inner, self.compiler = inner, checked_name("a compiler", compiler)
+        self.operator = inner.operator
         self.programs = Programs()
-        self.name = f"{inner.name}{THROUGH}{compiler}"
-        for declared in (
-            "operator", "dtypes", "numerics", "elections", "deterministic", "exp_error",
-            "gradient_blocks", "may_be_forward_only", "merges_mask_into_bias",
-        ):  # fmt: skip
-            setattr(self, declared, getattr(inner, declared))
-        self.lacks = {**inner.lacks, **inner.backend.lacking_compiled(inner, compiler)}
+        self.lacking = inner.backend.lacking_compiled(inner, compiler)
+        refusals = {n: reason for n, reason in self.lacking.items() if n in FEATURES}
+        name = f"{inner.name}{THROUGH}{compiler}"
+        super().__init__(inner.backend, name, inner.declared.refusing(refusals))
 
-    def prepare(self, inputs: Any) -> Prepared:
-        return self._prepared(inputs, anew=False)
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self._prepared(inputs, fresh=False)
 
-    def prepare_anew(self, inputs: Any) -> Prepared:
-        return self._prepared(inputs, anew=True)
+    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
+        return self._prepared(inputs, fresh=True)
 
-    def _prepared(self, inputs: Any, anew: bool) -> Prepared:
-        made = self.inner.prepare(inputs)
-        key = signature(self.backend, made) if self.backend.shares_programs else None
-        function = None if anew or key is None else self.programs.find(key)
-        if function is None:
-            function = self.backend.compiled(made, self.compiler, inputs.sizes.B).function
+    def _prepared(self, inputs: Inputs, fresh: bool) -> PreparedCall:
+        plain = self.inner.prepare(inputs)
+        key = signature(self.backend, plain) if self.backend.shares_programs else None
+        program = None if fresh or key is None else self.programs.find(key)
+        if program is None:
+            through = self.backend.compiled(plain, self.compiler, inputs.sizes.B)
+            program = Program(through.function, through.compiled)
             if key is not None:
-                self.programs.made[key] = function
-        return replace(made, function=function, source=self._source(made))
+                self.programs.new[key] = program
+        function, handle = program
+        return replace(plain, function=function, compiled=handle, source=self._source(plain))
 
-    def _source(self, made: Prepared) -> str:
+    def _source(self, plain: PreparedCall) -> str:
         dialect = self.backend.dialect
         compiled = "" if dialect is None else dialect.compiled.get(self.compiler, "")
-        arrays = [n for n, a in made.arguments.items() if self.backend.is_array(a)]
-        return compiled_source(made.source, compiled, arrays)
+        arrays = [n for n, a in plain.arguments.items() if self.backend.is_array(a)]
+        return compiled_source(plain.source, compiled, arrays)
 
-    def settle(self, passed: bool) -> bool:
-        return self.programs.settle(passed)
+    def end_of_cell(self, passed: bool) -> bool:
+        return self.programs.end_of_cell(passed)
 
     def unsupported(self, case: AnyCase) -> str | None:
-        refused = self.lacks.get("compiled") or self.lacks.get(case.dtype.long_name)
+        refused = self.lacking.get("compiled") or self.lacking.get(case.dtype.long_name)
         return refused or super().unsupported(case) or self.inner.unsupported(case)
 
 
-def compiled_forms(backend: Backend, found: list[Implementation]) -> list[Compiled]:
+def compiled_forms(backend: Backend, implementations: list[Implementation]) -> list[Compiled]:
     """Every implementation through every compiler that can take it: of attention itself all, of layers
     those that the backend names for them.
 
-    Where `found` are a backend's own, those it has for compilers alone are among them.
+    Where `implementations` are a backend's own, those it has for compilers alone are among them.
     """
-    own = {i.name for i in found} & {i.name for i in backend.implementations()}
+    own = {i.name for i in implementations} & {i.name for i in backend.implementations()}
     return [
         Compiled(inner, compiler)
-        for inner in [*found, *(backend.for_compilers() if own else [])]
+        for inner in [*implementations, *(backend.for_compilers() if own else [])]
         if inner.mode == "eager"
-        for compiler in (backend.compilers if inner.operator == "sdpa" else backend.layer_compilers)
+        for compiler in (backend.layer_compilers if inner.operator.is_layer else backend.compilers)
     ]
+
+
+def over_batch(
+    vmap: Callable[..., Any],
+    moved: Callable[[Any, int, int], Any],
+    is_array: Callable[[Any], bool],
+    prepared: PreparedCall,
+    batch: int,
+) -> PreparedCall:
+    """The call mapped over its samples by `vmap(function, axes)`.
+
+    Operands are mapped over axis 0 but for the key, whose samples lie along its last axis (a rule that
+    takes the batch from an unmoved array fails there); masks and biases that all samples share, and
+    sinks, are not mapped.
+    """
+    function, sinks = prepared.function, prepared.argument("sinks")
+
+    def axis(name: str, array: Any) -> int | None:
+        has_batch = len(array.shape) in (1, 4) and name != sinks
+        if not has_batch or array.shape[0] != batch:
+            return None
+        return 3 if name == "key" and len(array.shape) == 4 else 0
+
+    def call(**arguments: Any) -> Any:
+        arrays = {n: a for n, a in arguments.items() if is_array(a)}
+        rest = {n: a for n, a in arguments.items() if n not in arrays}
+        axes = {n: axis(n, a) for n, a in arrays.items()}
+
+        def single(*samples: Any) -> Any:
+            one = {
+                n: x if axes[n] is None else x[None] for n, x in zip(arrays, samples, strict=True)
+            }
+            return function(**one, **rest)[0]
+
+        places = [moved(a, 0, 3) if axes[n] == 3 else a for n, a in arrays.items()]
+        return vmap(single, tuple(axes.values()))(*places)
+
+    return replace(prepared, function=call)
+
+
+def with_constants(
+    compiler: Callable[[Callable[..., Any]], Callable[..., Any]],
+    is_array: Callable[[Any], bool],
+    prepared: PreparedCall,
+) -> PreparedCall:
+    """The call compiled as a function of its arrays alone, a dictionary; flags and numbers are constants
+    of it. The function that `compiler` returns is the handle `compiled`."""
+    rest: Mapping[str, Any] = {n: a for n, a in prepared.arguments.items() if not is_array(a)}
+    inner = prepared.function  # and not `prepared`, whose arrays would live as long as the program
+    function = compiler(lambda arrays: inner(**arrays, **rest))
+
+    def call(**arguments: Any) -> Any:
+        return function({n: a for n, a in arguments.items() if n not in rest})
+
+    return replace(prepared, function=call, compiled=function)

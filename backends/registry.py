@@ -9,8 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from backends.base import Backend, BackendUnavailable
-from backends.layers import UserLayer
+from backends.protocol import (
+    Backend,
+    BackendUnavailable,
+    DeclarationError,
+    Implementation,
+    UsageError,
+    checked_name,
+)
+from backends.user import UserLayer
+from suite.spec.operators import OPERATORS
 
 REGISTRY: dict[str, tuple[str, str]] = {
     "numpy": ("backends._numpy", "NumpyBackend"),
@@ -34,10 +42,6 @@ DISTRIBUTIONS = {
     "keras-jax": ("keras", "jax"),
 }
 """Modules whose absence means that a backend is not installed."""
-
-
-class UsageError(Exception):
-    """Something that was asked for by name does not exist or does not fit; lists what does."""
 
 
 def canonical(name: str) -> str:
@@ -80,8 +84,8 @@ def check_one_engine(names: list[str]) -> None:
 def load(name: str, device: str = "cpu") -> Backend:
     """The backend called `name` on `device`.
 
-    Raises UsageError for an unknown name, and BackendUnavailable where the framework cannot be
-    imported or has no such device.
+    Raises UsageError for an unknown name or for words that nobody knows in what a backend declares, and
+    BackendUnavailable where the framework cannot be imported or has no such device.
     """
     name = canonical(name)
     if name in REGISTRY:
@@ -89,15 +93,16 @@ def load(name: str, device: str = "cpu") -> Backend:
             os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
         module, attribute = REGISTRY[name]
         return getattr(importlib.import_module(module), attribute)(device)
-    found = load_object(name, "a backend object")
-    if isinstance(found, type) or (callable(found) and not isinstance(found, Backend)):
-        found = found(device)
-    if not isinstance(found, Backend):
+    backend = load_object(name, "a backend object")
+    if isinstance(backend, type) or (callable(backend) and not isinstance(backend, Backend)):
+        backend = backend(device)
+    if not isinstance(backend, Backend):
         raise UsageError(
-            f"{name} is {type(found).__name__}, expected a backends.base.Backend, or a function "
+            f"{name} is {type(backend).__name__}, expected a backends.protocol.Backend, or a function "
             "of the device that returns one"
         )
-    return found
+    checked_name("a backend", backend.name)
+    return backend
 
 
 def load_object(text: str, what: str) -> Any:
@@ -114,9 +119,11 @@ def load_object(text: str, what: str) -> Any:
             if not path.is_file():
                 raise UsageError(f"{what} {text!r}: there is no file {place}")
             spec = importlib.util.spec_from_file_location(f"_judged_{path.stem}", path)
-            module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            assert spec is not None, "a file that ends in .py is Python source"
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
             sys.modules[module.__name__] = module
-            spec.loader.exec_module(module)  # type: ignore[union-attr]
+            spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
     except UsageError:
@@ -133,11 +140,14 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-def function_implementation(backend: Backend, text: str, numerics: str, like: str = "") -> Any:
+def function_implementation(
+    backend: Backend, text: str, numerics: str, like: str = ""
+) -> Implementation:
     """An implementation around the user's function named by `text` (see `load_object`).
 
     `like` names the layer that it makes; without it, it has the framework's attention signature.
-    Raises UsageError where it cannot be imported, is not callable, or has another signature.
+    Raises UsageError where it cannot be imported, is not callable, has another signature, or a name that
+    is none.
     """
     function = load_object(text, "function")
     if not callable(function):
@@ -145,8 +155,10 @@ def function_implementation(backend: Backend, text: str, numerics: str, like: st
     name = text.rpartition(":")[2]
     try:
         if like:
-            return UserLayer(backend, function, name, numerics, like)
+            return UserLayer(backend, function, name, numerics, OPERATORS[like])
         return backend.function(function, name, numerics)
+    except UsageError:
+        raise
     except Exception as error:
         if not like and not isinstance(error, TypeError):
             raise
@@ -158,6 +170,7 @@ __all__ = [
     "REGISTRY",
     "Backend",
     "BackendUnavailable",
+    "DeclarationError",
     "UsageError",
     "canonical",
     "check_one_engine",

@@ -44,8 +44,8 @@ def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
 
 
 def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
-    """The text of a call (see `backends.base.Prepared`) with the call compiled, as a function of the
-    arguments called `arrays`; `compiled` is that of a `Dialect`. Empty where either is."""
+    """The text of a call (see `PreparedCall`) with the call compiled, as a function of the arguments
+    called `arrays`; `compiled` is that of a `Dialect`. Empty where either is."""
     names = ", ".join(arrays)
 
     def through(match: re.Match[str]) -> str:
@@ -54,8 +54,10 @@ def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
     return re.sub(r"^( *output = )(.*)$", through, source, flags=re.MULTILINE) if compiled else ""
 
 
-def textbook_source(function: Callable[..., Any], imports: str, **closure: str) -> str:
-    """A function of query, key, value, mask and bias, written out, and its call.
+def textbook_source(
+    function: Callable[..., Any], imports: str, arguments: Iterable[str], **closure: str
+) -> str:
+    """A function written out, and its call with variables called like its `arguments`, in their order.
 
     `closure` gives the expressions of the names that it takes from where it is defined. Empty where
     Python does not find the function's text.
@@ -64,7 +66,7 @@ def textbook_source(function: Callable[..., Any], imports: str, **closure: str) 
     if not text:
         return ""
     taken = "".join(f"{name} = {value}\n" for name, value in closure.items())
-    call = f"output = {function.__name__}(query, key, value, mask, bias)"
+    call = f"output = {function.__name__}({', '.join(arguments)})"
     return f"{imports}\n{taken}\n\n{text}\n\n{call}"
 
 

@@ -1,0 +1,180 @@
+"""What an implementation says of itself: one frozen `Declared`, whose words are checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.elections import QUESTIONS
+from suite.spec.operators.layers import PARAMETERS
+from suite.spec.vocabulary import FEATURES, NUMERICS
+
+Election = str | Mapping[str, str]
+"""An answer to a question, or one by short dtype name."""
+
+DROPOUT = ("", "elements", "shared")
+"""How dropout falls on weights: there is none, on each weight alone, or one pattern for all samples and
+heads."""
+
+OF_BACKENDS = frozenset({"strides", "threads"})
+"""Features that a backend has or lacks, and no implementation by itself (see `Backend.refusals`)."""
+
+ATTENTION_FEATURES = frozenset(
+    {
+        "mask", "causal", "window", "padding", "bias", "bias-with-mask", "scale", "softcap",
+        "grouped-heads", "value-size", "empty-batch", "empty-queries", "inner-stride", "mask-array",
+        "native-causal", "native-window", "other-shapes", "gradient", "gradient-of-bias",
+    }
+)  # fmt: skip
+"""What scaled dot-product attention by itself can do. Whatever comes later (attention sinks were the
+first) is not among them: an implementation names it."""
+
+LAYER_FEATURES = frozenset(
+    {
+        "mask", "causal", "window", "padding", "bias", "bias-with-mask", "grouped-heads", "value-size",
+        "mask-array", "native-causal", "other-shapes", "gradient", "key-width", "value-width",
+        "output-width", "head-width", "no-projection-bias", "cross", "average", "weights", "batch",
+        "single", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width", "raw-mask",
+        "causal-alone",
+    }
+)  # fmt: skip
+"""What a layer around attention can do; dropout is declared for itself."""
+
+THROUGH = "@"
+"""Stands between the names of an implementation and of the compiler it goes through."""
+
+
+class UsageError(Exception):
+    """Something that was asked for by name does not exist or does not fit; lists what does."""
+
+
+class DeclarationError(UsageError):
+    """An adapter uses a word that the suite does not know; lists those it knows."""
+
+
+def checked_name(what: str, name: str, more: str = "") -> str:
+    """`name`, where it can be part of ids, files and command lines.
+
+    Raises DeclarationError for anything but letters of ASCII, digits, "_", ".", "-" and `more`.
+    """
+    if not re.fullmatch(rf"[A-Za-z0-9_.{re.escape(more)}-]+", name):
+        raise DeclarationError(
+            f"{name!r} cannot be the name of {what}: a name has one character or more, all of them "
+            f"letters of ASCII, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"
+        )
+    return name
+
+
+def _checked(what: str, words: Iterable[str], valid: Collection[str]) -> None:
+    for word in words:
+        if word not in valid:
+            shown = ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid)
+            raise DeclarationError(f"unknown {what} {word!r}; valid: {shown}")
+
+
+def _frozen(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(mapping))
+
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """All that an implementation says of itself. Raises DeclarationError for a word nobody knows.
+
+    `numerics`: the numerics class, or one by short dtype name. `features`: what it can be asked, an
+    allow-list of words of `FEATURES`: what is not named is unsupported. `refusals`: reasons by feature,
+    shown to people; what is refused is no feature. `elections`: answers by question, each one answer or
+    one by short dtype name; a question that is left out is observed, and not held. `dtypes`: short names.
+    `deterministic`: two calls on the same inputs give the same bits.
+
+    Where it rounds otherwise than its class says, by short dtype name: `exp_error`, the relative error of
+    an exponential that is approximated; `gradient_blocks`, the rows and the keys after which running sums
+    of gradients are stored in the dtype; `narrow_biases`, the canonical parameters whose gradients are
+    sums in the dtype; `narrow_reductions`, the dtypes in which all sums over broadcast axes are such;
+    `narrow_statistics`, those in which a norm keeps mean and root for its backward pass.
+
+    `merges_mask_into_bias`: a mask beside a bias is passed as -inf in the bias, so that rows that it
+    empties follow the election minus-inf-row. `may_be_forward_only`: it need not be differentiable.
+    `dropout`: one of `DROPOUT`; one that is not empty is the feature "dropout". `whole_dropout`: a rate
+    of 1 is taken. `takes_parameters`: a layer computes with the parameters it is given.
+    """
+
+    numerics: str | Mapping[str, str] = "eager"
+    features: frozenset[str] = frozenset()
+    refusals: Mapping[str, str] = field(default_factory=_nothing)
+    elections: Mapping[str, Election] = field(default_factory=_nothing)
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    deterministic: bool = True
+    exp_error: Mapping[str, float] = field(default_factory=_nothing)
+    gradient_blocks: Mapping[str, tuple[int, int]] = field(default_factory=_nothing)
+    narrow_biases: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
+    narrow_reductions: tuple[str, ...] = ()
+    narrow_statistics: tuple[str, ...] = ()
+    merges_mask_into_bias: bool = False
+    may_be_forward_only: bool = False
+    dropout: str = ""
+    whole_dropout: bool = True
+    takes_parameters: bool = True
+
+    def __post_init__(self) -> None:
+        classes = self.numerics if isinstance(self.numerics, Mapping) else {"": self.numerics}
+        _checked("numerics class", classes.values(), NUMERICS)
+        _checked("dropout", [self.dropout], DROPOUT)
+        _checked("feature", [*self.features, *self.refusals], FEATURES)
+        by_dtype = (
+            self.exp_error, self.gradient_blocks, self.narrow_biases, self.narrow_reductions,
+            self.narrow_statistics, self.dtypes, classes.keys() - {""},
+        )  # fmt: skip
+        for names in by_dtype:
+            _checked("dtype", names, DTYPES)
+        if isinstance(self.numerics, Mapping):
+            _checked("dtype without a numerics class", self.dtypes, self.numerics)
+        for names in self.narrow_biases.values():
+            _checked("parameter", names, PARAMETERS)
+        _checked("question", self.elections, QUESTIONS)
+        for question, election in self.elections.items():
+            answers = {"": election} if isinstance(election, str) else election
+            _checked("dtype", answers.keys() - {""}, DTYPES)
+            _checked(f"answer to {question}", answers.values(), QUESTIONS[question].options)
+        refusals = dict(self.refusals)
+        if not self.dropout:
+            refusals.setdefault("dropout", "has no dropout")
+        features = {*self.features, *(["dropout"] if self.dropout else [])} - refusals.keys()
+        own: dict[str, Any] = {"features": frozenset(features), "refusals": _frozen(refusals)}
+        for name in ("elections", "exp_error", "gradient_blocks", "narrow_biases"):
+            own[name] = _frozen(getattr(self, name))
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def but(self, **changes: Any) -> Declared:
+        """The same with other values of some fields."""
+        return replace(self, **changes)
+
+    def refusing(self, refusals: Mapping[str, str]) -> Declared:
+        """The same without some features: reasons by feature."""
+        return replace(self, refusals={**self.refusals, **refusals})
+
+    def taking(self, *features: str) -> Declared:
+        """The same with more features, whether they were refused or not named."""
+        refusals = {n: reason for n, reason in self.refusals.items() if n not in features}
+        return replace(self, features=self.features | {*features}, refusals=refusals)
+
+    def electing(self, elections: Mapping[str, Election]) -> Declared:
+        """The same with other answers to some questions."""
+        return replace(self, elections={**self.elections, **elections})
+
+    def on(self, device: str) -> Declared:
+        """What holds on a device: answers, and where it rounds, were verified on the CPU alone."""
+        if device == "cpu":
+            return self
+        return replace(
+            self, elections={}, exp_error={}, gradient_blocks={}, narrow_biases={},
+            narrow_reductions=(), narrow_statistics=(),
+        )  # fmt: skip

@@ -1,0 +1,132 @@
+"""Masks and biases in the forms that frameworks take: flags, dense arrays, and both in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal, Mask, Padding, Window
+
+if TYPE_CHECKING:
+    from backends.protocol import Backend
+
+
+@dataclass(frozen=True)
+class Native:
+    """A symbolic mask divided into what flags express and what must be passed densely.
+
+    `causal`: the flag; `window` and `lengths`: the parts for flags of their own, None where there are
+    none; `rest`: the parts that no flag expresses.
+    """
+
+    causal: bool = False
+    window: Window | None = None
+    lengths: Padding | None = None
+    rest: tuple[Mask, ...] = ()
+
+
+def split_native(
+    inputs: Inputs, causal: bool = False, window: bool = False, lengths: bool = False
+) -> Native:
+    """Divide the mask; `causal`, `window`, `lengths` say which flags exist (and mean intersection with
+    each other). With the dense form, or a mask given as an array, nothing is native.
+    """
+    flag, sliding, padding = False, None, None
+    rest: list[Mask] = []
+    for part in inputs.mask.parts if inputs.mask is not None else ():
+        if inputs.form == "dense":
+            rest.append(part)
+        elif causal and isinstance(part, Causal) and not part.bottom_right:
+            flag = True
+        elif window and isinstance(part, Window) and sliding is None:
+            sliding = part
+        elif lengths and isinstance(part, Padding) and not part.left and padding is None:
+            padding = part
+        else:
+            rest.append(part)
+    return Native(flag, sliding, padding, tuple(rest))
+
+
+def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
+    """The dense form of the masks that no flag expresses, or of the mask given as an array."""
+    if inputs.mask_array is not None:
+        return inputs.mask_array
+    out: np.ndarray | None = None
+    for mask in rest:
+        block = mask.dense(inputs.sizes, inputs.seed)
+        out = block if out is None else out & block
+    return out
+
+
+def merged_bias(inputs: Inputs) -> np.ndarray | None:
+    """Bias with -inf where the mask hides: for interfaces with one additive argument.
+
+    Rank 4, or 2 where both parts are; float64. None where there is neither bias nor mask.
+    """
+    mask = inputs.dense_mask
+    if mask is None:
+        return inputs.bias
+    added = np.where(mask, 0.0, -np.inf)
+    return added if inputs.bias is None else np.where(mask, inputs.bias, -np.inf)
+
+
+def rank4(array: np.ndarray) -> np.ndarray:
+    """A mask or bias with leading axes of size 1, for interfaces that insist on rank 4."""
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def full(array: np.ndarray, inputs: Inputs, heads: bool = True) -> np.ndarray:
+    """A mask or bias written out as (B, H, Lq, Lk), or (B, Lq, Lk) where it knows no heads.
+
+    Raises ValueError where it differs between heads and may not.
+    """
+    s = inputs.sizes
+    array = rank4(array)
+    if heads:
+        return np.broadcast_to(array, (s.B, s.H, s.Lq, s.Lk))
+    if array.shape[1] != 1:
+        raise ValueError("a mask that differs between heads where heads have one mask")
+    return np.broadcast_to(array[:, 0], (s.B, s.Lq, s.Lk))
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    """A mask divided into what layers take: a causal flag, valid keys (B, Lk), the rest as a boolean
+    array that broadcasts to (B, H, Lq, Lk). True attends; None where there is nothing."""
+
+    causal: bool
+    valid: np.ndarray | None
+    rest: np.ndarray | None
+
+    @classmethod
+    def of(cls, inputs: Inputs, causal: bool = True, lengths: bool = True) -> LayerMasks:
+        """`causal` and `lengths` say which the layer takes apart from the rest."""
+        native = split_native(inputs, causal=causal, lengths=lengths)
+        valid = None
+        if native.lengths is not None:
+            counts = native.lengths.lengths(inputs.sizes, inputs.seed)
+            valid = np.arange(inputs.sizes.Lk) < counts[:, None]
+        return cls(native.causal, valid, dense_of(inputs, native.rest))
+
+
+def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """query, key, value, mask and bias as the framework's arrays, heads before length, no flags; and
+    sinks where there are any.
+
+    `mask` and `bias` are None where there is none.
+    """
+    query, key, value = backend.operands(inputs, "bhld")
+    mask = dense_of(inputs, split_native(inputs).rest)
+    arguments = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "mask": None if mask is None else backend.array(mask, None),
+        "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
+    }
+    if inputs.sinks is not None:
+        arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
+    return arguments

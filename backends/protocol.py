@@ -1,0 +1,374 @@
+"""What an adapter provides: a backend, its implementations, and calls prepared for the suite.
+
+A third-party adapter subclasses `Backend` and `Implementation` and hands the backend object to
+`pytest suite --backend=package.module:object`. The suite asks of an adapter:
+
+- Values arrive as NumPy arrays that hold only numbers of the case's dtype; bfloat16 arrives as
+  float32. `Backend.array` must give the framework's own array with exactly these values.
+- `Implementation.prepare` does every conversion; the call it returns does nothing but call the
+  framework, so that what it raises is the framework's and what it takes is the framework's time.
+- Forcing an implementation means that one or an error, never another one silently.
+- What an implementation can be asked is declared, feature by feature (`Declared`); what cannot be
+  computed is refused there or by `unsupported`; nothing is approximated.
+- All that is known of a call is in its `PreparedCall`; nothing hangs on attributes of functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.declared import (
+    ATTENTION_FEATURES,
+    LAYER_FEATURES,
+    OF_BACKENDS,
+    THROUGH,
+    DeclarationError,
+    Declared,
+    Election,
+    UsageError,
+    checked_name,
+)
+from backends.memory import arranged, in_order
+from backends.prepared import ARRAYS, LAYER_OUTPUTS, ForwardOnly, PreparedCall
+from backends.sources import Dialect
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DType, round_to
+from suite.spec.elections import QUESTIONS
+from suite.spec.inputs import Inputs
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import FEATURES
+
+Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
+"""What `Backend.step` returns."""
+
+
+__all__ = [
+    "ARRAYS", "ATTENTION_FEATURES", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
+    "Backend", "BackendUnavailable", "DeclarationError", "Declared", "Election", "ForwardOnly",
+    "Implementation", "PreparedCall", "Step", "UsageError", "checked_name",
+]  # fmt: skip
+
+
+class BackendUnavailable(Exception):
+    """The framework is not installed, or failed to import; the message says why."""
+
+
+class Backend(ABC):
+    """A framework on one device, seen through its adapter.
+
+    `name` is what --backend takes. The constructor imports the framework and raises
+    BackendUnavailable with the reason where it cannot, and DeclarationError for a bad name.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ("cpu",)
+    has_strides = False
+    narrow_reductions = False
+    """Whether gradients are summed over broadcast axes in the case's dtype."""
+    has_threads = False
+    compilers: tuple[str, ...] = ()
+    timed_compilers: tuple[str, ...] = ()
+    """Of `compilers`, those that people deploy: the ones whose speed is measured."""
+    layer_compilers: tuple[str, ...] = ()
+    """Those of the compilers that layers go through, too."""
+    shares_programs = True
+    """Whether compiled programs can be kept side by side, for more calls than they were made for."""
+    compiles_shapes = False
+    dialect: Dialect | None = None
+
+    def __init__(self, device: str = "cpu") -> None:
+        checked_name("a backend", self.name)
+        if device not in self.devices:
+            raise BackendUnavailable(
+                f"{self.name} is judged on {', '.join(self.devices)} only, not on {device}"
+            )
+        self.device = device
+
+    @property
+    @abstractmethod
+    def versions(self) -> dict[str, str]:
+        """Versions by distribution name, the framework's own first."""
+
+    @property
+    def expectations(self) -> Path:
+        """The manifest of known failures, by default the one beside the backend's module."""
+        return Path(inspect.getfile(type(self))).with_name("expectations.toml")
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """The features of `OF_BACKENDS` that the backend lacks, with the reason."""
+        reasons = {}
+        if not self.has_strides:
+            reasons["strides"] = f"arrays of {self.name} lie in memory as the framework likes"
+        if not self.has_threads:
+            reasons["threads"] = (
+                f"the number of threads of {self.name} is fixed once it has started"
+            )
+        return reasons
+
+    @abstractmethod
+    def implementations(self) -> list[Implementation]:
+        """All implementations that exist on this device."""
+
+    def for_compilers(self) -> list[Implementation]:
+        """Implementations that are judged through compilers alone."""
+        return []
+
+    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
+        """An implementation around a user's function with the framework's native signature.
+
+        Raises TypeError, saying what was expected, where the signature does not fit.
+        """
+        raise TypeError(f"backend {self.name} has no native signature to judge a function by")
+
+    # Arrays.
+
+    @abstractmethod
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        """The framework's array with exactly these values, C-contiguous, on the device.
+
+        `dtype` None keeps the NumPy dtype (boolean and integer masks, lengths).
+        """
+
+    @abstractmethod
+    def to_numpy(self, array: Any) -> np.ndarray:
+        """The array's values as float64 (bool and integers unchanged)."""
+
+    @abstractmethod
+    def is_array(self, value: Any) -> bool:
+        """Whether `value` is an array of this framework."""
+
+    @abstractmethod
+    def dtype_name(self, array: Any) -> str:
+        """Long dtype name: float64, float32, bfloat16, float16."""
+
+    @abstractmethod
+    def device_name(self, array: Any) -> str:
+        """The device the array is on, as --device names it."""
+
+    def transpose(self, array: Any, *axes: int) -> Any:
+        """The array with its axes in another order: a view where the framework has views."""
+        return array.transpose(*axes)
+
+    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """The array as one of `shape`, with stride 0 along the axis in which it has size 1 instead."""
+        raise NotImplementedError
+
+    def restrided(self, array: Any) -> Any:
+        """The array with a stride of 7 elements along every axis of size 1."""
+        raise NotImplementedError
+
+    def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
+        """The framework's array with these values, in memory as `ARRANGEMENTS` says.
+
+        Contiguous where the framework has no strides. Raises KeyError for an unknown arrangement, and
+        ValueError where slices differ that are to be one (those of `memory.EXPANDED`).
+        """
+        return arranged(self, values, dtype, how)
+
+    def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
+        """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).
+
+        Memory follows the case's own axis order, so that where the two differ the arrays are transposed
+        views in frameworks that have views.
+        """
+        query, key, value = (
+            self.operand(x, inputs, axis_order) for x in (inputs.query, inputs.key, inputs.value)
+        )
+        return query, key, value
+
+    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
+        """One (B, H, L, D) operand in an axis order, in memory as the case says."""
+        return in_order(self, values, inputs, axis_order)
+
+    # Derivatives.
+
+    def vjp(
+        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The call's output and its gradients by operand, for a cotangent like the output.
+
+        `wrt` names the operands and parameters that ask for a gradient; the others ask for none. One
+        without influence has the gradient None. Where query, key and value are one array, that of the
+        query is what it receives as all three. Raises ForwardOnly where the output cannot be
+        differentiated.
+        """
+        raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
+
+    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
+        """How the call's output moves as its operands move along `tangents`, by operand.
+
+        Raises ForwardOnly where nothing is differentiated in this direction.
+        """
+        raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
+
+    # Compilers.
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        """The call with its function through one of `compilers`, all else as it was; compiled when it is
+        first called. `batch` is the number of samples."""
+        raise NotImplementedError
+
+    def signature(self, array: Any) -> tuple[Any, ...]:
+        """What a compiler may have fixed of an array: shape and dtype, strides where there are any."""
+        return (tuple(array.shape), self.dtype_name(array))
+
+    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        """The features an implementation loses in a compiler, with the reason; a dtype by its long name,
+        and "compiled" where it cannot be compiled at all."""
+        return {}
+
+    def placed(self, layer: Any, dtype: DType) -> Any:
+        """A user's layer in the dtype, on the device, switched to evaluation, where the framework's
+        layers have these notions."""
+        return layer
+
+    # Time, memory, and what ran.
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        """A context in which calls run on `count` threads, where the backend has `has_threads`."""
+        raise NotImplementedError
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        """Which kernels the call runs, in the framework's own words; empty where it does not say."""
+        return ""
+
+    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+        """What is timed: a function of the call's arguments and a cotangent that makes ready whatever is
+        not part of the direction, and returns the rest as a function without arguments.
+
+        `direction` is one of `DIRECTIONS`. What is timed returns the output ("forward"), or the pair of
+        the output and the gradients by the operands `wrt`, without the output for "backward" alone.
+        Raises ForwardOnly where the backend has no differentiation.
+        """
+        if direction == "forward":
+            return lambda arguments, cotangent: lambda: prepared.call(arguments)
+        raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
+
+    def sync(self, outputs: Any) -> None:
+        """Wait until all these outputs (arrays, and pairs and dictionaries of them) are computed."""
+        return
+
+    def compilations(self, prepared: PreparedCall) -> int | None:
+        """A number that grows whenever the process, or the call's own function, traces or compiles.
+
+        None where the framework does not say.
+        """
+        return None
+
+    def limit(self, what: str, size: int, dtype: DType) -> tuple[Callable[[], Any], int]:
+        """What the machine can do at best: a function that multiplies two square matrices of `size` rows
+        ("gemm"), or copies an array of `size` elements ("copy"), and its operations or bytes."""
+        shape = (size, size) if what == "gemm" else (size,)
+        values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
+        array = self.array(round_to(values, dtype), dtype)
+        if what == "gemm":
+            return self.multiplied(array), 2 * size**3
+        return self.copied(array), 2 * size * dtype.itemsize
+
+    def multiplied(self, array: Any) -> Callable[[], Any]:
+        """A function that multiplies a matrix by itself as fast as the framework can."""
+        return lambda: array @ array
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        """A function that reads an array once and writes as much."""
+        return lambda: array.copy()
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
+        """The most memory that one `call` holds at a time beyond what was there, as the framework's
+        allocator counts it, or as the compiler of `prepared` planned it; None where neither says."""
+        return None
+
+    def device_seconds(self, call: Callable[[], Any]) -> float | None:
+        """Seconds of one call by the device's own clock; None where it has none."""
+        return None
+
+    def empty_caches(self) -> None:
+        """Empty the device's caches of what lies in them, where that can be done."""
+        return
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Implementation(ABC):
+    """One way in which a framework computes an operator.
+
+    `operator` is what it computes: only cases of this operator are asked. `mode` is "eager" or
+    "compiled". `declared` is all that it says of itself. A class gives name and declaration as
+    attributes, or hands them to the constructor, which raises DeclarationError for a bad name.
+    """
+
+    name: str
+    operator: Operator = OPERATORS["sdpa"]
+    mode = "eager"
+    declared = Declared()
+
+    def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
+        self.backend = backend
+        more = THROUGH if self.mode == "compiled" else ""
+        self.name = checked_name("an implementation", name or self.name, more)
+        self.declared = (declared or self.declared).on(backend.device)
+
+    @abstractmethod
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        """Convert the inputs and return the call; a layer is a fresh one with the inputs' parameters.
+
+        Only the call may raise the framework's errors.
+        """
+
+    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
+        """`prepare`, with a program of its own where the call is compiled."""
+        return self.prepare(inputs)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        """The call to differentiate: where it can be, it takes canonical parameters as arguments, too."""
+        return self.prepare(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        """The same problem by other flags that must not change the answer, by the flags' names."""
+        return {}
+
+    def end_of_cell(self, passed: bool) -> bool:
+        """The cell that these calls were prepared for is judged: keep what was compiled for it for other
+        cells where it passed, forget it otherwise. Returns whether anything kept before took part."""
+        return False
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        """Why this case is not supported, or None. Reads declarations only; runs nothing."""
+        if case.dtype.name not in self.declared.dtypes:
+            return f"dtype {case.dtype.long_name} is not supported"
+        return self.missing(case.needs)
+
+    def missing(self, features: Iterable[str]) -> str | None:
+        """Why the implementation or its backend lacks one of the features; None where they have all."""
+        refusals = {**self.backend.refusals, **self.declared.refusals}
+        for feature in features:
+            if feature in refusals:
+                return refusals[feature]
+            if feature not in self.declared.features | OF_BACKENDS:
+                return f"does not declare {feature} ({FEATURES[feature]})"
+        return None
+
+    def numerics_for(self, dtype: DType) -> str:
+        """The numerics class declared for a dtype."""
+        numerics = self.declared.numerics
+        return numerics if isinstance(numerics, str) else numerics[dtype.name]
+
+    def elected(self, question: str, dtype: DType) -> str | None:
+        """The declared answer to a question in a dtype; None where it is left to be observed."""
+        if question not in QUESTIONS:
+            raise KeyError(question)
+        answer = self.declared.elections.get(question)
+        return answer if answer is None or isinstance(answer, str) else answer.get(dtype.name)
+
+    def __str__(self) -> str:
+        return f"{self.backend.name}:{self.name}"

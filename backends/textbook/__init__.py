@@ -1,0 +1,28 @@
+"""Textbook layers, written once in the operations that frameworks have in common (`Operations`); each
+adapter says how they are spelled.
+"""
+
+from __future__ import annotations
+
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Numerics, Operations, Textbook
+from backends.textbook.multi_head import PackedHeads, PerHead, SingleSample
+from backends.textbook.norms import TextbookBatchNorm, TextbookLayerNorm
+from backends.textbook.one_head import (
+    Additive,
+    Luong,
+    MaskedInfinity,
+    MaskedLarge,
+    SelfAttention,
+)
+
+__all__ = ["Numerics", "Operations", "Textbook", "textbooks"]
+
+
+def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:
+    """Every textbook layer in a framework's operations, in the numerics class these have."""
+    kinds: tuple[type[Textbook], ...] = (
+        PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity,
+        MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
+    )  # fmt: skip
+    return [kind(backend, ops, numerics) for kind in kinds]

@@ -1,0 +1,124 @@
+"""The operations that frameworks have in common, and what all textbook layers share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends.declared import LAYER_FEATURES, Declared
+from backends.masks import LayerMasks, full
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Backend, Implementation
+from suite.spec.inputs import Inputs
+
+Numerics = str | Mapping[str, str]
+"""A numerics class, or one by short dtype name."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations textbook layers are written in, as one framework spells them.
+
+    softmax over the last axis; fill(scores, hidden, number) where `hidden`; concat(arrays, axis);
+    transpose(array, axes); the rest as named. `@`, `+`, `*`, `/` and slices are the framework's own.
+    """
+
+    softmax: Callable[[Any], Any]
+    fill: Callable[[Any, Any, float], Any]
+    tanh: Callable[[Any], Any]
+    total: Callable[[Any, int], Any]
+    mean: Callable[[Any, int], Any]
+    root: Callable[[Any], Any]
+    concat: Callable[[Sequence[Any], int], Any]
+    transpose: Callable[[Any, tuple[int, ...]], Any]
+    reshape: Callable[[Any, tuple[int, ...]], Any]
+    repeat: Callable[[Any, int, int], Any]
+    overflowing_fill: str
+    """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""
+
+
+class Textbook(Implementation):
+    """A textbook layer; hidden scores are set to `fill` before the softmax."""
+
+    declared = Declared(
+        features=LAYER_FEATURES,
+        refusals={
+            "native-causal": "textbook code has no causal flag",
+            "splits-width": "textbook code is given parameters, not a width to split",
+        },
+        elections={
+            "fully-masked-row": "nan",
+            "padded-sample": "nan",
+            "minus-inf-row": "nan",
+            "fully-masked-row-gradient": "nan",
+            "padded-sample-gradient": "nan",
+            "mask-polarity": "attends",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "leaks",
+        },
+    )
+    fill = -np.inf
+    heads_apart = False
+
+    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
+        super().__init__(backend, declared=self.declaration(ops, numerics))
+        self.ops = ops
+
+    def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
+        """What the layer says of itself where its operations are of a numerics class."""
+        return self.declared.but(numerics=numerics)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend = self.backend
+        arrays: dict[str, Any] = sequences(backend, inputs)
+        parameters = self.laid_out(inputs)
+        arrays |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
+        arrays |= {n: backend.array(a, None) for n, a in self.masks(inputs).items()}
+        if inputs.bias is not None:
+            added = self.pairs("bias", full(inputs.bias, inputs), inputs)
+            arrays |= {n: backend.array(a, inputs.dtype) for n, a in added.items()}
+        returned = inputs.returned != "none"
+
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
+            output, weights = self.compute(query, key, value, rest, inputs)
+            return output, weights if returned else None
+
+        return PreparedCall(call, arrays, LAYER_OUTPUTS)
+
+    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """The canonical parameters as this layer keeps them."""
+        return inputs.parameters
+
+    def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        """The mask as this layer takes it: "hidden", True where a pair does not attend."""
+        mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
+        if mask is None:
+            return {}
+        if inputs.form != "raw":
+            mask = full(mask, inputs) if self.heads_apart else full(mask, inputs)[:, 0]
+        return self.pairs("hidden", ~mask, inputs)
+
+    def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:
+        """A mask or bias, (B, H, Lq, Lk) or (B, Lq, Lk), as this layer keeps it."""
+        return {name: array}
+
+    @abstractmethod
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        """The layer: (output, weights). `rest` are parameters, masks and biases."""
+
+    def softmax(self, scores: Any, hidden: Any) -> Any:
+        """softmax of scores of which the hidden ones are set to `fill`."""
+        if hidden is not None:
+            scores = self.ops.fill(scores, hidden, self.fill)
+        return self.ops.softmax(scores)
+
+    def number(self, value: float, inputs: Inputs) -> Any:
+        """A number in the layer's dtype: a Python float that meets a tensor may pass through float32."""
+        return self.backend.array(np.asarray(value), inputs.dtype)

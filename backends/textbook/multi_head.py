@@ -1,0 +1,137 @@
+"""Textbook multi-head attention: packed, head by head, and for one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends.textbook.layer import Textbook
+from suite.spec.inputs import Inputs
+from suite.spec.operators import OPERATORS
+
+
+class PackedHeads(Textbook):
+    """One projection for all heads, split by a reshape and a transpose, merged the same way back."""
+
+    name = "packed-heads"
+    operator = OPERATORS["multi-head"]
+    heads_apart = True
+
+    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        packed = {}
+        for name, array in inputs.parameters.items():
+            if name == "output_kernel":
+                array = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
+            elif name.endswith("kernel"):
+                array = array.reshape(array.shape[0], -1)  # (E, H D)
+            elif name != "output_bias":
+                array = array.reshape(-1)
+            packed[name] = array
+        return packed
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        ops, s = self.ops, inputs.sizes
+        alone = inputs.single
+
+        def heads(x: Any, name: str, count: int) -> Any:
+            y = x @ rest[f"{name}_kernel"]
+            if f"{name}_bias" in rest:
+                y = y + rest[f"{name}_bias"]
+            y = ops.reshape(y, (s.B, -1, count, y.shape[-1] // count))
+            return ops.transpose(y, (0, 2, 1, 3))  # (B, H, L, D)
+
+        q, k, v = heads(query, "query", s.H), heads(key, "key", s.Hkv), heads(value, "value", s.Hkv)
+        if s.H != s.Hkv:
+            k, v = ops.repeat(k, s.H // s.Hkv, 1), ops.repeat(v, s.H // s.Hkv, 1)
+        scores = q @ ops.transpose(k, (0, 1, 3, 2)) * self.number(s.D**-0.5, inputs)
+        if "bias" in rest:
+            scores = scores + rest["bias"]
+        weights = self.softmax(scores, rest.get("hidden"))  # (B, H, Lq, Lk)
+        merged = ops.transpose(weights @ v, (0, 2, 1, 3))
+        shape: tuple[int, ...] = (s.Lq, s.H * s.Dv) if alone else (s.B, s.Lq, s.H * s.Dv)
+        output = ops.reshape(merged, shape) @ rest["output_kernel"]
+        if "output_bias" in rest:
+            output = output + rest["output_bias"]
+        if inputs.returned == "average":
+            weights = ops.mean(weights, 1)
+        return output, weights[0] if alone else weights
+
+
+class PerHead(Textbook):
+    """A list of projections, one for each head, whose outputs are concatenated.
+
+    What belongs to head h is handed over on its own, as "query_kernel.h".
+    """
+
+    name = "per-head"
+    operator = OPERATORS["multi-head"]
+    declared = Textbook.declared.refusing({"raw-mask": "takes a mask for every head"})
+    heads_apart = True
+
+    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
+        apart = {}
+        for name, array in inputs.parameters.items():
+            if name == "output_kernel":
+                apart[name] = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
+            elif name == "output_bias":
+                apart[name] = array
+            else:
+                heads = array.swapaxes(0, 1) if name.endswith("kernel") else array
+                apart |= {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(heads)}
+        return apart
+
+    def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:
+        heads = array[0] if inputs.single else array.swapaxes(0, 1)
+        return {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(heads)}
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        ops, s = self.ops, inputs.sizes
+        factor = self.number(s.D**-0.5, inputs)
+        outputs, all_weights = [], []
+        for h in range(s.H):
+            g = h // (s.H // s.Hkv)
+            q = self.projected(query, rest, "query", h)  # (B, Lq, D) or (Lq, D)
+            k = self.projected(key, rest, "key", g)
+            v = self.projected(value, rest, "value", g)
+            swapped = (0, 2, 1) if len(k.shape) == 3 else (1, 0)
+            scores = q @ ops.transpose(k, swapped) * factor
+            if f"bias.{h}" in rest:
+                scores = scores + rest[f"bias.{h}"]
+            weights = self.softmax(scores, rest.get(f"hidden.{h}"))
+            outputs.append(weights @ v)
+            all_weights.append(weights)
+        output = ops.concat(outputs, -1) @ rest["output_kernel"]
+        if "output_bias" in rest:
+            output = output + rest["output_bias"]
+        axis = len(output.shape) - 2
+        stacked = ops.concat(
+            [ops.reshape(w, (*w.shape[:axis], 1, *w.shape[axis:])) for w in all_weights], axis
+        )
+        if inputs.returned == "average":
+            return output, ops.mean(stacked, axis)
+        return output, stacked
+
+    def projected(self, x: Any, rest: Mapping[str, Any], name: str, head: int) -> Any:
+        y = x @ rest[f"{name}_kernel.{head}"]
+        bias = rest.get(f"{name}_bias.{head}")
+        return y if bias is None else y + bias
+
+
+class SingleSample(PerHead):
+    """The form most tutorials start from: one sample (L, width), a loop over the heads, concat."""
+
+    name = "single-sample"
+    declared = PerHead.declared.refusing({"batch": "takes one sample without a batch axis"})
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        if len(query.shape) != 2:
+            raise ValueError(f"takes one sample (L, width), got {tuple(query.shape)}")
+        return super().compute(query, key, value, rest, inputs)
