@@ -136,7 +136,8 @@ def test_gradient_contract(cell: Cell) -> None:
     shaped = native_cotangent(cell.cotangent, inputs, prepared)
     native = backend.arranged(shaped, cell.dtype, "reversed")
     kept = backend.to_numpy(native).copy()
-    cell.judge(read_output(cell, cell.call(prepared), inputs, prepared))
+    plain = cell.attempt(lambda: prepared.output(prepared.arguments))
+    cell.judge(read_output(cell, plain, inputs, prepared))
     cell.attempt(lambda: backend.vjp(prepared, OPERANDS, native))
     for name, values in before.items():
         if not np.array_equal(backend.to_numpy(prepared.arguments[name]), values, equal_nan=True):

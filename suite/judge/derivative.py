@@ -21,40 +21,27 @@ if TYPE_CHECKING:
     from suite.judge.cell import Cell
 
 
-def call_by_arrays(prepared: PreparedCall, inputs: Inputs) -> tuple[PreparedCall, list[str]]:
-    """The call as a function that returns the output alone, and the arrays, by the operator's names, that it
-    can be differentiated by: its operands, and the parameters that it is handed. Statistics are none.
+def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
+    """The arrays that a call can be differentiated by: its operands, and the parameters it is handed.
 
-    Where query, key and value are one tensor, that is the operand "query".
+    Statistics are none. Where query, key and value are one tensor, that is the operand "query".
     """
-    operator, own = inputs.operator, inputs.own
-    operands = {name: prepared.operands.get(name, name) for name in inputs.arrays}
-    names = [
+    operator = inputs.operator
+    return [
         name
-        for name, argument in operands.items()
-        if argument in prepared.arguments and name not in operator.statistics
-        if name not in ("key", "value") or not own
+        for name in inputs.arrays
+        if prepared.argument(name) in prepared.arguments and name not in operator.statistics
+        if name not in ("key", "value") or not inputs.own
         if name != "bias" or not operator.is_layer
     ]
-    others = [
-        operands[name] for name in ("key", "value") if own and operands[name] in prepared.arguments
-    ]
-    if len(prepared.outputs) == 1 and not others:
-        return replace(prepared, operands=operands), names
-    query, function, several = operands["query"], prepared.function, len(prepared.outputs) > 1
-
-    def call(**arguments: Any) -> Any:
-        native = function(**(arguments | dict.fromkeys(others, arguments[query])))
-        return native[0] if several else native
-
-    return replace(prepared, function=call, operands=operands, outputs=("output",)), names
 
 
 def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
     """The call of a cell to differentiate, and all that it is differentiated by."""
     inputs = cell.inputs if inputs is None else inputs
     cell.require(inputs)
-    prepared, names = call_by_arrays(cell.implementation.differentiable(inputs), inputs)
+    prepared = cell.implementation.differentiable(inputs)
+    names = names_of(prepared, inputs)
     if cell.implementation.missing(["gradient-of-bias"]) is not None:
         names = [name for name in names if name != "bias"]
     return prepared, names
@@ -79,9 +66,8 @@ def differentiate(
     backend = cell.implementation.backend
     if prepared is None:
         prepared, names = asked_of(cell, inputs)
-    else:
-        prepared, names = call_by_arrays(prepared, inputs)
-    wrt = names if wrt is None else wrt
+        wrt = names if wrt is None else wrt
+    wrt = names_of(prepared, inputs) if wrt is None else wrt
     values = cell.cotangent if cotangent is None else cotangent
     native = backend.arranged(native_cotangent(values, inputs, prepared), inputs.dtype, arranged)
     out, gradients = cell.attempt(lambda: backend.vjp(prepared, wrt, native))
@@ -96,9 +82,9 @@ def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall)
 
 
 def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
-    """The output of a call that returns nothing beside it."""
+    """The output alone of a call, without what it may return beside it."""
     plain = inputs.replace(returned="none") if inputs.returned != "none" else inputs
-    return cell.read(native, plain, prepared)
+    return cell.read(native, plain, replace(prepared, outputs=("output",)))
 
 
 def read_gradients(
@@ -116,7 +102,7 @@ def read_gradients(
     for name in wrt:
         if native.get(name) is None:
             raise Deviation("no-gradient", f"the {name} got no gradient")
-        shape = tuple(prepared.arguments[prepared.operands[name]].shape)
+        shape = tuple(prepared.arguments[prepared.argument(name)].shape)
         what = f"the gradient of the {name}"
         values = read_array(cell.implementation.backend, what, native[name], shape, inputs.dtype)
         operand = name in ("query", "key", "value") and values.ndim == 4
@@ -212,7 +198,7 @@ def push(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _as_passed(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
-    shape = tuple(prepared.arguments[prepared.operands[name]].shape)
+    shape = tuple(prepared.arguments[prepared.argument(name)].shape)
     return (turned(values, prepared) if values.ndim == 4 else values).reshape(shape)
 
 

@@ -46,7 +46,7 @@ def _judged(cell: Cell, audit: bool) -> Verdict:
     try:
         reason = cell.check.unsupported(cell.implementation, cell.case)
         audited = audit and isinstance(cell.case, Case)
-        audited = audited and reason not in cell.implementation.backend.lacks.values()
+        audited = audited and reason not in cell.implementation.backend.refusals.values()
         if reason is not None and not audited:
             return verdict("unsupported", "", reason)
         # Whether a warning is an error is for the caller's tests, and no property of a kernel.

@@ -8,7 +8,7 @@ import numpy as np
 from backends.protocol import ForwardOnly, Implementation
 
 from suite.judge.answer import parts, turned
-from suite.judge.derivative import call_by_arrays
+from suite.judge.derivative import names_of
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Deviation, NotApplicable
@@ -131,7 +131,8 @@ class Probe:
         """Gradients of query, key and value, or None where the framework raises."""
         self.require(inputs)
         backend = self.implementation.backend
-        prepared, names = call_by_arrays(self.implementation.differentiable(inputs), inputs)
+        prepared = self.implementation.differentiable(inputs)
+        names = names_of(prepared, inputs)
         wrt = [name for name in ("query", "key", "value") if name in names]
         native = backend.array(np.ascontiguousarray(turned(cotangent, prepared)), self.dtype)
         try:
