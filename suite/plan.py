@@ -19,14 +19,16 @@ from backends.compilation import Compiled, compiled_forms, mode_of
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.judge import cell as cells
-from suite.judge import records
 from suite.judge.cell import Cell, Check
-from suite.judge.expectations import MANIFESTS, Expectation, ExpectationError, Manifest, load
 from suite.judge.tolerance import NUMERICS
 from suite.judge.verdict import Verdict
+from suite.records.cells import CellRecord, digest
+from suite.records.expectations import MANIFESTS, Expectation, ExpectationError, Manifest, load
 from suite.spec.catalogue import LEVELS, AnyCase, find
 from suite.spec.dtypes import dtype
+from suite.spec.elections import ElectionCase
 from suite.spec.layers import OPERATORS
+from suite.spec.vocabulary import canonical_check
 
 DEFAULT_NUMERICS = "stepwise"
 """The class a user's function is held to unless it declares one: the widest in which sums are right."""
@@ -261,7 +263,7 @@ class Plan:
     def digest(self) -> tuple[str, int]:
         """Digest and number of all cells of the whole run, every shard included."""
         keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]
-        return records.digest(keys), len(keys)
+        return digest(keys), len(keys)
 
 
 def _part_of(case_id: str, count: int) -> int:
@@ -276,17 +278,17 @@ def cell_name(cell: Cell) -> str:
     return f"{cell.implementation}/{cell.case.id}"
 
 
-def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
+def record(cell: Cell, verdict: Verdict) -> CellRecord:
     """The record of a judged cell."""
     measured = asdict(verdict.measured)
-    return records.CellRecord(
+    return CellRecord(
         **_identity(cell),
+        **_asked(cell.case),
         status=verdict.status,
         kind=verdict.kind,
         message=verdict.message,
         **measured,
         seconds=round(verdict.seconds, 6),
-        group=cell.case.group,
         numerics=cell.numerics,
         seed=cell.seed,
     )
@@ -294,14 +296,14 @@ def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
 
 def record_key(cell: Cell) -> tuple:
     """The key of the record that a cell will give."""
-    return records.CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
+    return CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
     implementation = cell.implementation
     return {
         "case": cell.case.id,
-        "check": cell.check.name,
+        "check": canonical_check(cell.check.name),
         "backend": implementation.backend.name,
         "implementation": implementation.name,
         "mode": implementation.mode,
@@ -310,22 +312,32 @@ def _identity(cell: Cell) -> dict[str, Any]:
     }
 
 
-def crashed(check: str, name: str, kind: str, message: str, options: Options) -> records.CellRecord:
+def _asked(case: AnyCase) -> dict[str, Any]:
+    """What a record says of its case beside the id."""
+    return {
+        "group": case.group,
+        "operator": case.operator,
+        "question": case.question.name if isinstance(case, ElectionCase) else "",
+        "features": case.needs,
+    }
+
+
+def crashed(check: str, name: str, kind: str, message: str, options: Options) -> CellRecord:
     """The record of a cell whose process died or ran out of time, made from its name alone."""
     implementation, _, case_id = name.partition("/")
     backend, _, short = implementation.partition(":")
     case = find(case_id)
-    return records.CellRecord(
+    return CellRecord(
         case=case_id,
-        check=check,
+        check=canonical_check(check),
         backend=backend,
         implementation=short,
         mode=mode_of(short),
         device=options.device,
         dtype=case.dtype.name,
+        **_asked(case),
         status="crash",
         kind=kind,
         message=message,
-        group=case.group,
         seed=options.seed,
     )

@@ -13,4 +13,4 @@ def test_layer_values(cell: LayerCell) -> None:
     prepared = cell.prepare(cell.inputs)
     cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared.layout))
     if cell.implementation.mode == "compiled":
-        cell.measured.observed = cell.implementation.backend.witness(prepared)
+        cell.measured.kernels = cell.implementation.backend.witness(prepared)

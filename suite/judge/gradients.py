@@ -252,7 +252,6 @@ class GradientCell(Cell):
         oracle = self.gradient_oracle(inputs, cotangent)
         poisoned = self.poisoned(inputs)
         empty = oracle.reference.keys == 0  # (B, H, Lq)
-        shown = []
         for name, got in gradients.items():
             want = oracle.gradient(name, got.shape)
             judged = np.ones(got.shape, bool)
@@ -263,9 +262,7 @@ class GradientCell(Cell):
                 f"gradient of the {name}, ",
             )  # fmt: skip
             measured.grade = self._grade(name, error, inputs, cotangent)
-            self.measured.worst_of(measured)
-            shown.append(f"{name} {measured.error_ratio:.2g}")
-            self.measured.observed = ", ".join(shown)
+            self.measured.worst_of_operand(name, measured)
             if deviation is not None:
                 raise deviation
 
@@ -422,7 +419,6 @@ class LayerGradientCell(LayerCell):
             self.implementation, inputs, self.cotangent, self.numerics, self.flushes,
             self.empty_mode(inputs),
         )  # fmt: skip
-        shown = []
         for name, got in gradients.items():
             want = reference[name].reshape(-1)
             flat = got.reshape(-1)
@@ -430,8 +426,6 @@ class LayerGradientCell(LayerCell):
                 flat, want.value, want.error, np.ones(flat.shape, bool), inputs.dtype,
                 self.numerics, f"gradient of {name}, flat ",
             )  # fmt: skip
-            self.measured.worst_of(measured)
-            shown.append(f"{name} {measured.error_ratio:.2g}")
-            self.measured.observed = ", ".join(shown)
+            self.measured.worst_of_operand(name, measured)
             if deviation is not None:
                 raise deviation

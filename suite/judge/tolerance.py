@@ -63,8 +63,8 @@ import numpy as np
 
 from references.definition import Reference
 from references.running import Roundoffs, gamma
-from suite.judge.records import GRADES
 from suite.spec.dtypes import DTYPES, DType
+from suite.spec.vocabulary import NUMERICS
 
 RMS_LIMIT = 1.5
 """Largest root mean square of error / standard deviation in the 16-bit dtypes. The variance model takes
@@ -78,9 +78,6 @@ all others 1.27."""
 
 RMS_ELEMENTS = 100
 """The statistic is a verdict from this many elements on."""
-
-NUMERICS = GRADES[:-1]
-"""The numerics classes from the narrowest bound to the widest (`single` is float64's own)."""
 
 
 def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:

@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
-"""Every cell ends in exactly one of these."""
-
-KINDS = {
-    "value": "an element is further from the oracle than rounding explains",
-    "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
-    "type": "the answer is not an array of the framework under test",
-    "shape": "the answer has another shape than the problem asks for",
-    "dtype": "the answer has another dtype than the inputs",
-    "device": "the answer is on another device than the inputs",
-    "mutated-input": "an input was changed by the call",
-    "not-deterministic": "a second call on the same inputs gave other bits",
-    "overwritten": "a later call changed an earlier answer",
-    "leak": "what the mask hides has influence",
-    "unequal": "two forms of one problem give answers further apart than rounding explains",
-    "no-gradient": "an operand that the answer hangs on got no gradient",
-    "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
-    "raised": "the framework raised on a problem it does not declare unsupported",
-    "no-raise": "a bad problem was answered silently",
-    "election": "the observed answer is not the declared one",
-    "stale-claim": "a declared refusal that in fact computes the right answer",
-    "unexpected-pass": "an expected failure passed",
-    "other-failure": "an expected failure failed in another way",
-    "crash": "the process running the cell died",
-    "timeout": "the cell ran longer than allowed",
-    "harness": "the adapter or the harness broke",
-}
+from suite.spec.vocabulary import KINDS, STATUSES
 
 
 class Deviation(Exception):
@@ -54,13 +29,19 @@ class NotElected(Exception):
 
 @dataclass
 class Measured:
-    """Figures of a cell, filled in while it is judged; None where nothing was measured."""
+    """Figures of a cell, filled in while it is judged; None where nothing was measured.
+
+    `ratios` are error ratios by operand or parameter; `observed` is the answer to a question or a grade
+    of invariance, `kernels` what ran, in the framework's own words.
+    """
 
     error_ratio: float | None = None
     rms: float | None = None
     max_abs_error: float | None = None
     grade: str = ""
     observed: str = ""
+    kernels: str = ""
+    ratios: dict[str, float] = field(default_factory=dict)
 
     def worst_of(self, other: Measured) -> None:
         """Take over the larger figures of another comparison of the same cell."""
@@ -70,6 +51,13 @@ class Measured:
             self.error_ratio = other.error_ratio
             self.max_abs_error = other.max_abs_error
             self.rms, self.grade = other.rms, other.grade
+
+    def worst_of_operand(self, operand: str, other: Measured) -> None:
+        """Take over the larger figures of a comparison of one operand's gradient."""
+        self.worst_of(other)
+        ratio = other.error_ratio
+        if ratio is not None and not ratio <= self.ratios.get(operand, -math.inf):
+            self.ratios[operand] = ratio
 
 
 @dataclass(frozen=True)
