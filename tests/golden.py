@@ -21,7 +21,6 @@ import numpy as np
 
 from backends.registry import load
 from suite.checks import all_checks
-from suite.judge.cell import run
 from suite.judge.gradients import GradientOracle, layer_cotangent, layer_gradients
 from suite.judge.layers import LayerOracle
 from suite.judge.oracle import Oracle
@@ -79,7 +78,9 @@ def drawn(case: Any, seed: int) -> str:
     """A digest of the arrays that are drawn for a case."""
     if isinstance(case, LayerCase):
         inputs: Any = draw_layer(case, seed)
-        arrays = {n: getattr(inputs, n) for n in ("query", "key", "value")} | dict(inputs.parameters)
+        arrays = {n: getattr(inputs, n) for n in ("query", "key", "value")} | dict(
+            inputs.parameters
+        )
     else:
         inputs = draw(case, seed)
         arrays = {n: getattr(inputs, n) for n in ("query", "key", "value")}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suite.judge.records import CellRecord, Header, Run, Writer, digest
+from suite.records.cells import CellRecord, Header, Run, digest, writer
 
 
 def cell(
@@ -19,7 +19,7 @@ def cell(
     backend, _, name = implementation.partition(":")
     dtype = next((p for p in case.split("/") if p in ("f64", "f32", "bf16", "f16")), "f32")
     made = CellRecord(case, "values", backend, name, "eager", "cpu", dtype, status, group="none")
-    return replace(made, **fields)
+    return replace(made, **{"operator": "sdpa", **fields})
 
 
 def elect(
@@ -32,6 +32,7 @@ def elect(
             implementation,
             "unsupported" if answer == "unsupported" else "pass",
             check="election",
+            question=question,
             observed="" if answer == "unsupported" else answer,
         )
         for dtype, answer in answers.items()
@@ -61,8 +62,8 @@ def run(*cells: CellRecord, source: str = "run.jsonl", complete: bool = True, **
 
 def write(path: Path, run: Run) -> Path:
     """The run as a result file, without a footer where it is not complete."""
-    writer = Writer(path, run.header)
+    lines = writer(path, run.header)
     for record in run.cells:
-        writer.cell(record)
-    writer.close(run.complete)
+        lines.write(record)
+    lines.close(run.complete)
     return path

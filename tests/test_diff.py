@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from suite.judge.records import Run
-from suite.judge.verdict import STATUSES
+from suite.records.cells import Run
 from suite.report.diff import (
     CHANGES,
     NothingInCommon,
@@ -17,6 +16,7 @@ from suite.report.diff import (
     new_failures,
     summary,
 )
+from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, run
 
 SAME = cell("sdpa/causal/mha/f32/b1h1q2k2d8")

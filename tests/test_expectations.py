@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from suite.judge.expectations import (
+from suite.judge.verdict import Verdict
+from suite.records import cells
+from suite.records.cells import CellRecord
+from suite.records.expectations import (
     MANIFESTS,
     ExpectationError,
     Manifest,
     draft,
     load,
-    load_findings,
 )
-from suite.judge.machine import cpu_flags
-from suite.judge.verdict import Verdict
+from suite.records.findings import load_findings
+from suite.records.machine import cpu_flags
+from tests.records_by_hand import cell, run, write
 
 GOOD = """
 [[expect]]
@@ -99,7 +102,7 @@ def test_versions_and_devices(tmp_path: Path, versions: dict, device: str, holds
 def test_an_entry_may_hang_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: str, holds: bool
 ) -> None:
-    monkeypatch.setattr("suite.judge.machine.cpu_flags", lambda: frozenset({"fma", "avx2"}))
+    monkeypatch.setattr("suite.records.machine.cpu_flags", lambda: frozenset({"fma", "avx2"}))
     path = tmp_path / "torch.toml"
     path.write_text(f"{GOOD}cpu = {cpu}\n")
     assert bool(Manifest(load(path), {"torch": "2.13"}, "cpu").entries) == holds
@@ -129,10 +132,10 @@ def test_two_entries_for_one_cell_are_an_error(tmp_path: Path) -> None:
     ("old", "new", "hint"),
     [
         ('kind = "value"', 'kind = "odd"', "unknown kind 'odd'"),
-        ('cause = "softmax in float32"', 'cause = ""', "missing or empty"),
+        ('cause = "softmax in float32"', 'cause = ""', "at `$.cause`"),
         ('cause = "softmax in float32"', 'cause = "TODO: verify"', "verify it"),
         ('issue = "https://example.org/1"', 'issue = "somewhere"', "none found"),
-        ('check = ["values"]', 'check = "values"', "list of strings"),
+        ('check = ["values"]', 'check = "values"', "Expected `array`, got `str` - at `$.check`"),
         ('check = ["values"]', 'chekc = ["values"]', "chekc"),
         ('message = "ratio \\\\\\\\d+"', 'message = "("', "entry 1"),
         ('versions = ["torch>=2.0,<3"]', 'versions = ["torch>>2"]', "entry 1"),
@@ -159,25 +162,84 @@ def test_the_manifests_of_this_checkout_load() -> None:
         assert load(path) or load_findings(path)
 
 
-def test_a_draft_is_refused_until_its_causes_are_filled_in(tmp_path: Path) -> None:
-    cell = {
-        "implementation": "sdpa",
-        "check": "values",
-        "kind": "value",
-        "message": 'element (b=0): "quoted" got 1',
-        "case": CASE,
-    }
-    text = draft([cell, {**cell, "case": CASE + "/tiny"}], {"torch": "2.13.0+cpu"})
-    path = tmp_path / "draft.toml"
-    path.write_text(text)
-    with pytest.raises(ExpectationError, match="entry 1"):
-        load(path)
-    path.write_text(
-        text.replace("TODO: verify, then one line", "x").replace("TODO: a link, or: ", "")
+def failing(message: str, case: str = CASE) -> CellRecord:
+    return cell(case, status="fail", kind="value", message=message)
+
+
+def filled_in(text: str) -> str:
+    """A draft whose causes and issues somebody wrote down."""
+    return text.replace("TODO: verify, then one line", "x").replace("TODO: a link, or: ", "")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'element (b=0): "quoted" got 1',
+        "\x1b[1mException encountered\x1b[0m when calling\nthe layer",
+        "first line\nsecond \\ line",
+        "lost \udcff byte \ud800",
+        "9 elements",
+        "(1, 2)",
+        "",
+        "tab\tand nul \0 and \x7f",
+        "größer […] {x} .* $",
+    ],
+)
+def test_a_draft_loads_once_its_causes_are_filled_in(tmp_path: Path, message: str) -> None:
+    text = draft(
+        [failing(message), failing(message, CASE + "/tiny")], {"torch": "2.13.0+cpu", "numpy": "2"}
     )
+    path = tmp_path / "draft.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ExpectationError, match=r"entry 1: (issue|the cause)"):
+        load(path)
+    path.write_text(filled_in(text), encoding="utf-8")
     (entry,) = load(path)
     assert entry.case == (CASE, CASE + "/tiny")
-    got = Manifest([entry], {"torch": "2.13.0"}, "cpu").apply(
-        Verdict("fail", "value", cell["message"]), "sdpa", "values", CASE
+    assert entry.versions == ("torch==2.13.0",)
+    manifest = Manifest([entry], {"torch": "2.13.0"}, "cpu")
+    assert apply(manifest, "fail", "value", message).status == "known"
+    assert apply(manifest, "fail", "value", "nothing like it\n").status == (
+        "fail" if entry.message != ".*" else "known"
     )
-    assert got.status == "known"
+
+
+def test_a_draft_of_a_record_holds_for_the_message_the_record_was_made_of(tmp_path: Path) -> None:
+    """A file of records cannot hold every character of a message."""
+    message = "lost \udcff byte"
+    (read,) = cells.load(write(tmp_path / "r.jsonl", run(failing(message)))).cells
+    path = tmp_path / "draft.toml"
+    path.write_text(filled_in(draft([read], {"torch": "2.13.0"})), encoding="utf-8")
+    manifest = Manifest(load(path), {"torch": "2.13.0"}, "cpu")
+    assert apply(manifest, "fail", "value", message).status == "known"
+
+
+def test_failures_that_begin_alike_share_an_entry(tmp_path: Path) -> None:
+    path = tmp_path / "draft.toml"
+    alike = [failing(f"element ({n}): far", f"{CASE}/{n}") for n in range(3)]
+    path.write_text(filled_in(draft([*alike, failing("other")], {"torch": "2.13.0"})))
+    assert [len(entry.case) for entry in load(path)] == [3, 1]
+    assert draft([], {"torch": "2.13.0"}) == ""
+
+
+def test_checks_may_be_called_by_earlier_names(tmp_path: Path) -> None:
+    path = tmp_path / "torch.toml"
+    path.write_text(GOOD.replace('check = ["values"]', 'check = ["layer_values", "contract"]'))
+    (entry,) = load(path)
+    assert entry.check == ("values", "contract")
+    for check, matches in (
+        ("values", True), ("layer_values", True), ("layer_contract", True), ("layer_paths", False)
+    ):  # fmt: skip
+        assert entry.matches("sdpa", check, CASE) == matches
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["expect = 3", "[[expect]]\nimplementation = 3", "expect = [3]", "finding = [3]", "[expect]",
+     '[[finding]]\nname = 3', "\x00", "a = " + "[" * 100_000, GOOD + 'source = "x"\n'],
+)  # fmt: skip
+def test_anything_else_in_a_manifest_is_one_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "torch.toml"
+    path.write_text(text)
+    with pytest.raises(ExpectationError, match=r"torch\.toml"):
+        assert load(path) + load_findings(path)

@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 
 from backends.registry import DISTRIBUTIONS
 from suite.__main__ import main
-from suite.judge.expectations import ExpectationError, Finding, load_findings
-from suite.judge.findings import manifests, page
-from suite.judge.machine import cpu_is
+from suite.records.expectations import ExpectationError
+from suite.records.findings import Finding, load_findings, manifests, page
+from suite.records.machine import cpu_is
 from tests.records_by_hand import cell, run
 
 FOUND = {backend: findings for backend, (findings, _) in manifests().items()}
@@ -77,7 +77,7 @@ def test_the_page_names_every_finding_and_counts_its_cells() -> None:
 def test_findings_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "torch.toml"
     path.write_text('[[finding]]\nname = "x"\n')
-    with pytest.raises(ExpectationError, match=r"finding 1: .*issue.* missing"):
+    with pytest.raises(ExpectationError, match=r"finding 1: .*missing required field `title`"):
         load_findings(path)
     path.write_text(
         '[[expect]]\nimplementation = ["a"]\ncheck = ["*"]\ncase = ["*"]\nkind = "raised"\n'

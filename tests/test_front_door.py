@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.judge import records
+from suite.records import cells as records
+from suite.records.lines import TruncatedRun
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -199,7 +200,7 @@ def test_a_killed_run_leaves_its_records(tmp_path: Path) -> None:
         "suite/test_values.py", "--backend=tests.miniatures:segfaults", "--level=smoke",
         "--dtype=f32", f"--results={path}",
     )  # fmt: skip
-    with pytest.raises(records.TruncatedRun, match="no footer"):
+    with pytest.raises(TruncatedRun, match="no footer"):
         records.load(path)
     assert records.load(path, partial=True).cells
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from suite.spec.layers import OPERATORS
+
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"torch", "tensorflow", "jax", "jaxlib", "keras", "flax"}
 OURS = {"suite", "backends", "references", "tests"}
@@ -90,17 +92,19 @@ def test_arrows(path: Path) -> None:
     elif within(name, "suite.judge"):
         assert all(within(m, "suite.judge", "suite.spec", "references") for m in ours), ours
         assert "pytest" not in tops
-    elif within(name, "suite.report"):
-        allowed = (
-            "suite.report",
-            "suite.judge.records",
-            "suite.judge.verdict",
-            "suite.measure.record",
+    elif within(name, "suite.records"):
+        assert all(
+            within(m, "suite.records", "suite.spec.vocabulary") or m == "suite" for m in ours
         )
-        rooms = ("suite.judge", "suite.measure")
-        assert all(within(m, *allowed) or m in rooms for m in ours), ours
+        assert tops - OURS - set(sys.stdlib_module_names) <= {"msgspec", "packaging", "tomli_w"}
+    elif within(name, "suite.report"):
+        assert all(
+            within(m, "suite.report", "suite.records", "suite.spec.vocabulary") for m in ours
+        )
+        others = {"jinja2", "matplotlib", "numpy", "pandas"}
+        assert tops - OURS - set(sys.stdlib_module_names) <= others
     elif within(name, "suite.measure"):
-        rooms = ("suite.measure", "suite.judge", "suite.spec", "backends")
+        rooms = ("suite.measure", "suite.judge", "suite.records", "suite.spec", "backends")
         ends = ("suite", "suite.checks", "suite.plan")
         assert all(within(m, *rooms, *ends[1:]) or m in ends for m in ours), ours
         assert "pytest" not in tops
@@ -127,11 +131,13 @@ def test_arrows(path: Path) -> None:
         assert not tops & FRAMEWORKS, "only an adapter imports its framework"
 
 
-def test_records_need_the_standard_library_only() -> None:
-    for name in ("records", "verdict"):
-        found = imports(ROOT / f"suite/judge/{name}.py")
-        others = {m for m in found if m.split(".")[0] not in sys.stdlib_module_names}
-        assert all(within(m, "suite.judge.verdict") for m in others), others
+def test_reports_ask_columns_and_name_no_operator() -> None:
+    for path in (ROOT / "suite" / "report").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not said & {"sdpa", "elect", "bad", *OPERATORS}, path
+        called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not called & {"extract", "extractall", "contains", "fullmatch", "match", "findall"}
 
 
 def test_adapters_are_not_named_like_frameworks() -> None:
@@ -142,7 +148,9 @@ def test_adapters_are_not_named_like_frameworks() -> None:
     "modules",
     [
         "suite, suite.spec.catalogue, references.definition, references.loops, references.online",
-        "suite.report, suite.judge.records, suite.judge.oracle, suite.checks, suite.plan",
+        "suite.report, suite.report.commands, suite.report.tables, suite.report.render",
+        "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
+        "suite.judge.oracle, suite.checks, suite.plan",
         "backends, backends.base, backends.registry",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",

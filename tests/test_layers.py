@@ -15,7 +15,7 @@ from backends.registry import UsageError, function_implementation, load
 from suite.checks import all_checks
 from suite.judge import cell as cells
 from suite.judge.layers import LayerCell
-from suite.report import tables
+from suite.report import frames, semantics
 from suite.spec.dtypes import DTYPES
 from suite.spec.layer_catalogue import SHARED, layer_cases
 from suite.spec.layers import LayerCase, draw_layer
@@ -233,25 +233,34 @@ def test_masks_are_divided_into_what_layers_take() -> None:
 
 def test_the_table_of_layers_says_what_each_does() -> None:
     elect = "elect/multi-head/mask-polarity/f32"
-    found = tables.layers(
-        tables.cells(
+    found = semantics.layers(
+        frames.cells(
             run(
                 cell("sdpa/none/mha/f32/b2h3q5k7d8"),
-                cell(elect, "torch:nn-mha", check="election", observed="hides"),
-                cell(PLAIN, "torch:nn-mha", check="layer_values"),
+                cell(
+                    elect,
+                    "torch:nn-mha",
+                    check="election",
+                    question="mask-polarity",
+                    observed="hides",
+                    operator="multi-head",
+                ),
+                cell(PLAIN, "torch:nn-mha", operator="multi-head", features=("batch", "weights")),
                 cell(
                     "multi-head/none/mha/f32/b2h4q5k9d3v5/e10.11.13.7",
                     "torch:nn-mha",
                     "unsupported",
-                    check="layer_values",
                     message="splits",
+                    operator="multi-head",
+                    features=("batch", "value-size"),
                 ),
             )
         )
     )
     row = found.loc["torch:nn-mha"]
     assert list(found.index) == ["torch:nn-mha"]
-    assert (row["operator"], row["mask-polarity"], row["Dv != D"]) == ("multi-head", "hides", "no")
+    shown = ["operator", "mask-polarity", "Dv != D", "averaged weights", "weights"]
+    assert row[shown].tolist() == ["multi-head", "hides", "no", "", "yes"]
 
 
 def test_user_layers_are_built_once_where_they_keep_their_parameters(

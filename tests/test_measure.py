@@ -20,11 +20,12 @@ from backends._numpy import Definition, NumpyBackend, Rounded
 from backends.base import Prepared
 from backends.registry import load
 from suite.__main__ import main
-from suite.judge.records import BrokenLine, NotARecordFile, TruncatedRun
 from suite.measure import gate, protocol
-from suite.measure.record import SpeedHeader, SpeedRecord, SpeedWriter, load_speed
 from suite.measure.subject import Refused, Subject, Unsupported
 from suite.measure.work import Work, count_pairs
+from suite.records import speed
+from suite.records.lines import BrokenLine, NotARecordFile, TruncatedRun
+from suite.records.speed import SpeedHeader, SpeedRecord
 from suite.spec.catalogue import parse
 from suite.spec.recipes import draw
 from suite.spec.workloads import WORKLOADS, named, sweep
@@ -373,30 +374,30 @@ def record(**changes: Any) -> SpeedRecord:
 def test_records_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "speed.jsonl"
     records = [record(), record(status="refused", kind="value", samples=(), error_ratio=np.inf)]
-    writer = SpeedWriter(path, SpeedHeader(protocol=protocol.VERSION))
+    writer = speed.writer(path, SpeedHeader(protocol=protocol.VERSION))
     for entry in records:
-        writer.speed(entry)
+        writer.write(entry)
     writer.close()
-    found = load_speed(path)
+    found = speed.load(path)
     assert list(found.records) == records
     assert found.records[0].seconds == 0.02
     assert found.records[0].share_of_gemm == pytest.approx(0.5)
     assert found.records[0].share_of_copy == pytest.approx(0.05)
     assert found.records[1].seconds is None
     with pytest.raises(FileExistsError):
-        SpeedWriter(path, SpeedHeader(protocol=1))
+        speed.writer(path, SpeedHeader(protocol=1))
 
     lines = path.read_text().splitlines()
     (tmp_path / "cut.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(TruncatedRun):
-        load_speed(tmp_path / "cut.jsonl")
-    assert len(load_speed(tmp_path / "cut.jsonl", partial=True).records) == 2
+        speed.load(tmp_path / "cut.jsonl")
+    assert len(speed.load(tmp_path / "cut.jsonl", partial=True).records) == 2
     (tmp_path / "lost.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     with pytest.raises(BrokenLine, match="footer counts"):
-        load_speed(tmp_path / "lost.jsonl")
+        speed.load(tmp_path / "lost.jsonl")
     (tmp_path / "other.jsonl").write_text("{}\n")
     with pytest.raises(NotARecordFile):
-        load_speed(tmp_path / "other.jsonl")
+        speed.load(tmp_path / "other.jsonl")
 
 
 KERNELS = """
@@ -433,7 +434,7 @@ def test_bench_times_a_function_and_refuses_a_wrong_one(
     assert main([*common, *functions, f"--results={results}"]) == gate.WRONG
     out = capsys.readouterr().out
     assert "1 timed, 1 refused" in out
-    right, wrong = load_speed(results).records
+    right, wrong = speed.load(results).records
     assert (right.status, right.implementation) == ("timed", "right")
     assert len(right.samples) == 5
     assert 0 < right.share_of_gemm <= 1  # type: ignore[operator]

@@ -9,21 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from suite.judge.records import (
-    GRADES,
+from suite.records.cells import DifferentCaseLists, IncompleteShards, digest, load, merge, writer
+from suite.records.lines import (
     BrokenLine,
-    DifferentCaseLists,
     DuplicateCell,
-    IncompleteShards,
+    NewerSchema,
     NotARecordFile,
     RecordError,
     TruncatedRun,
-    Writer,
-    digest,
-    load,
-    merge,
 )
-from suite.judge.tolerance import NUMERICS
 from tests.records_by_hand import cell, header, run, write
 
 A, B, C = (cell(f"sdpa/none/mha/f32/b1h1q1k{n}d8") for n in (1, 2, 3))
@@ -54,6 +48,10 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         seconds=0.125,
         numerics="fused",
         seed=3,
+        question="no-keys",
+        features=("mask", "bias"),
+        kernels="triton_fused",
+        ratios={"query": 0.25, "key": math.inf},
     )
     before = run(record, A, dirty=True, partial=True, shard="1/2")
     after = load(write(tmp_path / "r.jsonl", before))
@@ -81,23 +79,23 @@ def test_figures_survive_and_the_file_is_strict_json(
 
 def test_text_that_utf8_cannot_hold_does_not_end_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", run(cell(status="fail", message="bad \udcff byte"), A))
-    assert [c.message for c in load(path).cells] == ["bad ? byte", ""]
+    assert [c.message for c in load(path).cells] == ["bad \ufffd byte", ""]
 
 
 def test_the_writer_never_overwrites(whole: Path) -> None:
     before = whole.read_bytes()
     with pytest.raises(FileExistsError):
-        Writer(whole, header(A))
+        writer(whole, header(A))
     assert whole.read_bytes() == before
 
 
 def test_lines_are_in_the_file_as_soon_as_they_are_judged(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    writer = Writer(path, header(A, B))
-    writer.cell(A)
+    lines = writer(path, header(A, B))
+    lines.write(A)
     assert load(path, partial=True).cells == (A,)
-    writer.close(finished=False)
-    with pytest.raises(TruncatedRun, match="1 of 2 cells"):
+    lines.close(finished=False)
+    with pytest.raises(TruncatedRun, match="1 records are there"):
         load(path)
 
 
@@ -122,8 +120,9 @@ def test_not_a_record_file(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file_is_not_a_record_file(tmp_path: Path) -> None:
-    with pytest.raises(NotARecordFile, match="cannot be read"):
-        load(tmp_path / "absent.jsonl")
+    for path in (tmp_path / "absent.jsonl", tmp_path, tmp_path / "a\0b"):
+        with pytest.raises(NotARecordFile, match="cannot be read"):
+            load(path)
 
 
 def test_a_run_without_footer_is_truncated(whole: Path) -> None:
@@ -159,7 +158,8 @@ def test_a_line_cut_within_a_character_is_a_truncated_run(tmp_path: Path) -> Non
         (lambda x: [x[0], "{", *x[2:]], "line 2 is not a record"),
         (lambda x: [x[0], '{"record": "cell", "case": "c"}', *x[2:]], "line 2.*missing"),
         (lambda x: [x[0], x[1].replace('"pass"', '"passed"'), *x[2:]], "'passed'; valid: pass"),
-        (lambda x: [x[0], x[1].replace('"rms": null', '"rms": "small"'), *x[2:]], "line 2"),
+        (lambda x: [x[0], x[1].replace('"rms": null', '"rms": "small"'), *x[2:]],
+         r"line 2.*float.*got `str` - at `\$\.rms`"),
         (lambda x: [x[0], *x], "got 'header'"),
         (lambda x: [*x, x[1]], "got 'footer'"),
         (lambda x: [*x[:2], '{"record": "note"}', *x[2:]], "got 'note'"),
@@ -171,6 +171,51 @@ def test_a_line_cut_within_a_character_is_a_truncated_run(tmp_path: Path) -> Non
 def test_a_broken_line_is_named(whole: Path, change, says: str) -> None:  # type: ignore[no-untyped-def]
     spoil(whole, change)
     with pytest.raises(BrokenLine, match=says):
+        load(whole)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "says"),
+    [
+        (2, f'"case": "{A.case}"', '"case": ["a"]', "Expected `str`, got `array` - at `$.case`"),
+        (2, '"seed": 0', '"seed": ' + "1" * 400, "at `$.seed`"),
+        (2, '"seed": 0', '"seed": ' + "1" * 10_000, "out of range"),
+        (2, '"seed": 0', '"seed": true', "Expected `int`, got `bool`"),
+        (2, '"ratios": {}', '"ratios": null', "Expected `object`, got `null` - at `$.ratios`"),
+        (2, '"ratios": {}', '"ratios": {"key": "far"}', "Expected `float`, got `str`"),
+        (2, '"features": []', '"features": [1]', "Expected `str`, got `int` - at `$.features[0]`"),
+        (2, '"message": ""', '"message": "\\ud800"', "surrogate"),
+        (2, '"message": ""', '"message": "\0"', "malformed"),
+        (2, '"message": ""', f'"message": {DEEP}', "recursion"),
+        (2, '"rms": null', '"rms": NaN', "malformed"),
+        (2, '"rms": null', '"rms": 1e999', "out of range"),
+        (1, '"versions": {"torch": "2.13.0"}', '"versions": null',
+         "Expected `object`, got `null` - at `$.versions`"),
+        (1, '"cells": 3', '"cells": -1', "`int` >= 0"),
+        (5, '"totals": {"pass": 3}', '"totals": [3]', "Expected `object`, got `array`"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_is_one_error_with_its_place(
+    whole: Path, line: int, old: str, new: str, says: str
+) -> None:
+    text = whole.read_text(encoding="utf-8").split("\n")
+    assert old in text[line - 1]
+    text[line - 1] = text[line - 1].replace(old, new)
+    whole.write_text("\n".join(text), encoding="utf-8")
+    with pytest.raises(BrokenLine) as caught:
+        load(whole)
+    shown = str(caught.value)
+    assert shown.startswith(f"{whole}: line {line}")
+    assert says in shown
+    assert "restore it, or run again" in shown
+
+
+def test_a_file_of_a_later_schema_names_the_remedy(whole: Path) -> None:
+    spoil(whole, lambda lines: [lines[0].replace('"schema": 2', '"schema": 3'), *lines[1:]])
+    with pytest.raises(NewerSchema, match=r"expected schema 2 or an older one, got 3.*update"):
         load(whole)
 
 
@@ -197,8 +242,8 @@ def test_cells_that_differ_in_outcome_are_duplicates(tmp_path: Path, other: str)
 
 
 def test_every_error_is_a_record_error() -> None:
-    for error in (NotARecordFile, TruncatedRun, BrokenLine, DuplicateCell, DifferentCaseLists,
-                  IncompleteShards):  # fmt: skip
+    for error in (NotARecordFile, NewerSchema, TruncatedRun, BrokenLine, DuplicateCell,
+                  DifferentCaseLists, IncompleteShards):  # fmt: skip
         assert issubclass(error, RecordError)
 
 
@@ -244,7 +289,3 @@ def test_shards_that_share_a_cell() -> None:
 def test_shards_of_different_runs() -> None:
     with pytest.raises(DifferentCaseLists, match="s1 and other"):
         merge([*shards((A,), (B, C)), run(A, source="other")])
-
-
-def test_grades_are_the_numerics_classes_and_none() -> None:
-    assert (*NUMERICS, "none") == GRADES

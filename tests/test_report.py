@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
-from suite.judge.records import CellRecord
-from suite.judge.verdict import STATUSES
-from suite.report import TABLES, tables
+from suite.records.cells import CellRecord
+from suite.report import conformance, frames, precision, semantics, tables
+from suite.report.kinds import CONFORMANCE
+from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
 
 
 def frame(*cells: CellRecord, **fields) -> pd.DataFrame:  # type: ignore[no-untyped-def]
-    return tables.cells(run(*cells, **fields))
+    return frames.cells(run(*cells, **fields))
 
 
 def test_cells_holds_every_field_and_the_source() -> None:
     record = cell(status="fail", kind="value", error_ratio=2.0, grade="none", seed=4)
-    found = tables.cells([run(record, source="a.jsonl"), run(cell(), source="b.jsonl")])
+    found = frames.cells([run(record, source="a.jsonl"), run(cell(), source="b.jsonl")])
     assert found["source"].tolist() == ["a.jsonl", "b.jsonl"]
     row = found.iloc[0]
     for name in CellRecord.__dataclass_fields__:
@@ -38,7 +40,7 @@ def test_nothing_measured_is_nan_and_a_measured_nan_is_infinite() -> None:
 
 
 def test_every_status_is_counted() -> None:
-    found = tables.statuses(
+    found = conformance.statuses(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
     assert found.columns.tolist() == ["score", "cells", *STATUSES]
@@ -46,16 +48,16 @@ def test_every_status_is_counted() -> None:
 
 
 def test_statuses_that_do_not_occur_have_columns() -> None:
-    found = tables.statuses(frame(cell()))
+    found = conformance.statuses(frame(cell()))
     assert found.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_an_implementation_that_supports_nothing_scores_zero() -> None:
     found = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
-    assert tables.statuses(found).loc["mute:all", "score"] == 0
-    assert tables.conformance(found).loc["mute:all", "score"] == 0
-    assert tables.conformance(found).loc["mute:all", "none"] == "0/6"
-    assert tables.statuses(found).loc["torch:sdpa", "score"] == 1
+    assert conformance.statuses(found).loc["mute:all", "score"] == 0
+    assert conformance.conformance(found).loc["mute:all", "score"] == 0
+    assert conformance.conformance(found).loc["mute:all", "none"] == "0/6"
+    assert conformance.statuses(found).loc["torch:sdpa", "score"] == 1
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -64,7 +66,7 @@ def test_unsupported_cannot_raise_the_score(status: str) -> None:
     rest = [cell(CASES[0]), cell(CASES[1], status="fail")]
 
     def score(*cells: CellRecord) -> float:
-        return tables.statuses(frame(*cells)).loc["torch:sdpa", "score"]
+        return conformance.statuses(frame(*cells)).loc["torch:sdpa", "score"]
 
     refused = score(*rest, cell(CASES[2], status="unsupported"))
     assert refused <= score(*rest, cell(CASES[2], status=status))
@@ -81,13 +83,13 @@ def test_conformance_counts_by_group() -> None:
         cell(CASES[5], "jax:jax-nn", group="bias"),
         cell(CASES[0], "jax:jax-nn", group=""),
     )
-    shown = tables.conformance(found)
+    shown = conformance.conformance(found)
     assert shown.columns.tolist() == ["score", "cells", *STATUSES, "causal", "bias", "other"]
     assert shown.loc["torch:sdpa", ["causal", "bias", "other"]].tolist() == [
         "1/3 (1 fail)", "0/2 (1 crash, 1 known)", "",
     ]  # fmt: skip
     assert shown.loc["jax:jax-nn", ["causal", "bias", "other"]].tolist() == ["", "1/1", "1/1"]
-    long = tables.conformance_long(found)
+    long = conformance.conformance_long(found)
     assert long.columns.tolist() == ["implementation", "group", "status", "cells"]
     assert long["cells"].sum() == len(found)
     assert ("torch:sdpa", "causal", "fail", 1) in list(long.itertuples(index=False, name=None))
@@ -101,23 +103,23 @@ def test_one_name_in_two_modes_or_devices_is_two_rows(field: str, values: tuple[
     cells = [
         cell(**{field: value}, status=s) for value, s in zip(values, ("pass", "fail"), strict=True)
     ]
-    found = tables.statuses(frame(*cells, cell(CASES[1], "jax:jax-nn")))
+    found = conformance.statuses(frame(*cells, cell(CASES[1], "jax:jax-nn")))
     assert found.index.tolist() == [f"torch:sdpa [{value}]" for value in values] + ["jax:jax-nn"]
     assert found["score"].tolist() == [1, 0, 1]
 
 
 def test_one_name_in_two_files_is_two_rows() -> None:
     runs = [run(cell(), source="old/r.jsonl"), run(cell(status="fail"), source="new/r.jsonl")]
-    found = tables.statuses(tables.cells(runs))
+    found = conformance.statuses(frames.cells(runs))
     assert found.index.tolist() == ["torch:sdpa [old/r.jsonl]", "torch:sdpa [new/r.jsonl]"]
     renamed = [runs[0], run(cell(status="fail"), source="new/nightly.jsonl")]
-    found = tables.statuses(tables.cells(renamed))
+    found = conformance.statuses(frames.cells(renamed))
     assert found.index.tolist() == ["torch:sdpa [r]", "torch:sdpa [nightly]"]
 
 
 def test_accuracy() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
-    found = tables.accuracy(
+    found = precision.accuracy(
         frame(
             cell(cases[0], error_ratio=0.5, rms=0.9, grade="fused", numerics="eager"),
             cell(cases[1], error_ratio=0.8, rms=1.2, grade="eager", numerics="eager"),
@@ -153,7 +155,7 @@ def test_accuracy() -> None:
 def test_accuracy_of_failures(
     broken: CellRecord, grade: str, beyond: int, unmeasured: int, largest: float
 ) -> None:
-    row = tables.accuracy(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
+    row = precision.accuracy(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
     assert (row["grade"], row["beyond"], row["unmeasured"]) == (grade, beyond, unmeasured)
     assert row["max"] == largest
 
@@ -170,17 +172,23 @@ def test_accuracy_of_failures(
 def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
     cells = [cell(c, grade=g, error_ratio=0.5) for c, g in zip(CASES[:2], grades, strict=True)]
     for order in (cells, cells[::-1]):
-        assert tables.accuracy(frame(*order)).iloc[0]["grade"] == widest
+        assert precision.accuracy(frame(*order)).iloc[0]["grade"] == widest
 
 
 def test_elections() -> None:
-    found = tables.elections(
+    found = semantics.elections(
         frame(
             *elect("no-keys", {"f32": "zeros", "bf16": "zeros", "f16": "nan"}),
             *elect("value-size", {"f32": "raises", "f64": "unsupported"}),
             *elect("integer-mask", {"f32": "unsupported"}),
             *elect("no-keys", {"f32": "nan", "bf16": "nan", "f16": "nan"}, "jax:jax-nn"),
-            cell("elect/integer-mask/f32", "jax:jax-nn", "error", check="election"),
+            cell(
+                "elect/integer-mask/f32",
+                "jax:jax-nn",
+                "error",
+                check="election",
+                question="integer-mask",
+            ),
             cell(),
         )
     )
@@ -198,7 +206,7 @@ def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[Cel
 
 
 def test_invariance_is_the_worst_grade() -> None:
-    found = tables.invariance(
+    found = semantics.invariance(
         frame(
             *graded("invariant_rows", {"f32": "bitwise", "bf16": "bitwise", "f16": "within bound"}),
             cell("sdpa/none/mha/f32/b2h4q129k161d64", check="invariant_rows", observed="broken",
@@ -213,24 +221,25 @@ def test_invariance_is_the_worst_grade() -> None:
     assert found.loc["torch:sdpa"].tolist() == [
         "bitwise", "broken (bf16: bitwise, f16: within bound)", "-", "crash",
     ]  # fmt: skip
-    assert tables.invariance(frame(cell())).empty
+    assert semantics.invariance(frame(cell())).empty
 
 
 def test_every_check_of_invariance_is_in_the_table() -> None:
     from suite.checks import all_checks
 
-    assert set(tables.INVARIANT) == {
+    assert set(semantics.INVARIANT) == {
         c.name for c in all_checks() if c.name.startswith("invariant_")
     }
 
 
 def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> None:
-    lied = cell("elect/no-keys/f32", status="fail", check="election", observed="nan")
-    assert tables.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
+    (lied,) = elect("no-keys", {"f32": "nan"})
+    lied = replace(lied, status="fail")
+    assert semantics.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
 
 
 def test_failures_are_listed_gravest_first() -> None:
-    found = tables.failures(
+    found = conformance.failures(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
     assert found["status"].tolist() == ["crash", "error", "fail", "known"]
@@ -263,19 +272,21 @@ def test_failures_here_and_everywhere(
     statuses: tuple[str, ...], alone: list[str], everywhere: int
 ) -> None:
     found = three(*statuses)
-    assert tables.only_here(found)["implementation"].tolist() == alone
-    assert tables.everywhere(found)["implementations"].tolist() == [everywhere] * bool(everywhere)
+    assert conformance.only_here(found)["implementation"].tolist() == alone
+    assert conformance.everywhere(found)["implementations"].tolist() == [everywhere] * bool(
+        everywhere
+    )
 
 
 def test_only_here_says_how_many_pass() -> None:
-    row = tables.only_here(three("pass", "fail", "pass")).iloc[0]
+    row = conformance.only_here(three("pass", "fail", "pass")).iloc[0]
     assert (row["passed"], row["message"], row["case"]) == (2, "tf:eager", CASES[0])
 
 
 def test_slowest() -> None:
     seconds = (0.1, 3.0, 0.2, 9.0, 0.3, 0.0)
     found = frame(*(cell(c, seconds=s) for c, s in zip(CASES, seconds, strict=True)))
-    assert tables.slowest(found, 2)["case"].tolist() == [CASES[3], CASES[1]]
+    assert conformance.slowest(found, 2)["case"].tolist() == [CASES[3], CASES[1]]
 
 
 def test_runs_say_what_they_are_not() -> None:
@@ -287,7 +298,7 @@ def test_runs_say_what_they_are_not() -> None:
         run(record, source="d", shard="1/2", cells=9),
         run(record, source="e", cells=9),
     ]
-    found = tables.runs(runs)
+    found = frames.runs(runs)
     assert found.loc["extent"].tolist() == [
         "whole", "partial: cells were left out by a filter", "unfinished: 1 of 9 cells",
         "shard 1/2", "unfinished: 1 of 9 cells",
@@ -299,14 +310,16 @@ def test_runs_say_what_they_are_not() -> None:
 
 @pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
 def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
-    made = tables.build(run(*cells), TABLES)
-    assert list(made) == list(TABLES)
+    made = tables.build(run(*cells), CONFORMANCE.tables)
+    assert list(made) == list(CONFORMANCE.tables)
     assert len(made["statuses"]) == len(cells)
     assert len(made["failures"]) == len(made["only_here"]) == len(made["everywhere"]) == 0
 
 
 def test_tables_are_chosen_by_name() -> None:
-    assert list(tables.build(run(cell()))) == [name for name in TABLES if name != "cells"]
+    assert list(tables.build(run(cell()))) == [
+        name for name in CONFORMANCE.tables if name != "cells"
+    ]
     assert list(tables.build(run(cell()), ["failures", "statuses"])) == ["statuses", "failures"]
     with pytest.raises(KeyError, match=r"'speed'.*statuses"):
         tables.build(run(cell()), ["speed"])
@@ -320,7 +333,9 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
-    everything = "import suite.report.tables, suite.report.diff, suite.report.render"
+    everything = (
+        "import suite.report.tables, suite.report.diff, suite.report.render, suite.report.asv"
+    )
     frameworks = {"torch", "tensorflow", "jax", "keras", "backends", "references", "pytest"}
     found = loaded_by(everything)
     assert "pandas" in found

@@ -12,10 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from suite.judge.verdict import STATUSES
-from suite.report import FORMATS, TABLES, tables
-from suite.report.commands import add_diff_parser, add_report_parser, load_runs
+from suite.report import FORMATS, tables
+from suite.report.commands import add_diff_parser, add_report_parser
+from suite.report.kinds import CONFORMANCE, load_runs
 from suite.report.render import render
+from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, header, run, write
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
@@ -38,7 +39,7 @@ def made() -> dict[str, pd.DataFrame]:
         ("pad", "pass"),
     ):
         cells.append(cell(f"sdpa/{len(cells)}", "tf:eager", status, group=group, message=NASTY))
-    return tables.build(run(*cells), TABLES)
+    return tables.build(run(*cells), CONFORMANCE.tables)
 
 
 def test_text_is_complete_and_aligned(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:

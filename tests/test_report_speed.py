@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from suite.__main__ import main
-from suite.judge.records import RecordError
-from suite.measure.record import SpeedHeader, SpeedRecord, SpeedRun, SpeedWriter
 from suite.measure.releases import LOCKS, LockError, build, read
-from suite.report import SPEED_TABLES
-from suite.report.speed import asv_history, asv_results, cost_law, fit, law, measurements
+from suite.records.lines import RecordError
+from suite.records.speed import SpeedHeader, SpeedRecord, SpeedRun, writer
+from suite.report.asv import asv_history, asv_results
+from suite.report.kinds import SPEED
 from suite.report.speed import build as tables
+from suite.report.speed import cost_law, fit, law, measurements
 
 
 def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
@@ -28,6 +29,7 @@ def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
         "direction": "forward", "threads": 1, "status": "timed",
         "samples": (seconds / 2, seconds, seconds * 2), "flops": 1e9, "bytes": 10**6, "gemm": 1e11,
         "copy": 1e9, "error_ratio": 0.25, "first_call": 0.5, "peak_bytes": 2**20, "kernel": "flash",
+        "operator": "sdpa", "keys": 256,
     }  # fmt: skip
     return SpeedRecord(**{**made, **changes})
 
@@ -37,10 +39,10 @@ def run(*records: SpeedRecord, source: str = "a.jsonl") -> SpeedRun:
 
 
 def write(path: Path, *records: SpeedRecord) -> Path:
-    writer = SpeedWriter(path, SpeedHeader(protocol=1))
+    lines = writer(path, SpeedHeader(protocol=1))
     for entry in records:
-        writer.speed(entry)
-    writer.close()
+        lines.write(entry)
+    lines.close()
     return path
 
 
@@ -49,7 +51,7 @@ def sweep(
 ) -> list[SpeedRecord]:
     return [
         record(
-            implementation, seconds(length), workload=f"sweep-{length}",
+            implementation, seconds(length), workload=f"sweep-{length}", keys=length, swept=True,
             case=f"sdpa/none/mha/f32/b1h4q{length}k{length}d64",
         )
         for length in lengths
@@ -77,7 +79,7 @@ def test_latency_and_shares_are_those_of_the_median() -> None:
 
 
 def test_a_refused_answer_has_no_figure_in_any_table() -> None:
-    made = tables([run(record("sdpa", 0.02), REFUSED)], set(SPEED_TABLES) - {"refused"})
+    made = tables([run(record("sdpa", 0.02), REFUSED)], set(SPEED.tables) - {"refused"})
     for name, frame in made.items():
         assert "wrong" not in frame.reset_index().to_csv(), name
 
@@ -94,7 +96,7 @@ def test_speedup_is_the_baseline_over_the_other() -> None:
     assert math.isnan(wide["torch:eager"].iloc[1])
     against = tables([run(*entries)], ["speedup"], "torch:eager")["speedup"].reset_index()
     assert against["torch:sdpa"].iloc[0] == pytest.approx(2)
-    assert list(frame["size"]) == [256, 256, 256]
+    assert list(frame["keys"]) == [256, 256, 256]
     with pytest.raises(KeyError, match="timed: torch:sdpa, torch:eager"):
         tables([run(*entries)], ["speedup"], "torch:none")
 
@@ -141,6 +143,7 @@ def test_the_law_of_cost_has_intervals_that_hold_it() -> None:
     entries = [
         record(
             "sdpa", 1.0, workload=f"sweep-{length}", case=f"sdpa/none/mha/f32/b1h4q{length}k{length}d64",
+            keys=length, swept=True,
             samples=tuple(law(true, length) * rng.normal(1, 0.03, 40)),
         )
         for length in (64, 128, 256, 512, 1024)
@@ -171,7 +174,7 @@ def test_speed_stands_beside_conformance_on_the_page(
     assert main(["report", str(path), "--table", "speedup", "--baseline=torch:none"]) == 2
     assert "unknown baseline" in capsys.readouterr().err
     assert main(["report", str(path), "--format=csv", f"--output={tmp_path / 'csv'}"]) == 0
-    assert {p.stem for p in (tmp_path / "csv").iterdir()} == set(SPEED_TABLES)
+    assert {p.stem for p in (tmp_path / "csv").iterdir()} == set(SPEED.tables)
 
 
 def test_plots_are_drawn_into_a_new_folder(

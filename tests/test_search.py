@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from backends.compilation import mode_of
 from suite.judge.cell import Cell, run
-from suite.judge.expectations import Expectation, Manifest
 from suite.plan import Options, Plan
+from suite.records.expectations import Expectation, Manifest
 from suite.search import command, engine, script, strategies
 from suite.search.engine import Failure, Search, Summary
 from suite.spec.dtypes import DTYPES, round_to

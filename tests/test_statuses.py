@@ -6,8 +6,9 @@ import pytest
 
 from suite.judge import cell as cells
 from suite.judge.cell import Cell, Check
-from suite.judge.verdict import KINDS, Deviation, HarnessError, Measured, Verdict
+from suite.judge.verdict import Deviation, HarnessError, Measured, Verdict
 from suite.spec.catalogue import find
+from suite.spec.vocabulary import KINDS
 from suite.test_bad_problems import test_bad_problem as bad_problem
 from suite.test_contract import test_contract as contract
 from suite.test_values import test_values as values

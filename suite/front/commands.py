@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
@@ -121,11 +120,11 @@ def _add_expect(commands: argparse._SubParsersAction) -> None:
 
 
 def _expect(arguments: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from backends.registry import DISTRIBUTIONS
-    from suite.judge.expectations import draft
-    from suite.judge.records import RecordError, load
+    from suite.records.cells import load
+    from suite.records.expectations import draft
+    from suite.records.files import new_file
+    from suite.records.lines import RecordError
 
     try:
         run = load(arguments.write, arguments.partial)
@@ -138,14 +137,14 @@ def _expect(arguments: argparse.Namespace) -> int:
     for backend in dict.fromkeys(c.backend for c in failing):
         names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
-        mine = (asdict(c) for c in failing if c.backend == backend)
+        mine = [c for c in failing if c.backend == backend]
         text += f"# backends/expectations/{backend}.toml\n\n{draft(mine, versions)}\n"
     if arguments.output:
         try:
-            with Path(arguments.output).open("x", encoding="utf-8") as file:
+            with new_file(arguments.output) as file:
                 file.write(text)
-        except FileExistsError:
-            print(f"{arguments.output} exists, and nothing is overwritten", file=sys.stderr)
+        except OSError as error:
+            print(error, file=sys.stderr)
             return 2
     else:
         print(text or "# no failing cells: nothing to expect")
@@ -161,9 +160,10 @@ def _add_findings(commands: argparse._SubParsersAction) -> None:
 
 
 def _findings(arguments: argparse.Namespace) -> int:
-    from suite.judge.expectations import ExpectationError
-    from suite.judge.findings import manifests, page
-    from suite.judge.records import RecordError, load
+    from suite.records.cells import load
+    from suite.records.expectations import ExpectationError
+    from suite.records.findings import manifests, page
+    from suite.records.lines import RecordError
 
     try:
         print(page(manifests(), [load(path) for path in arguments.results]), end="")

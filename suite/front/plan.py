@@ -22,11 +22,12 @@ from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
-from suite.records import cells as records
+from suite.records.cells import CellRecord, digest
 from suite.records.expectations import Expectation, ExpectationError, Manifest, load
 from suite.spec.catalogue import AnyCase, find
 from suite.spec.dtypes import dtype
 from suite.spec.elections import ElectionCase
+from suite.spec.vocabulary import canonical_check
 
 
 @dataclass
@@ -178,7 +179,7 @@ class Plan:
     def digest(self) -> tuple[str, int]:
         """Digest and number of all cells of the whole run, every shard included."""
         keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]
-        return records.digest(keys), len(keys)
+        return digest(keys), len(keys)
 
 
 def _part_of(case_id: str, count: int) -> int:
@@ -193,19 +194,16 @@ def cell_name(cell: Cell) -> str:
     return f"{cell.implementation}/{cell.case.id}"
 
 
-def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
+def record(cell: Cell, verdict: Verdict) -> CellRecord:
     """The record of a judged cell."""
-    measured = asdict(verdict.measured)
-    question = cell.case.question.name if isinstance(cell.case, ElectionCase) else ""
-    return records.CellRecord(
+    return CellRecord(
         **_identity(cell),
+        **_asked(cell.case),
         status=verdict.status,
         kind=verdict.kind,
         message=verdict.message,
-        **measured,
+        **asdict(verdict.measured),
         seconds=round(verdict.seconds, 6),
-        group=cell.case.group,
-        question=question,
         numerics=cell.numerics,
         seed=cell.seed,
     )
@@ -213,7 +211,7 @@ def record(cell: Cell, verdict: Verdict) -> records.CellRecord:
 
 def record_key(cell: Cell) -> tuple:
     """The key of the record that a cell will give."""
-    return records.CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
+    return CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
@@ -226,27 +224,35 @@ def _identity(cell: Cell) -> dict[str, Any]:
         "mode": implementation.mode,
         "device": implementation.backend.device,
         "dtype": cell.case.dtype.name,
-        "operator": cell.case.operator.name,
     }
 
 
-def crashed(check: str, name: str, kind: str, message: str, options: Options) -> records.CellRecord:
+def _asked(case: AnyCase) -> dict[str, Any]:
+    """What a record says of its case beside the id."""
+    return {
+        "group": case.group,
+        "operator": case.operator.name,
+        "question": case.question.name if isinstance(case, ElectionCase) else "",
+        "features": case.needs,
+    }
+
+
+def crashed(check: str, name: str, kind: str, message: str, options: Options) -> CellRecord:
     """The record of a cell whose process died or ran out of time, made from its name alone."""
     implementation, _, case_id = name.partition("/")
     backend, _, short = implementation.partition(":")
     case = find(case_id)
-    return records.CellRecord(
+    return CellRecord(
         case=case_id,
-        check=check,
+        check=canonical_check(check),
         backend=backend,
         implementation=short,
         mode=mode_of(short),
         device=options.device,
         dtype=case.dtype.name,
-        operator=case.operator.name,
+        **_asked(case),
         status="crash",
         kind=kind,
         message=message,
-        group=case.group,
         seed=options.seed,
     )

@@ -11,9 +11,7 @@ that writes them; a worker that dies leaves a `crash` record for the cell it was
 
 from __future__ import annotations
 
-import datetime
 import os
-import platform
 import shlex
 import sys
 from dataclasses import asdict
@@ -30,6 +28,7 @@ from suite.front.plan import Plan, cell_name, crashed, record
 from suite.judge.check import CHECKS, Check
 from suite.records import cells as records
 from suite.records import machine
+from suite.records.lines import Writer
 
 if TYPE_CHECKING:
     from suite.judge.cell import Cell
@@ -61,7 +60,7 @@ class RunState:
         self.results: str = config.getoption("--results")
         self.cells: list[records.CellRecord] = []
         self.header: records.Header | None = None
-        self.writer: records.Writer | None = None
+        self.writer: Writer[records.Header, records.CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}
         self.pending: list[records.CellRecord] = []
         self.stale: list[str] = []
@@ -83,13 +82,13 @@ class RunState:
         """Make the header and open the file."""
         self.header = _header(self.config, self.options, identity)
         if self.results:
-            self.writer = records.Writer(self.results, self.header)
+            self.writer = records.writer(self.results, self.header)
 
     def flush(self) -> None:
         """Write what waits, where there is a file to write to."""
         if self.writer:
             for cell in self.pending:
-                self.writer.cell(cell)
+                self.writer.write(cell)
             self.pending = []
 
 
@@ -325,20 +324,14 @@ def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -
     invocation = config.invocation_params.args
     filters = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
     filtered = any("::" in a or a.startswith(filters) for a in map(str, invocation))
-    commit, dirty = machine.commit()
     return records.Header(
         digest=identity.get("digest", ""),
         cells=identity.get("cells", 0),
-        commit=commit,
-        dirty=dirty,
-        suite_version=suite.__version__,
         versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
-        python=platform.python_version(),
-        machine=machine.facts(),
         options=asdict(options) | {"xdist": str(getattr(config.option, "numprocesses", None))},
         partial=filtered or bool(options.implementation or options.dtype),
         shard=options.shard,
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **machine.origin(),
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from suite.measure.gate import Verdict
-    from suite.measure.record import SpeedRecord
+    from suite.records.speed import SpeedRecord
 
 DIRECTIONS = ("forward", "backward", "forward+backward")
 QUICK_SAMPLES = 5
@@ -101,7 +101,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(str(error)) from error
     for text in arguments.workload:
         named(text)
-    arguments.dtype = [dtype(name).name for name in arguments.dtype] or ["f32"]
+    arguments.dtype = list(dict.fromkeys(dtype(name).name for name in arguments.dtype)) or ["f32"]
     if arguments.samples is not None and arguments.samples < 1:
         raise ValueError(f"--samples must be positive, got {arguments.samples}")
     if arguments.threads < 0:
@@ -124,7 +124,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         workload=tuple(arguments.workload) or ("all",),
         implementation=tuple(arguments.implementation),
         function=tuple(arguments.function),
-        direction=tuple(arguments.direction) or DIRECTIONS,
+        direction=tuple(dict.fromkeys(arguments.direction)) or DIRECTIONS,
         dtype=tuple(arguments.dtype),
         mode=arguments.mode,
         device=arguments.device,
@@ -141,20 +141,20 @@ def _options(arguments: argparse.Namespace) -> Any:
 
 def _measure(arguments: argparse.Namespace) -> int:
     from suite.measure.gate import NOTHING, OK, WRONG
-    from suite.measure.record import TIMED, SpeedWriter
     from suite.measure.run import Team, measure
+    from suite.records import speed
 
     statuses: list[str] = []
     with Team(_options(arguments)) as team:
         team.implementations()
-        writer = SpeedWriter(arguments.results, team.header()) if arguments.results else None
+        writer = speed.writer(arguments.results, team.header()) if arguments.results else None
         finished = False
         try:
             for record in measure(team):
                 statuses.append(record.status)
                 print(line(record), flush=True)
                 if writer:
-                    writer.speed(record)
+                    writer.write(record)
             finished = True
         finally:
             if writer:
@@ -163,7 +163,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     print(", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to measure")
     if {"refused", "error"} & set(statuses):
         return WRONG
-    return OK if set(TIMED) & set(statuses) else NOTHING
+    return OK if set(speed.TIMED) & set(statuses) else NOTHING
 
 
 def line(record: SpeedRecord) -> str:
@@ -187,6 +187,7 @@ def line(record: SpeedRecord) -> str:
 def _gate(arguments: argparse.Namespace) -> int:
     from suite.measure.gate import Comparison, GateError, as_plain, sides, worst
     from suite.measure.run import asked
+    from suite.records.files import new_file
 
     options = _options(arguments)
     functions = [text.rpartition(":")[2] for text in options.function]
@@ -208,7 +209,7 @@ def _gate(arguments: argparse.Namespace) -> int:
                     verdicts.append(comparison.run(workload.name, case, direction, options.seed))
                     print(verdict_text(verdicts[-1], pair[0].label, pair[1].label), flush=True)
     if arguments.results:
-        with Path(arguments.results).open("x", encoding="utf-8") as file:
+        with new_file(arguments.results) as file:
             json.dump([as_plain(v) for v in verdicts], file, indent=1)
     return worst(verdicts)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from suite.judge.machine import ROOT
 from suite.measure.worker import cpus_for, thread_variables
+from suite.records.machine import ROOT
 
 DEFAULT_FUNCTION_NUMERICS = "stepwise"
 

@@ -22,7 +22,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from suite.judge.records import new_folder
+from suite.records.files import new_folder
 
 SUITE = Path(__file__).resolve().parents[1]
 LOCKS = SUITE / "benchmarks" / "releases"

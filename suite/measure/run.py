@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
-import suite
-from suite.judge import machine
 from suite.measure import protocol
 from suite.measure.pool import DEFAULT_FUNCTION_NUMERICS, Asked, Failed, Worker
-from suite.measure.record import SpeedHeader, SpeedRecord
-from suite.spec.catalogue import AnyCase
+from suite.records import machine
+from suite.records.speed import SpeedHeader, SpeedRecord
+from suite.spec.layers import LayerCase
+from suite.spec.problem import Case
 from suite.spec.workloads import Workload, named
 
 MODES = ("eager", "compiled", "all")
@@ -74,21 +72,15 @@ class Team:
 
     def header(self) -> SpeedHeader:
         """What this run is."""
-        commit, dirty = machine.commit()
         versions = {"numpy": metadata.version("numpy")}
         for worker in self.workers.values():
             versions |= worker.hello["versions"]
         return SpeedHeader(
             protocol=protocol.VERSION,
-            commit=commit,
-            dirty=dirty,
-            suite_version=suite.__version__,
             versions=versions,
-            python=platform.python_version(),
-            machine=machine.facts() | {"cpu": machine.cpu_model()},
             options=asdict(self.options),
             imports={name: worker.hello["imported"] for name, worker in self.workers.items()},
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **machine.origin(),
         )
 
     def implementations(self) -> list[tuple[str, dict[str, Any]]]:
@@ -217,7 +209,7 @@ def measure(
 def _group(
     team: Team,
     workload: Workload,
-    case: AnyCase,
+    case: Case | LayerCase,
     direction: str,
     offered: list[tuple[str, dict[str, Any]]],
 ) -> Iterator[SpeedRecord]:
@@ -236,6 +228,9 @@ def _group(
             "direction": direction,
             "threads": options.threads or len(worker.asked.cpus),
             "seed": options.seed,
+            "operator": case.operator,
+            "keys": (case.problem if isinstance(case, Case) else case).sizes.Lk,
+            "swept": workload.swept,
         }
         entry = Entry(worker, f"{backend}:{offer['name']}", identity)
         entries.append(entry)

@@ -6,15 +6,15 @@ Exit codes: 0; 1 where `diff` finds a new failure; 2 where files or arguments ca
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from suite.judge.records import IncompleteShards, RecordError, Run, load, merge
-from suite.measure.record import is_speed, load_speed
-from suite.report import FORMATS, SPEED_TABLES, TABLES
+from suite.records.cells import load
+from suite.records.lines import RecordError
+from suite.report import DATA_FORMATS, FORMATS
+from suite.report.kinds import KINDS, SPEED, TABLES, Kind, Request, kind_of
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -31,10 +31,10 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--table",
         action="extend",
         nargs="+",
-        choices=[*TABLES, *SPEED_TABLES],
+        choices=list(TABLES),
         metavar="NAME",
-        help=f"only these tables: {', '.join([*TABLES, *SPEED_TABLES])}; default: all but cells and "
-        "samples, in csv and parquet all",
+        help=f"only these tables: {', '.join(TABLES)}; default: all but "
+        f"{', '.join(name for kind in KINDS for name in kind.rare)}, in csv and parquet all",
     )
     parser.add_argument(
         "--baseline", default="", metavar="NAME", help="of the table speedup, as torch:sdpa"
@@ -67,58 +67,41 @@ def report(args: argparse.Namespace) -> int:
 
     def work() -> int:
         from suite.report.render import render
-        from suite.report.tables import build
 
-        every = args.format in ("csv", "parquet")
-        folders = [path for path in args.results if path.is_dir()]
-        measured = [path for path in args.results if path not in folders and is_speed(path)]
-        judged = [path for path in args.results if path not in folders and path not in measured]
-        for kind, tables, given in (
-            ("conformance", TABLES, judged),
-            ("speed", SPEED_TABLES, measured),
-        ):
-            if not given and (asked := [name for name in tables if name in (args.table or ())]):
-                raise RecordError(
-                    f"{', '.join(asked)}: made of records of {kind}, and none is given"
-                )
-        wanted = set(args.table or ([*TABLES, *SPEED_TABLES] if every else []))
-        made: dict[str, Any] = {}
-        if judged:
-            names = [name for name in TABLES if name in wanted]
-            made |= build(load_runs(judged, args.partial), names if wanted else None)
-        if measured:
-            made |= _speed(args, measured, wanted)
-        elif args.plots:
-            raise RecordError("--plots draws speed records, and none is given")
-        if folders:
-            import pandas as pd
-
-            from suite.report.speed import asv_history, asv_results
-
-            results = pd.concat([asv_results(folder) for folder in folders], ignore_index=True)
-            made["asv_history"] = asv_history(results)
-            made |= {"asv": results} if every else {}
-        title = "Attention conformance" if judged else "Attention speed"
-        render(made, args.format, args.output, title)
+        found = _by_kind(args.results)
+        request = Request(args.partial, args.baseline, args.plots)
+        for kind in KINDS:
+            asked = [name for name in kind.tables if name in (args.table or ())]
+            if kind not in found and asked:
+                raise RecordError(f"{', '.join(asked)}: made of {kind.name}, and none is given")
+        if args.plots and SPEED not in found:
+            raise RecordError(f"--plots draws {SPEED.name}, and none is given")
+        tables: dict[str, Any] = {}
+        for kind, paths in found.items():
+            tables |= kind.build(paths, _names(args, kind), request)
+        render(tables, args.format, args.output, next(iter(found)).title)
         return 0
 
     return _guarded(args, work)
 
 
-def _speed(args: argparse.Namespace, paths: list[Path], wanted: set[str]) -> dict[str, Any]:
-    """The tables of speed records, and their plots. Raises RecordError."""
-    from suite.report import speed
-    from suite.report.plots import NoPlots, plots
+def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
+    """The paths by what they hold, in the order of a report. Raises RecordError for one named twice."""
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if path.resolve() in seen:
+            raise RecordError(f"{path} is given twice (as {seen[path.resolve()]}); name it once")
+        seen[path.resolve()] = path
+    of = {path: kind_of(path) for path in paths}
+    found = {kind: [path for path in paths if of[path] is kind] for kind in KINDS}
+    return {kind: mine for kind, mine in found.items() if mine}
 
-    runs = [load_speed(path, args.partial) for path in paths]
-    names = [name for name in SPEED_TABLES if name in wanted]
-    try:
-        made = speed.build(runs, names if wanted else None, args.baseline)
-        if args.plots:
-            plots(speed.measurements(runs), args.plots)
-    except (KeyError, NoPlots) as error:
-        raise RecordError(str(error.args[0])) from error
-    return made
+
+def _names(args: argparse.Namespace, kind: Kind) -> list[str]:
+    """The tables of a kind that the options ask for: in files of data the rare ones, too."""
+    if args.table:
+        return kind.chosen(set(args.table) & set(kind.tables))
+    return kind.chosen(kind.tables if args.format in DATA_FORMATS else None)
 
 
 def diff(args: argparse.Namespace) -> int:
@@ -141,35 +124,6 @@ def diff(args: argparse.Namespace) -> int:
     return _guarded(args, work)
 
 
-def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
-    """The runs of these files, the shards of one run merged into one.
-
-    Shards belong together where their case lists, commits and versions are the same. Raises
-    RecordError where a file cannot be used, is given twice, or shards are missing; with `partial`,
-    files without a footer and incomplete shards stand for themselves.
-    """
-    seen: dict[Path, Path] = {}
-    for path in paths:
-        if path.resolve() in seen:
-            raise RecordError(f"{path} is given twice (as {seen[path.resolve()]}); name it once")
-        seen[path.resolve()] = path
-    groups: dict[str, list[Run]] = {}
-    for number, path in enumerate(paths):
-        run = load(path, partial)
-        h = run.header
-        identity = json.dumps([h.digest, h.commit, h.dirty, h.versions, h.python], sort_keys=True)
-        groups.setdefault(identity if h.shard else f"whole {number}", []).append(run)
-    runs: list[Run] = []
-    for group in groups.values():
-        try:
-            runs += [merge(group)] if group[0].header.shard else group
-        except IncompleteShards:
-            if not partial:
-                raise
-            runs += group
-    return runs
-
-
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
     parser.add_argument(
@@ -182,7 +136,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _guarded(args: argparse.Namespace, work: Callable[[], int]) -> int:
-    if args.format in ("csv", "parquet") and args.output is None:
+    if args.format in DATA_FORMATS and args.output is None:
         print(f"{args.format} is one file per table: name a folder by --output", file=sys.stderr)
         return 2
     try:

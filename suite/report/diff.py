@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from suite.judge.records import CellRecord, RecordError, Run
+from suite.records.cells import CellRecord, Run
+from suite.records.lines import RecordError
 
 CHANGES = {
     "new failure": "passed, was known, unsupported or absent before; fails, breaks or crashes now",

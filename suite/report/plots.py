@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.judge.records import new_folder
-from suite.measure.record import TIMED
+from suite.records.files import new_folder
+from suite.records.speed import TIMED
 from suite.report.speed import LENGTHS, fit, law
 
 MISSING = (
@@ -33,7 +33,7 @@ def plots(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
         raise NoPlots(MISSING) from error
     folder = new_folder(Path(folder))
     timed = frame[frame["status"].isin(TIMED)]
-    swept = timed["workload"].str.startswith("sweep-")
+    swept = timed["swept"].astype(bool)
     drawn = []
     for direction, block in timed[~swept].groupby("direction", sort=False):
         drawn.append(_saved(_shares(Figure, block, str(direction)), folder, f"share-{direction}"))
@@ -85,12 +85,12 @@ def _cost(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for number, (label, mine) in enumerate(block.groupby("label", sort=False)):
-        mine = mine.sort_values("size")
+        mine = mine.sort_values("keys")
         marker = _marker(number)
-        axes.plot(mine["size"], mine["seconds"] * 1e3, marker, label=label)
-        if mine["size"].nunique() >= LENGTHS:
-            found = fit(mine["size"].to_numpy(float), mine["seconds"].to_numpy())
-            lengths = np.geomspace(mine["size"].min(), mine["size"].max(), 60)
+        axes.plot(mine["keys"], mine["seconds"] * 1e3, marker, label=label)
+        if mine["keys"].nunique() >= LENGTHS:
+            found = fit(mine["keys"].to_numpy(float), mine["seconds"].to_numpy())
+            lengths = np.geomspace(mine["keys"].min(), mine["keys"].max(), 60)
             axes.plot(lengths, law(found, lengths) * 1e3, color=f"C{number % 10}", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -16,20 +16,17 @@ from typing import Any
 
 import pandas as pd
 
-from suite.judge.records import new_folder
-from suite.judge.verdict import STATUSES
-from suite.report import ASV_TABLES, FORMATS, SPEED_TABLES, TABLES
+from suite.records.files import new_file, new_folder
+from suite.report import DATA_FORMATS, FORMATS
+from suite.report.conformance import Tally
+from suite.report.kinds import TABLES
+from suite.spec.vocabulary import STATUSES
 
-CAPTIONS = (
-    TABLES
-    | SPEED_TABLES
-    | ASV_TABLES
-    | {
-        "summary": "Cells that changed between the two runs.",
-        "changes": "Every changed cell, new failures first.",
-        "headers": "What else differs: versions, options, machine, commit.",
-    }
-)
+CAPTIONS = TABLES | {
+    "summary": "Cells that changed between the two runs.",
+    "changes": "Every changed cell, new failures first.",
+    "headers": "What else differs: versions, options, machine, commit.",
+}
 
 
 def render(
@@ -48,7 +45,7 @@ def render(
     """
     if fmt not in FORMATS:
         raise ValueError(f"unknown format {fmt!r}; valid: {', '.join(FORMATS)}")
-    if fmt in ("csv", "parquet"):
+    if fmt in DATA_FORMATS:
         if out is None:
             raise ValueError(f"{fmt} is one file per table: pass a folder with --output")
         _write_folder(tables, fmt, Path(out))
@@ -57,15 +54,8 @@ def render(
     if out is None:
         sys.stdout.write(text)
         return
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError:
-        raise FileExistsError(
-            f"{path} exists and is not overwritten; remove it or name another file"
-        ) from None
+    with new_file(out) as file:
+        file.write(text)
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
@@ -73,9 +63,29 @@ def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) ->
     for name, frame in tables.items():
         flat = _flat(frame)
         if fmt == "csv":
-            flat.to_csv(folder / f"{name}.csv", index=False)
+            _harmless(flat).to_csv(folder / f"{name}.csv", index=False)
         else:
             flat.to_parquet(folder / f"{name}.parquet", index=False)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a program for spreadsheets may take for the beginning of a formula."""
+
+
+def _harmless(flat: pd.DataFrame) -> pd.DataFrame:
+    """The frame with an apostrophe before every text that could be taken for a formula. Numbers, and the
+    sign that stands for "not asked", are none."""
+
+    def safe(value: Any) -> Any:
+        if not isinstance(value, str) or not value.startswith(_FORMULA) or value == "-":
+            return value
+        try:
+            float(value)
+        except ValueError:
+            return f"'{value}"
+        return value
+
+    return flat.map(safe).set_axis([safe(column) for column in flat.columns], axis=1)
 
 
 def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
@@ -139,7 +149,7 @@ def _section(name: str, frame: pd.DataFrame) -> dict[str, Any]:
     numeric = [_is_numeric(flat[column]) for column in columns]
     rows = [
         [
-            {"text": text, "classes": _classes(name, column, value, text)}
+            {"text": text, "classes": _classes(column, value, text)}
             for column, value, text in zip(columns, values, texts, strict=True)
         ]
         for values, texts in zip(flat.itertuples(index=False), _shown(flat), strict=True)
@@ -171,16 +181,14 @@ def _bars(flat: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-_COUNT = re.compile(r"(\d+)/(\d+)(?: \((.+)\))?")
 _RATIOS = {"max", "error_ratio", "old_ratio", "new_ratio"}
 _LIMITS = dict.fromkeys(_RATIOS, 1) | {"beyond": 0}
 _CHANGE_CLASS = {"new failure": "fail", "fixed": "pass", "gone": "known"}
 
 
-def _classes(table: str, column: str, value: Any, text: str) -> str:
+def _classes(column: str, value: Any, text: str) -> str:
     """The style classes of one entry; what they look like stands in the template."""
     found = ["number"] if isinstance(value, (int, float)) else []
-    count = _COUNT.fullmatch(text)
     if column in ("message", "case", "check", "implementation", "field"):
         found.append(f"is-a-{column}")
     elif (column, text) == ("grade", "none") or (column in _LIMITS and value > _LIMITS[column]):
@@ -191,10 +199,8 @@ def _classes(table: str, column: str, value: Any, text: str) -> str:
         found.append(f"is-{text}")
     elif text in _CHANGE_CLASS:
         found.append(f"is-{_CHANGE_CLASS[text]}")
-    elif table == "conformance" and count:
-        passed, asked, bad = count.groups()
-        worst = next((s for s in ("crash", "error", "fail", "known") if s in (bad or "")), "")
-        found.append(f"is-{worst or ('pass' if passed == asked else 'unsupported')}")
+    elif isinstance(value, Tally):
+        found.append(f"is-{value.status}")
     elif text in ("", "-"):
         found.append("zero")
     return " ".join(found)

@@ -1,4 +1,4 @@
-"""Tables of speed: pure functions from speed records, or asv's results, to pandas DataFrames.
+"""Tables of speed: pure functions from speed records to pandas DataFrames.
 
 Only what was timed has figures: a refused answer has a row that says why, and no time.
 """
@@ -6,18 +6,17 @@ Only what was timed has figures: a refused answer has a row that says why, and n
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from suite.judge.records import RecordError
-from suite.measure.record import TIMED, SpeedRun
-from suite.report import SPEED_TABLES
+from suite.records.lines import RecordError
+from suite.records.speed import TIMED, SpeedRecord, SpeedRun
+from suite.report.kinds import SPEED
 
 RESAMPLED = 1000
 CONFIDENCE = 0.95
@@ -31,12 +30,12 @@ _GROUP = ["workload", "direction", "dtype", "device", "threads"]
 def build(
     runs: Sequence[SpeedRun], names: Iterable[str] | None = None, baseline: str = ""
 ) -> dict[str, pd.DataFrame]:
-    """The tables called `names`, in the order of `SPEED_TABLES`; without names all but `samples`.
+    """The tables of `suite.report.kinds.SPEED` called `names`; without names all but the rare ones.
 
     `baseline` is the implementation that others are held against ("torch:sdpa"); by default, for each
     workload, the first that was timed. Raises KeyError for an unknown table or baseline.
     """
-    wanted = set(SPEED_TABLES) - {"samples"} if names is None else set(names)
+    wanted = SPEED.chosen(names)
     frame = measurements(runs)
     made: dict[str, Callable[[], pd.DataFrame]] = {
         "speed": lambda: speed(frame),
@@ -46,7 +45,7 @@ def build(
         "refused": lambda: refused(frame),
         "samples": lambda: samples(frame),
     }
-    return {name: made[name]() for name in SPEED_TABLES if name in wanted}
+    return {name: made[name]() for name in wanted}
 
 
 def measurements(runs: Sequence[SpeedRun]) -> pd.DataFrame:
@@ -56,7 +55,7 @@ def measurements(runs: Sequence[SpeedRun]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for run in runs:
         for record in run.records:
-            row = asdict(record) | {"source": run.source}
+            row = {f.name: getattr(record, f.name) for f in fields(SpeedRecord)}
             spread = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan,) * 2
             row |= {
                 "seconds": record.seconds,
@@ -65,7 +64,7 @@ def measurements(runs: Sequence[SpeedRun]) -> pd.DataFrame:
                 "share_of_gemm": record.share_of_gemm,
                 "share_of_copy": record.share_of_copy,
                 "label": f"{record.backend}:{record.implementation}",
-                "size": _length(record.case),
+                "source": run.source,
             }
             rows.append(row)
     if not rows:
@@ -157,10 +156,10 @@ def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     coefficient below zero (Lawson and Hanson 1974, by trying every subset of the three); intervals by
     the bootstrap over raw samples. Implementations with fewer than `LENGTHS` have no law.
     """
-    timed = frame[frame["status"].isin(TIMED) & frame["workload"].str.startswith("sweep-")]
+    timed = frame[frame["status"].isin(TIMED) & frame["swept"]]
     rows = []
     for key, block in timed.groupby(["label", "direction", "dtype"], sort=False):
-        lengths = block["size"].to_numpy(float)
+        lengths = block["keys"].to_numpy(float)
         if len(set(lengths)) < LENGTHS:
             continue
         drawn = [np.asarray(s, float) for s in block["samples"]]
@@ -207,75 +206,3 @@ def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Seconds at these lengths."""
     a, b, c = coefficients
     return a + b * lengths + c * lengths**2
-
-
-def asv_results(folder: str | Path) -> pd.DataFrame:
-    """asv's results: a row per commit, machine, environment, benchmark and parameters.
-
-    `value` is in asv's unit (seconds, bytes, or what a track_ benchmark gives), NaN where a benchmark
-    failed or has no value; `low` and `high` are asv's 99 % interval where it has one. `folder` is asv's
-    results_dir. Raises RecordError where it holds no results.
-    """
-    rows: list[dict[str, Any]] = []
-    for path in sorted(Path(folder).glob("*/*.json")):
-        if path.name == "machine.json":
-            continue
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            columns = stored["result_columns"]
-            for name, values in stored["results"].items():
-                rows += _asv_rows(path, stored, name, dict(zip(columns, values, strict=False)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"{path}: not a result file of asv: {error}") from error
-    if not rows:
-        raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")
-    return pd.DataFrame(rows)
-
-
-def asv_history(results: pd.DataFrame) -> pd.DataFrame:
-    """asv's values side by side, a column per commit in the order of their dates.
-
-    `results` is what `asv_results` gives. A row per benchmark, parameters, machine and environment; what
-    asv is no longer asked, because its version changed, has a row of its own.
-    """
-    day = results["date"].dt.strftime("%Y-%m-%d")
-    column = day + " " + results["commit"].str[:8]
-    order = column.loc[results.sort_values("date", kind="stable").index].drop_duplicates()
-    index = ["benchmark", "parameters", "machine", "environment", "version"]
-    grouped = results.assign(column=column).groupby([*index, "column"], sort=False)["value"]
-    wide = grouped.first().unstack("column")
-    once: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
-    return wide.reindex(columns=order).droplevel(once).rename_axis(columns=None)
-
-
-def _asv_rows(
-    path: Path, stored: dict[str, Any], name: str, found: dict[str, Any]
-) -> list[dict[str, Any]]:
-    combinations = list(itertools.product(*(found.get("params") or [])))
-    results = found["result"] or [None] * len(combinations)
-    lows = found.get("stats_ci_99_a") or [None] * len(results)
-    highs = found.get("stats_ci_99_b") or [None] * len(results)
-    rows = []
-    for chosen, value, low, high in zip(combinations, results, lows, highs, strict=True):
-        texts = [str(text).strip("'") for text in chosen]
-        rows.append(
-            {
-                "commit": stored["commit_hash"],
-                "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
-                "machine": stored["params"].get("machine", path.parent.name),
-                "environment": stored["env_name"],
-                "benchmark": name,
-                "parameters": ", ".join(texts),
-                "value": np.nan if value is None else float(value),
-                "low": np.nan if low is None else float(low),
-                "high": np.nan if high is None else float(high),
-                "version": found.get("version", ""),
-            }
-        )
-    return rows
-
-
-def _length(case: str) -> int:
-    """The number of keys that an id names."""
-    sizes = case.split("/")[4]
-    return int(sizes.partition("k")[2].partition("d")[0])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from suite.judge.records import Run
-from suite.report import tables
+from suite.records.cells import Run
+from suite.report import conformance, frames, precision, semantics
 from suite.report.render import as_text
 
 
@@ -15,15 +15,14 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     `unavailable` names backends that were asked for with others and could not be imported, with the
     reason.
     """
-    frame = tables.cells(run)
-    accuracy = tables.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
+    frame = frames.cells(run)
+    accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
-    shown = {"statuses": tables.statuses(frame), "accuracy": accuracy}
-    operators = tables.operators(frame)
-    for operator in operators.unique():
-        elections = tables.elections(frame[operators == operator])
-        if not elections.empty:
-            name = "elections" if operator == "sdpa" else f"elections: {operator}"
-            shown[name] = elections.T.rename_axis("question")
+    shown = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
+    asked = frame[frame["question"] != ""]
+    of_operators = dict(list(asked.groupby("operator", sort=False)))
+    for operator, cells in of_operators.items():
+        name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
+        shown[name] = semantics.elections(cells).T.rename_axis("question")
     text = as_text(shown, "attention conformance").splitlines()
     return text + [f"not installed: {name}: {reason}" for name, reason in unavailable.items()]

@@ -23,13 +23,14 @@ from hypothesis.strategies import SearchStrategy
 from backends.base import Implementation
 from suite.checks import all_checks
 from suite.judge.cell import Cell, Check
-from suite.judge.expectations import Manifest
 from suite.judge.verdict import Verdict
 from suite.plan import Plan
+from suite.records.expectations import Manifest
 from suite.search import strategies
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.masks import Sizes
 from suite.spec.problem import Case
+from suite.spec.vocabulary import canonical_check
 
 BATCH = 200
 """Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
@@ -110,7 +111,7 @@ def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] |
     for entry in manifest.entries:
         of_dtype = any(_dtype_of(p) in ("*", cell.case.dtype.name) for p in entry.case)
         named = cell.implementation.name in entry.implementation
-        asked = {"*", cell.check.name} & set(entry.check)
+        asked = {"*", canonical_check(cell.check.name)} & set(entry.check)
         meant = named and asked and of_dtype and verdict.kind == entry.kind
         if meant and re.search(entry.message, verdict.message):
             return entry.source, entry.cause

@@ -70,6 +70,12 @@ CHECK_ALIASES = {
 }
 """Earlier names of checks, valid in manifests and records: layers once had checks of their own."""
 
+
+def canonical_check(name: str) -> str:
+    """The name of a check that may be called by an earlier one."""
+    return CHECK_ALIASES.get(name, name)
+
+
 BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi")
 """Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
 with about a third of the entries -inf and no row all -inf; "alibi": (1, H, Lq, Lk), -slope |q - k|

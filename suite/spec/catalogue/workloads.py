@@ -7,7 +7,7 @@ was taken away.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from suite.spec.case import Case
 
@@ -15,12 +15,13 @@ from suite.spec.case import Case
 @dataclass(frozen=True)
 class Workload:
     """A named case. `pattern` is its id with {dt} for the dtype; `trained`: it is part of training, so
-    that its backward pass is measured, too."""
+    that its backward pass is measured, too; `swept`: it is one of the sweep over lengths."""
 
     name: str
     pattern: str
     note: str
     trained: bool = False
+    swept: bool = False
 
     def case(self, dtype: str = "f32") -> Case:
         """The case in a dtype, by its short name."""
@@ -122,13 +123,13 @@ WORKLOADS: tuple[Workload, ...] = (
 SWEEP = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Lengths of the sweep for laws of cost."""
 
-_SWEPT = Workload("sweep", "sdpa/none/mha/{dt}/b1h4q{L}k{L}d64", "cost against length")
+_SWEPT = Workload("sweep", "sdpa/none/mha/{dt}/b1h4q{L}k{L}d64", "cost against length", swept=True)
 
 
 def sweep() -> tuple[Workload, ...]:
     """Workloads that differ in length alone, "sweep-64" and so on."""
     return tuple(
-        Workload(f"{_SWEPT.name}-{L}", _SWEPT.pattern.replace("{L}", str(L)), _SWEPT.note)
+        replace(_SWEPT, name=f"{_SWEPT.name}-{L}", pattern=_SWEPT.pattern.replace("{L}", str(L)))
         for L in SWEEP
     )
 

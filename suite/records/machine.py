@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import suite
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout this file is in."""
@@ -19,8 +22,22 @@ def facts() -> dict[str, Any]:
     return {
         "system": platform.system(),
         "machine": platform.machine(),
+        "cpu": cpu_model(),
         "cpus": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }
+
+
+def origin() -> dict[str, Any]:
+    """What every header of records says of where a run is made, and when it began."""
+    revision, dirty = commit()
+    return {
+        "commit": revision,
+        "dirty": dirty,
+        "suite_version": suite.__version__,
+        "python": platform.python_version(),
+        "machine": facts(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 

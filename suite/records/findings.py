@@ -1,19 +1,36 @@
-"""The page of findings: what the suite found in released software, from the manifests and records."""
+"""Findings: what the suite found in released software, from the manifests and records, as a page.
+
+A manifest (`suite.records.expectations`) holds entries
+
+    [[finding]]
+    name = "short-name"
+    title = "one line: who does what wrong"
+    text = "what differs, and what follows from it"
+    issue = "https://..." or "none found ..."
+    versions = ["torch>=2.0"]
+    seen = "election nan-in-query of torch:sdpa"    # where no expectation cites it
+    reproduction = '''a script without this project, whose assertions hold while the fault is there'''
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from suite.judge.expectations import (
+import msgspec
+
+from suite.records.cells import CellRecord, Run
+from suite.records.expectations import (
     MANIFESTS,
     Expectation,
     ExpectationError,
-    Finding,
+    Text,
+    Texts,
+    check_issue,
     load,
-    load_findings,
+    tables,
+    typed,
 )
-from suite.judge.records import CellRecord, Run
 
 HEAD = """# Findings
 
@@ -23,6 +40,40 @@ made from the manifests in `backends/expectations` and from records:
 
     python -m suite findings RESULTS... > FINDINGS.md
 """
+
+
+class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A deviation of released software, with a script that shows it without this project.
+
+    `crashes`: the script ends its process instead of failing an assertion, and perhaps not every time.
+    `cpu`: what the CPU must be able to do, or ("!flag") not, for the script to show anything.
+    """
+
+    name: Text
+    title: Text
+    text: Text
+    issue: Text
+    versions: Texts
+    reproduction: Text
+    seen: str = ""
+    crashes: bool = False
+    cpu: tuple[Text, ...] = ()
+
+
+def load_findings(path: Path) -> list[Finding]:
+    """The findings of a manifest; none where there is no file.
+
+    Raises ExpectationError for an unknown field, one that is missing, empty or of another type, and a
+    name given twice.
+    """
+    found = []
+    for number, values in enumerate(tables(path).get("finding", []), 1):
+        where = f"{path.name}, finding {number}"
+        found.append(typed(values, Finding, where))
+        check_issue(found[-1].issue, where)
+    if len({finding.name for finding in found}) < len(found):
+        raise ExpectationError(f"{path.name}: two findings have one name")
+    return found
 
 
 def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[Expectation]]]:

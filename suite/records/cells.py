@@ -1,0 +1,178 @@
+"""Records of judged cells: what `--results` of pytest writes, and how runs are read and merged.
+
+A file has a header, then a line per cell as it is judged, at last a footer with totals
+(`suite.records.lines`). Every fact that a report asks for is a column of a record: nothing has to be
+read out of a case's id or out of a message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from suite.records import lines, schema1
+from suite.records.lines import DuplicateCell, Form, RecordError, Whole, Writer
+from suite.spec.vocabulary import STATUSES
+
+SCHEMA = 2
+
+
+class DifferentCaseLists(RecordError):
+    """Two files that are to be combined were run on different lists of cases."""
+
+
+class IncompleteShards(RecordError):
+    """The shards do not add up to one whole run."""
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """One judged cell.
+
+    `operator` is what was asked for, `question` the name of the election question ("" for other cells),
+    `features` what the case needs of an implementation (`suite.spec.vocabulary.FEATURES`). Figures are
+    None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by operand or
+    parameter, where several arrays were judged. `observed` is the answer to a question, or a grade of
+    invariance; `kernels` what a compiled implementation ran, in its framework's own words.
+    """
+
+    case: str
+    check: str
+    backend: str
+    implementation: str
+    mode: str
+    device: str
+    dtype: str
+    status: str
+    kind: str = ""
+    message: str = ""
+    error_ratio: float | None = None
+    rms: float | None = None
+    max_abs_error: float | None = None
+    grade: str = ""
+    observed: str = ""
+    seconds: float = 0.0
+    group: str = ""
+    numerics: str = ""
+    seed: Whole = 0
+    operator: str = ""
+    question: str = ""
+    features: tuple[str, ...] = ()
+    kernels: str = ""
+    ratios: dict[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str, str, int]:
+        """What identifies the cell in a run, and across runs."""
+        return (
+            self.check,
+            self.case,
+            self.backend,
+            self.implementation,
+            self.mode,
+            self.device,
+            self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a run was: the suite's commit, versions, machine, options and the list of cells.
+
+    `digest` identifies the cells that the whole, unsharded run consists of; `partial` is true where
+    cells were left out by a filter; `shard` is "i/n" or "". `schema` is that of the file.
+    """
+
+    digest: str
+    cells: Whole
+    commit: str = ""
+    dirty: bool = False
+    suite_version: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    python: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    partial: bool = False
+    shard: str = ""
+    started: str = ""
+    schema: int = SCHEMA
+
+
+FORM = Form(
+    name="cell",
+    header=Header,
+    record=CellRecord,
+    statuses=STATUSES,
+    schema=SCHEMA,
+    prefix="",
+    origin="`pytest suite --results=FILE`",
+    upgrade=schema1.cell,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A loaded result file."""
+
+    header: Header
+    cells: tuple[CellRecord, ...]
+    source: str = ""
+    complete: bool = True
+
+    @property
+    def totals(self) -> Counter[str]:
+        return Counter(cell.status for cell in self.cells)
+
+
+def writer(path: str | Path, header: Header) -> Writer[Header, CellRecord]:
+    """A writer of a new file of cells. Raises FileExistsError."""
+    return Writer(path, FORM, header)
+
+
+def load(path: str | Path, partial: bool = False) -> Run:
+    """Read a result file. Raises what `lines.read` raises; with `partial` reads unfinished runs, too."""
+    content = lines.read(path, FORM, partial)
+    header = content.header
+    if not header.shard and len(content.records) < header.cells:
+        # Whatever left cells out, -k or --maxfail or a file named alone: the run is not whole.
+        header = replace(header, partial=True)
+    return Run(header, content.records, str(path), content.complete)
+
+
+def digest(keys: Iterable[tuple]) -> str:
+    """A short digest of a list of cell keys, independent of their order."""
+    joined = "\n".join(sorted("|".join(map(str, key)) for key in keys))
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+def merge(runs: list[Run]) -> Run:
+    """The shards of one run as one run.
+
+    Raises DifferentCaseLists, DuplicateCell, and IncompleteShards where cells are missing.
+    """
+    if not runs:
+        raise IncompleteShards("no result files given")
+    first = runs[0].header
+    for run in runs[1:]:
+        if run.header.digest != first.digest:
+            raise DifferentCaseLists(
+                f"{runs[0].source} and {run.source} were run on different lists of cells "
+                f"({first.digest} and {run.header.digest}); shards must share every option but the "
+                "shard"
+            )
+    cells = [cell for run in runs for cell in run.cells]
+    twice = next((key for key, n in Counter(cell.key for cell in cells).items() if n > 1), None)
+    if twice is not None:
+        raise DuplicateCell(f"cell {' '.join(map(str, twice))} is in more than one shard")
+    keys = [cell.key if first.schema == SCHEMA else schema1.key(cell) for cell in cells]
+    if digest(keys) != first.digest:
+        raise IncompleteShards(
+            f"the shards hold {len(cells)} cells that are not the whole run "
+            f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"
+        )
+    header = replace(first, cells=len(cells), shard="")
+    return Run(header, tuple(cells), "+".join(run.source for run in runs))

@@ -1,0 +1,287 @@
+"""Expectations: manifests of known failures, strict in both directions.
+
+A manifest is a TOML file per backend, `backends/expectations/NAME.toml`, of entries
+
+    [[expect]]
+    implementation = ["sdpa", "sdpa-flash"]
+    check = ["bad_problem"]
+    case = ["bad/key-value-lengths-differ/*"]   # shell patterns, * also matches /
+    except = []                                 # optional
+    kind = "no-raise"
+    message = "answered with shape"             # a regular expression, searched for
+    cause = "one line, verified"
+    issue = "https://..." or "none found ..."
+    versions = ["torch>=2.0"]                   # all must hold; see packaging.requirements
+    device = ["cpu"]                            # optional, default any
+    cpu = ["amx_bf16"]                          # optional: what the CPU can do; "!flag": cannot
+
+An entry may cite a finding (`suite.records.findings`) of any manifest by `finding = "name"`, and may call
+a check by an earlier name.
+
+A matching cell that fails in this way is `known`. Another kind of failure, another message, a pass,
+and an entry that matches no cell of the catalogue all fail the run.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+import tomli_w
+from packaging.requirements import InvalidRequirement, Requirement
+
+from suite.records.cells import CellRecord
+from suite.records.machine import cpu_is
+from suite.spec.vocabulary import KINDS, canonical_check
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "backends" / "expectations"
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+
+
+class ExpectationError(Exception):
+    """A manifest cannot be used; the message names the file and the entry."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"except_": "except"}):
+    """One entry as a manifest holds it."""
+
+    implementation: Texts
+    check: Texts
+    case: Texts
+    kind: Text
+    message: Text
+    cause: Text
+    issue: Text
+    versions: Texts
+    except_: tuple[Text, ...] = ()
+    device: tuple[Text, ...] = ()
+    cpu: tuple[Text, ...] = ()
+    finding: str = ""
+
+
+class Expectation(Entry, frozen=True):
+    """An entry that was read: its checks by the names they have now, and the place it stands at."""
+
+    source: str = ""
+
+    def matches(self, implementation: str, check: str, case: str) -> bool:
+        """Whether the entry speaks of this cell."""
+
+        def one_of(patterns: Iterable[str], text: str) -> bool:
+            return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+        return (
+            one_of(self.implementation, implementation)
+            and one_of(self.check, canonical_check(check))
+            and one_of(self.case, case)
+            and not one_of(self.except_, case)
+        )
+
+    def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
+        """Whether the entry is meant for these versions (by distribution name), this device and this
+        machine's CPU."""
+        if (self.device and device not in self.device) or not cpu_is(self.cpu):
+            return False
+        for text in self.versions:
+            requirement = Requirement(text)
+            installed = versions.get(requirement.name)
+            # A local version label (2.13.0+cpu) and pre-releases belong to the release they name.
+            if installed is None or not requirement.specifier.contains(
+                installed.split("+")[0], prereleases=True
+            ):
+                return False
+        return True
+
+
+def load(path: Path) -> list[Expectation]:
+    """The entries of a manifest; none where there is no file.
+
+    Raises ExpectationError for an unknown field, one that is missing, empty or of another type, an
+    unknown kind, a bad pattern or version, and an issue that is neither a link nor says that none was
+    found.
+    """
+    entries = tables(path).get("expect", [])
+    return [
+        _expectation(values, f"{path.name}, entry {number}")
+        for number, values in enumerate(entries, 1)
+    ]
+
+
+def tables(path: Path) -> dict[str, list[Any]]:
+    """The tables `expect` and `finding` of a manifest; none where there is no file.
+
+    Raises ExpectationError where the file is no TOML or holds anything else.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ExpectationError(f"{path.name}: not valid TOML: {error}") from error
+    if set(document) - {"expect", "finding"} or not all(
+        isinstance(found, list) for found in document.values()
+    ):
+        raise ExpectationError(
+            f"{path.name}: expected only [[expect]] and [[finding]] entries, got "
+            f"{', '.join(document)}"
+        )
+    return document
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def typed(values: Any, kind: type[S], where: str) -> S:
+    """The values as a struct. Raises ExpectationError."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ExpectationError(f"{where}: {error}; correct the entry") from error
+
+
+def check_issue(issue: str, where: str) -> None:
+    """Raise ExpectationError unless an issue is a link or says that none was found."""
+    if not re.match(r"https://\S+|none found", issue):
+        raise ExpectationError(
+            f"{where}: issue must be a link, or begin with 'none found', got {issue!r}"
+        )
+
+
+def _expectation(values: Any, where: str) -> Expectation:
+    entry = typed(values, Entry, where)
+    if entry.kind not in KINDS:
+        raise ExpectationError(f"{where}: unknown kind {entry.kind!r}; valid: {', '.join(KINDS)}")
+    check_issue(entry.issue, where)
+    if entry.cause.startswith("TODO"):
+        raise ExpectationError(
+            f"{where}: the cause is not filled in; verify it, then write it down"
+        )
+    try:
+        re.compile(entry.message)
+        for text in entry.versions:
+            Requirement(text)
+    except (re.error, OverflowError, RecursionError, InvalidRequirement) as error:
+        raise ExpectationError(f"{where}: {error}") from error
+    checks = tuple(canonical_check(name) for name in entry.check)
+    return Expectation(**{**msgspec.structs.asdict(entry), "check": checks, "source": where})
+
+
+class Outcome(Protocol):
+    """What a manifest asks of a verdict: a frozen dataclass with these fields."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+V = TypeVar("V", bound=Outcome)
+
+
+class Manifest:
+    """The entries that hold for one backend's versions and device."""
+
+    def __init__(
+        self, entries: Iterable[Expectation], versions: Mapping[str, str], device: str
+    ) -> None:
+        self.entries = [entry for entry in entries if entry.holds_for(versions, device)]
+
+    def find(self, implementation: str, check: str, case: str) -> Expectation | None:
+        """The entry for a cell. Raises ExpectationError where two entries claim it."""
+        found = [e for e in self.entries if e.matches(implementation, check, case)]
+        if len(found) > 1:
+            raise ExpectationError(
+                f"{found[0].source} and {found[1].source} both match "
+                f"{implementation} {check} {case}; make one of them exclude it"
+            )
+        return found[0] if found else None
+
+    def apply(self, verdict: V, implementation: str, check: str, case: str) -> V:
+        """The verdict in the light of the manifest: `known`, or a failure of the expectation."""
+        entry = self.find(implementation, check, case)
+        if entry is None or verdict.status in ("unsupported", "error", "crash"):
+            return verdict
+        if verdict.status == "pass":
+            return replace(
+                verdict,
+                status="fail",
+                kind="unexpected-pass",
+                message=f"passed, but {entry.source} expects {entry.kind}: {entry.cause}; "
+                "remove or narrow the entry",
+            )
+        if verdict.kind == entry.kind and re.search(entry.message, verdict.message):
+            return replace(
+                verdict, status="known", message=f"{verdict.message} [{entry.cause}; {entry.issue}]"
+            )
+        return replace(
+            verdict,
+            kind="other-failure",
+            message=f"expected {entry.kind} /{entry.message}/ ({entry.source}), got "
+            f"{verdict.kind}: {verdict.message}",
+        )
+
+    def unmatched(self, cells: Iterable[tuple[str, str, str]]) -> list[Expectation]:
+        """Entries that match none of the catalogue's cells (implementation, check, case)."""
+        left = list(self.entries)
+        for cell in cells:
+            left = [entry for entry in left if not entry.matches(*cell)]
+            if not left:
+                break
+        return left
+
+
+_TERMINAL = r"\x1b\[[0-9;]*[A-Za-z]"
+"""What colours a message in a terminal."""
+
+_VARIES = re.compile(_TERMINAL + r"|[\d(:;,\x00-\x1f\x7f]")
+"""Where the part of a message ends that is the same in every cell."""
+
+_LOST = re.compile("[\ud800-\udfff\ufffd]")
+"""Characters that a file of UTF-8 cannot hold, and what stands for them in one."""
+
+
+def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
+    """A manifest draft in TOML from failing cells.
+
+    Failures of one implementation, check and kind whose messages begin alike share an entry. Causes
+    are left as TODO, which `load` refuses: an expectation without a verified cause is a defect.
+    """
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for cell in failures:
+        key = (cell.implementation, cell.check, cell.kind, _pattern(cell.message))
+        groups.setdefault(key, []).append(cell.case)
+    requirement = [f"{name}=={version.split('+')[0]}" for name, version in versions.items()][:1]
+    entries = [
+        {
+            "implementation": [implementation],
+            "check": [check],
+            "case": sorted(set(cases)),
+            "kind": kind,
+            "message": message,
+            "cause": "TODO: verify, then one line",
+            "issue": "TODO: a link, or: none found",
+            "versions": requirement,
+        }
+        for (implementation, check, kind, message), cases in groups.items()
+    ]
+    return tomli_w.dumps({"expect": entries}) if entries else ""
+
+
+def _pattern(message: str) -> str:
+    """A regular expression for the first words of a message, that finds them wherever they stand."""
+    words = next((part.strip() for part in _VARIES.split(message) if part.strip()), "")
+    return _LOST.sub(".", re.escape(words)) or ".*"

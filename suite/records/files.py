@@ -1,0 +1,32 @@
+"""New files and new folders: nothing a user produced is overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+
+def new_file(path: str | Path) -> TextIO:
+    """Open a file for UTF-8 text that was not there before; its folder is made where it is missing.
+
+    Raises FileExistsError where the file exists.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return path.open("x", encoding="utf-8", newline="\n")
+    except FileExistsError:
+        raise FileExistsError(
+            f"{path} exists and is not overwritten; remove it or name another file"
+        ) from None
+
+
+def new_folder(folder: str | Path) -> Path:
+    """Make a folder. Raises FileExistsError where it holds anything."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(
+            f"{folder} exists and is not an empty folder; name one that is absent or empty"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,312 @@
+"""Lines: result files of one JSON object a line: a header, then records, at last a footer.
+
+A `Form` says what a file holds; one writer and one reader serve every form. Lines are written as soon
+as there is something to say, so that a run that is killed leaves a readable file without a footer.
+JSON is strict: NaN and infinity are written as strings, and read back as numbers.
+
+Every defect of a file is a `RecordError` that names the file, the line, what was expected, what was
+found instead, and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
+
+import msgspec
+
+from suite.records.files import new_file
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""A count or a seed; larger ones fit into no table."""
+
+CHANGED = "the file was changed after it was written: restore it, or run again"
+
+
+class RecordError(Exception):
+    """A result file cannot be used; the message names the file and what to do."""
+
+
+class NotARecordFile(RecordError):
+    """The file does not start with a header of the form that was asked for."""
+
+
+class NewerSchema(NotARecordFile):
+    """A later version of the suite wrote the file."""
+
+
+class TruncatedRun(RecordError):
+    """The file has no footer: the run that wrote it did not finish."""
+
+
+class BrokenLine(RecordError):
+    """A line is not valid JSON, lacks a field, or contradicts the lines before it."""
+
+
+class DuplicateCell(RecordError):
+    """The same cell, or the same measurement, occurs twice."""
+
+
+class Record(Protocol):
+    """What the reader asks of a record."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def key(self) -> tuple[Hashable, ...]: ...
+
+
+class Dataclass(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+H = TypeVar("H", bound=Dataclass)
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Form(Generic[H, R]):
+    """What a result file holds.
+
+    `header` and `record` are dataclasses, `statuses` what a record's status can be. A record's line is
+    marked with `name`. The schema of a header is `prefix` and a number, up to `schema`; `upgrade` makes
+    a record of the newest schema from one that was read from an older file. `origin` is the command that
+    writes such files.
+    """
+
+    name: str
+    header: type[H]
+    record: type[R]
+    statuses: tuple[str, ...]
+    schema: int
+    prefix: str
+    origin: str
+    upgrade: Callable[[R], R]
+
+    @cached_property
+    def figures(self) -> tuple[str, ...]:
+        """The fields of a record that hold floats, alone or among others."""
+        hints = get_type_hints(self.record)
+        return tuple(name for name, hint in hints.items() if "float" in str(hint))
+
+    def number(self, schema: Any) -> int | None:
+        """The number of a header's schema; None where it belongs to another form."""
+        match = re.fullmatch(self.prefix + r"(\d{1,9})", str(schema))
+        return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class Content(Generic[H, R]):
+    """What a file holds; `complete` where it ends with its footer."""
+
+    header: H
+    records: tuple[R, ...]
+    complete: bool
+
+
+class _Footer(msgspec.Struct):
+    totals: dict[str, int]
+
+
+class Writer(Generic[H, R]):
+    """Appends a run to a new file, flushing every line. Raises FileExistsError: nothing a user
+    produced is overwritten."""
+
+    def __init__(self, path: str | Path, form: Form[H, R], header: H) -> None:
+        self.path = Path(path)
+        self.totals: Counter[str] = Counter()
+        self._form = form
+        self._file = new_file(self.path)
+        self._line("header", asdict(header))
+
+    def write(self, record: R) -> None:
+        """Write one record."""
+        self.totals[record.status] += 1
+        self._line(self._form.name, asdict(record))
+
+    def close(self, finished: bool = True) -> None:
+        """Write the footer, unless the run was cut short, and close the file."""
+        if finished:
+            self._line("footer", {"totals": dict(self.totals)})
+        self._file.close()
+
+    def _line(self, name: str, fields: dict[str, Any]) -> None:
+        entry = {"record": name, **_strict(fields)}
+        text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
+        # A framework's message may hold what UTF-8 cannot; that must not end the run.
+        self._file.write(re.sub("[\ud800-\udfff]", "\ufffd", text) + "\n")
+        self._file.flush()
+
+
+def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H, R]:
+    """Read a result file of this form.
+
+    Raises NotARecordFile, NewerSchema, BrokenLine, DuplicateCell, and TruncatedRun where there is no
+    footer (unless `partial`, which reads what is there).
+    """
+    path = Path(path)
+    lines = _lines(path)
+    number, header = _header(path, lines[0], form)
+    records: list[R] = []
+    seen: set[tuple[Hashable, ...]] = set()
+    complete = False
+    for place, line in enumerate(lines[1:], 2):
+        where, last = f"{path}: line {place}", place == len(lines)
+        try:
+            entry, kind = _entry(line)
+        except (ValueError, RecursionError) as error:
+            if last and partial:
+                break
+            if last:
+                raise TruncatedRun(
+                    f"{path}: the last line is cut off or damaged; the run was killed. Run it again, "
+                    "or pass --partial to read what is there"
+                ) from error
+            raise BrokenLine(
+                f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
+            ) from error
+        if kind == form.name:
+            record = _record(where, entry, form)
+            if number < form.schema:
+                record = form.upgrade(record)
+            if record.key in seen:
+                raise DuplicateCell(
+                    f"{where}: {form.name} {' '.join(map(str, record.key))} is twice"
+                )
+            seen.add(record.key)
+            records.append(record)
+        elif kind == "footer" and last:
+            _check_totals(where, entry, records)
+            complete = True
+        else:
+            raise BrokenLine(
+                f"{where}: expected a {form.name}, or one footer at the end, got {kind!r}; was a file "
+                "appended to another?"
+            )
+    if not complete and not partial:
+        raise TruncatedRun(
+            f"{path}: no footer: the run did not finish, {len(records)} records are there. Run it "
+            "again, or pass --partial to read them"
+        )
+    return Content(header, tuple(records), complete)
+
+
+def is_of(path: str | Path, form: Form[Any, Any]) -> bool:
+    """Whether a file begins with a header of this form, in any schema."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            entry, kind = _entry(file.readline())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return kind == "header" and form.number(entry.get("schema")) is not None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        raise NotARecordFile(f"{path}: cannot be read: {error}") from error
+    # Not splitlines: JSON leaves U+2028 and its like as they are within a string.
+    return text.rstrip("\n").split("\n")
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+def _entry(line: str) -> tuple[dict[str, Any], Any]:
+    """The fields of a line and what it is marked as. Raises ValueError and RecursionError."""
+    entry = _OBJECT.decode(line)
+    if "record" not in entry:
+        raise ValueError("an object without the field 'record'")
+    return entry, entry.pop("record")
+
+
+def _header(path: Path, line: str, form: Form[H, R]) -> tuple[int, H]:
+    try:
+        entry, kind = _entry(line)
+    except (ValueError, RecursionError) as error:
+        raise NotARecordFile(
+            f"{path}: expected a result file written by {form.origin}; line 1 is no header"
+        ) from error
+    schema = entry.get("schema")
+    number = form.number(schema)
+    if kind != "header" or number is None:
+        raise NotARecordFile(
+            f"{path}: expected a result file written by {form.origin}, whose line 1 is a header of "
+            f"schema {form.prefix}{form.schema}; got {str(kind)[:40]!r} of schema {str(schema)[:40]!r}"
+        )
+    if number > form.schema:
+        raise NewerSchema(
+            f"{path}: expected schema {form.prefix}{form.schema} or an older one, got {schema}: a later "
+            "version of the suite wrote the file; update this one to read it"
+        )
+    return number, _typed(f"{path}: line 1", entry, form.header)
+
+
+def _record(where: str, entry: dict[str, Any], form: Form[H, R]) -> R:
+    for name in form.figures:
+        if name in entry:
+            entry[name] = _figures(entry[name])
+    record = _typed(where, entry, form.record)
+    if record.status not in form.statuses:
+        raise BrokenLine(
+            f"{where}: unknown status {record.status!r}; valid: {', '.join(form.statuses)}; {CHANGED}"
+        )
+    return record
+
+
+T = TypeVar("T")
+
+
+def _typed(where: str, entry: dict[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(entry, kind)
+    except (ValueError, RecursionError) as error:
+        raise BrokenLine(f"{where}: {error}; {CHANGED}") from error
+
+
+def _check_totals(where: str, entry: dict[str, Any], records: list[R]) -> None:
+    said = _typed(where, entry, _Footer).totals
+    counted = Counter(record.status for record in records)
+    if said != counted:
+        raise BrokenLine(
+            f"{where}: the footer counts {said}, the file holds {dict(counted)}: lines were lost or "
+            f"added; {CHANGED}"
+        )
+
+
+def _strict(value: Any) -> Any:
+    """The value with strings for the floats that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, dict):
+        return {name: _strict(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(inner) for inner in value]
+    return value
+
+
+_NOT_FINITE = {text: float(text) for text in ("nan", "inf", "-inf")}
+
+
+def _figures(value: Any) -> Any:
+    """The value with floats for the strings that `_strict` made of them."""
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {name: _figures(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_figures(inner) for inner in value]
+    return value

@@ -1,0 +1,124 @@
+"""What passed and what did not: scores, counts by group, and the failures themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from suite.report.frames import labels, order
+from suite.spec.vocabulary import STATUSES
+
+FAILING = ("crash", "error", "fail", "known")
+"""The statuses of cells that did not do what was asked, the gravest first."""
+
+_WHERE = ["check", "case"]
+
+
+class Tally(str):
+    """Cells passed / asked of a group as text; `status` is the gravest one among them, "pass" where all
+    passed, and "unsupported" where what did not pass is unsupported."""
+
+    status: str
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> Tally:
+        """The tally of these cells per status."""
+        bad = [status for status in FAILING if counts.get(status)]
+        passed, asked = counts.get("pass", 0), sum(counts.values())
+        listed = ", ".join(f"{counts[status]} {status}" for status in bad)
+        tally = cls(f"{passed}/{asked} ({listed})" if bad else f"{passed}/{asked}")
+        tally.status = bad[0] if bad else "pass" if passed == asked else "unsupported"
+        return tally
+
+
+def statuses(cells: pd.DataFrame) -> pd.DataFrame:
+    """Index implementation; columns the number of cells, the score, and a count per status.
+
+    The score is pass / all cells, so that a cell declared unsupported cannot raise it.
+    """
+    label = labels(cells)
+    counts = pd.crosstab(label, cells["status"]) if len(cells) else pd.DataFrame()
+    counts = counts.reindex(index=order(label), columns=list(STATUSES), fill_value=0).astype(int)
+    total = counts.sum(axis=1)
+    return pd.concat(
+        {"score": counts["pass"] / total, "cells": total, **dict(counts.items())}, axis=1
+    )
+
+
+def conformance_long(cells: pd.DataFrame) -> pd.DataFrame:
+    """Columns implementation, group, status, cells: the counts, one row each, none of them 0."""
+    keys = [labels(cells), cells["group"].replace("", "other"), cells["status"]]
+    return cells.groupby(keys, sort=False).size().rename("cells").reset_index()
+
+
+def conformance(cells: pd.DataFrame) -> pd.DataFrame:
+    """`conformance_long` for people: index implementation, the columns of `statuses`, then groups.
+
+    An entry is a `Tally`: "passed/asked", followed in brackets by the cells that crashed, broke or
+    failed; what is then left is unsupported. Empty where the group was not asked.
+    """
+    long = conformance_long(cells)
+    totals = statuses(cells)
+    groups = long["group"].drop_duplicates()
+    entries = pd.DataFrame("", index=totals.index, columns=list(groups), dtype=object)
+    for (label, group), block in long.groupby(["implementation", "group"], sort=False):
+        entries.loc[label, group] = Tally.of(
+            dict(zip(block["status"], block["cells"], strict=True))
+        )
+    return pd.concat([totals, entries], axis=1)
+
+
+def failures(cells: pd.DataFrame) -> pd.DataFrame:
+    """Every cell whose status is one of `FAILING`, the gravest first."""
+    found = cells.assign(implementation=labels(cells))[cells["status"].isin(FAILING)]
+    found = found.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
+    columns = ["status", "implementation", *_WHERE, "kind", "error_ratio", "message"]
+    return found[columns].reset_index(drop=True)
+
+
+def only_here(cells: pd.DataFrame) -> pd.DataFrame:
+    """Failures that occur in exactly one implementation while at least one other passes.
+
+    The columns of `failures`, with `passed`, the number of implementations that pass.
+    """
+    per_cell = _outcomes(cells)
+    alone = per_cell[(per_cell["failing"] == 1) & (per_cell["passed"] > 0)]
+    found = failures(cells).merge(alone["passed"].reset_index(), on=_WHERE)
+    return found[[*found.columns.drop(["passed", "message"]), "passed", "message"]]
+
+
+def everywhere(cells: pd.DataFrame) -> pd.DataFrame:
+    """Check and case that fail in every implementation that supports them, at least two.
+
+    Columns check, case, implementations (how many), kinds, and the message of one of them.
+    """
+    per_cell = _outcomes(cells)
+    all_fail = per_cell[(per_cell["failing"] == per_cell["supported"]) & (per_cell["failing"] > 1)]
+    found = failures(cells).merge(all_fail["failing"].reset_index(), on=_WHERE)
+    grouped = found.groupby(_WHERE, sort=False)
+    kinds = grouped["kind"].agg(lambda kind: ", ".join(dict.fromkeys(k for k in kind if k)))
+    parts = {"implementations": grouped["failing"].first(), "kinds": kinds}
+    parts["message"] = grouped["message"].first()
+    return pd.concat(parts, axis=1).reset_index()
+
+
+def _outcomes(cells: pd.DataFrame) -> pd.DataFrame:
+    """By check and case: in how many implementations it is supported, fails, and passes throughout.
+
+    An implementation that was asked with several seeds fails where any of them does.
+    """
+    frame = cells.assign(
+        implementation=labels(cells),
+        supported=cells["status"] != "unsupported",
+        failing=cells["status"].isin(FAILING),
+    )
+    each = frame.groupby([*_WHERE, "implementation"], sort=False)[["supported", "failing"]].any()
+    each["passed"] = each["supported"] & ~each["failing"]
+    return each.groupby(_WHERE, sort=False).sum().astype(int)
+
+
+def slowest(cells: pd.DataFrame, count: int = 20) -> pd.DataFrame:
+    """The `count` cells that took longest to judge, conversion and oracle included."""
+    found = cells.assign(implementation=labels(cells)).nlargest(count, "seconds")
+    return found[["seconds", "implementation", *_WHERE, "status"]].reset_index(drop=True)

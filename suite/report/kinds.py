@@ -1,0 +1,209 @@
+"""Kinds of results: what a path holds, which tables are made of it, and what makes them.
+
+The one place that knows them: the commands, their help, captions and errors ask here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite.records import cells, speed
+from suite.records.cells import IncompleteShards, Run, load, merge
+from suite.records.lines import RecordError, is_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line says of tables: also read unfinished runs; the baseline of the table
+    `speedup`; the new folder for plots of speed."""
+
+    partial: bool = False
+    baseline: str = ""
+    plots: Path | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of results.
+
+    `accepts` says whether a path holds such results. `tables` are the names of its tables, in their
+    order, with what they say; `build` makes those that are asked for, and the `rare` ones only where they
+    are asked for by name, or for files of data.
+    """
+
+    name: str
+    title: str
+    accepts: Callable[[Path], bool]
+    rare: tuple[str, ...]
+    build: Callable[[list[Path], list[str], Request], dict[str, pd.DataFrame]]
+    tables: dict[str, str] = field(hash=False)
+
+    def chosen(self, names: Iterable[str] | None = None) -> list[str]:
+        """The tables of these names in their order; without names all but the rare ones.
+
+        Raises KeyError with the valid names.
+        """
+        wanted = set(self.tables) - set(self.rare) if names is None else set(names)
+        if unknown := sorted(wanted - set(self.tables)):
+            raise KeyError(f"unknown table {unknown[0]!r}; valid: {', '.join(self.tables)}")
+        return [name for name in self.tables if name in wanted]
+
+
+def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
+    """The runs of these files, the shards of one run merged into one.
+
+    Shards belong together where their case lists, commits and versions are the same. Raises
+    RecordError where a file cannot be used, or shards are missing; with `partial`, files without a
+    footer and incomplete shards stand for themselves.
+    """
+    groups: dict[str, list[Run]] = {}
+    for number, path in enumerate(paths):
+        run = load(path, partial)
+        h = run.header
+        identity = json.dumps([h.digest, h.commit, h.dirty, h.versions, h.python], sort_keys=True)
+        groups.setdefault(identity if h.shard else f"whole {number}", []).append(run)
+    runs: list[Run] = []
+    for group in groups.values():
+        try:
+            runs += [merge(group)] if group[0].header.shard else group
+        except IncompleteShards:
+            if not partial:
+                raise
+            runs += group
+    return runs
+
+
+def _conformance(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
+    from suite.report.tables import build
+
+    return build(load_runs(paths, request.partial), names)
+
+
+def _speed(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
+    from suite.report.plots import NoPlots, plots
+    from suite.report.speed import build, measurements
+
+    runs = [speed.load(path, request.partial) for path in paths]
+    try:
+        found = build(runs, names, request.baseline)
+        if request.plots:
+            plots(measurements(runs), request.plots)
+    except (KeyError, NoPlots) as error:
+        raise RecordError(str(error.args[0])) from error
+    return found
+
+
+def _asv(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
+    from suite.report.asv import build
+
+    return build(paths, names)
+
+
+CONFORMANCE = Kind(
+    name="records of conformance",
+    title="Attention conformance",
+    accepts=partial(is_of, form=cells.FORM),
+    rare=("cells",),
+    build=_conformance,
+    tables={
+        "runs": "What was run: versions, machine, options.",
+        "statuses": (
+            "Cells per status. The score is pass / all cells: what is unsupported counts in the "
+            "denominator."
+        ),
+        "conformance": (
+            "Cells passed / asked in every group of cases, with what else became of them in "
+            "brackets; what is then left is unsupported."
+        ),
+        "accuracy": (
+            "The check values: error ratio = max |error| / bound of the declared numerics "
+            "class; the grade is the narrowest class whose bounds hold for all cells (exact, "
+            "fused and eager coincide for f32 and f64); beyond counts the cells outside their "
+            "bound."
+        ),
+        "gradients": (
+            "The checks gradients and gradient_of_bias: the largest error ratio of the gradient "
+            "by each operand and parameter, in the bound that is derived for the declared "
+            "class, and the widest grade."
+        ),
+        "kernels": (
+            "Which kernels compiled implementations ran, in their framework's own words, with "
+            "the number of cells."
+        ),
+        "elections": (
+            "Answers as observed where the field has no single right one, by dtype where dtypes "
+            "differ; - where the question cannot be put."
+        ),
+        "invariance": (
+            "Whether answers hang on what is computed beside them: a second call, other "
+            "samples, other rows, the number of threads, decoding one token at a time, keys in "
+            "two parts that are merged. The worst grade, by dtype where dtypes differ: bitwise "
+            "the same; within bound, other bits as near as rounding explains; broken. - where "
+            "it cannot be asked."
+        ),
+        "layers": (
+            "What each layer does where layers differ: rows and samples without keys, what True "
+            "means in a mask, the causal flag beside a mask, which weights it returns while "
+            "dropout is on, and what it can be asked for."
+        ),
+        "only_here": "Failures of exactly one implementation where at least one other passes.",
+        "everywhere": "Failures of every implementation that supports the case, at least two.",
+        "failures": "Every cell that crashed, broke or failed, expected or not.",
+        "slowest": "The cells that took longest to judge.",
+        "cells": "One row per cell, as recorded.",
+    },
+)
+
+SPEED = Kind(
+    name="records of speed",
+    title="Attention speed",
+    accepts=partial(is_of, form=speed.FORM),
+    rare=("samples",),
+    build=_speed,
+    tables={
+        "speed": (
+            "What was timed, for answers judged right: the median of a call and its quartiles "
+            "in ms, shares of the machine's best matrix product and copy, the first call, the "
+            "most memory held."
+        ),
+        "speedup": "Seconds of the baseline over those of each implementation: 2 is twice as fast.",
+        "exactness": "The largest error ratio beside the share of the best matrix product.",
+        "cost_law": (
+            "T(L) = a + b L + c L^2 of the sweep, with 95 % intervals: a and b in microseconds, "
+            "c in nanoseconds a pair of a query and a key."
+        ),
+        "refused": "Times that were not kept, and why.",
+        "samples": "Every sample, in seconds.",
+    },
+)
+
+ASV = Kind(
+    name="a folder of asv's results",
+    title="Attention speed",
+    accepts=Path.is_dir,
+    rare=("asv",),
+    build=_asv,
+    tables={
+        "asv_history": "asv's values, a column per commit: seconds, bytes, or what the benchmark counts.",
+        "asv": "asv's results, in asv's units; value NaN where a benchmark failed or has no value.",
+    },
+)
+
+KINDS = (CONFORMANCE, SPEED, ASV)
+"""Every kind, in the order of a report."""
+
+TABLES = {name: text for kind in KINDS for name, text in kind.tables.items()}
+"""Every table, with what it says."""
+
+
+def kind_of(path: Path) -> Kind:
+    """What a path holds; conformance, whose loader says what is wrong, where it is nothing known."""
+    return next((kind for kind in KINDS if kind.accepts(path)), CONFORMANCE)
