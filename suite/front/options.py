@@ -85,9 +85,7 @@ OPTIONS: dict[str, Option] = {
 """Every option of a run, by name."""
 
 
-def add_options(
-    add: Callable[..., Any], names: Iterable[str] = OPTIONS, **helps: str
-) -> None:
+def add_options(add: Callable[..., Any], names: Iterable[str] = OPTIONS, **helps: str) -> None:
     """Declare options with `add`, the `add_argument` of a parser or the `addoption` of pytest's group.
 
     `helps` are other help texts, by name.
@@ -117,9 +115,11 @@ class Options:
     @classmethod
     def of(cls, given: Callable[[str], Any]) -> Options:
         """The options that `given(name)` holds; those it has not keep their defaults."""
-        values = {f.name: given(f.name) for f in fields(cls)}
-        known = {n: v for n, v in values.items() if v is not None}
-        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
+        values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
+        known: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
+        }
+        return cls(**known)
 
     @classmethod
     def of_arguments(cls, arguments: argparse.Namespace) -> Options:

@@ -195,6 +195,7 @@ def main() -> None:
 
 def _failure(error: Exception) -> dict[str, Any]:
     from backends.base import BackendUnavailable
+
     from backends.registry import UsageError
     from suite.measure.subject import Refused, Unsupported
 
