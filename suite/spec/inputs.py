@@ -49,7 +49,7 @@ class Inputs:
         Sizes follow the arrays. Raises ValueError for a name that is none of these.
         """
         case, arrays = self.case, dict(self.arrays)
-        known = {option.name for option in case.operator.options} - {"bias"}
+        known = {option.name for option in case.operator.options} - {"bias", *case.axes}
         own = {f.name for f in dataclasses.fields(self)} & set(changes)
         rest = {name: changes[name] for name in own}
         of_case = {name: changes[name] for name in _OF_CASE if name in changes}
