@@ -134,7 +134,7 @@ def _expect(arguments: argparse.Namespace) -> int:
         names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
         mine = [c for c in failing if c.backend == backend]
-        text += f"# backends/expectations/{backend}.toml\n\n{draft(mine, versions)}\n"
+        text += f"# {backend}.toml\n\n{draft(mine, versions)}\n"
     if arguments.output:
         try:
             with new_file(arguments.output) as file:
