@@ -284,4 +284,4 @@ def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
 def _pattern(message: str) -> str:
     """A regular expression for the first words of a message, that finds them wherever they stand."""
     words = next((part.strip() for part in _VARIES.split(message) if part.strip()), "")
-    return _LOST.sub(".", re.escape(words)) or ".*"
+    return _LOST.sub(".", re.escape(words).replace("\\ ", " ")) or ".*"

@@ -47,11 +47,11 @@ def plots(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
     return [path for pair in pictures for path in pair]
 
 
-def _saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    pictures = tuple(folder / f"{name.replace('+', '-')}.{kind}" for kind in ("png", "svg"))
+def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
+    pictures = [folder / f"{name.replace('+', '-')}.{kind}" for kind in ("png", "svg")]
     for path in pictures:
         figure.savefig(path, dpi=130)
-    return pictures  # type: ignore[return-value]
+    return pictures
 
 
 def _shares(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
