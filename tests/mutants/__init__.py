@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.base import Backend
+from backends.protocol import Backend
 from tests.mutants import (  # noqa: F401  (imported so that they register their mutants)
     faults_contract,
     faults_flags,
