@@ -25,6 +25,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_precision,
     faults_scores,
     faults_shapes,
+    faults_sinks,
     faults_softmax,
 )
 from tests.mutants.honest import HONEST
