@@ -125,9 +125,7 @@ def test_tangents_are_central_differences(text: str, empty_rows: str) -> None:
         assert np.abs(want - got.value).max() < 1e-10 * max(1, np.abs(want).max()), names
 
 
-@pytest.mark.parametrize(
-    ("text", "empty_rows"), [*ROWS, *((text, "scores") for text in EMPTY)]
-)
+@pytest.mark.parametrize(("text", "empty_rows"), [*ROWS, *((text, "scores") for text in EMPTY)])
 def test_tangents_are_the_other_side_of_gradients(text: str, empty_rows: str) -> None:
     """<cotangent, J t> = <J^T cotangent, t>, in extended precision."""
     inputs = draw(Case.parse(text))
