@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from backends import registry
 from backends.registry import UsageError
@@ -85,9 +85,7 @@ OPTIONS: dict[str, Option] = {
 """Every option of a run, by name."""
 
 
-def add_options(
-    add: Callable[..., Any], names: Iterable[str] = OPTIONS, **helps: str
-) -> None:
+def add_options(add: Callable[..., Any], names: Iterable[str] = OPTIONS, **helps: str) -> None:
     """Declare options with `add`, the `add_argument` of a parser or the `addoption` of pytest's group.
 
     `helps` are other help texts, by name.
@@ -115,14 +113,14 @@ class Options:
     mode: str = MODES[0]
 
     @classmethod
-    def of(cls, given: Callable[[str], Any]) -> Options:
+    def of(cls, given: Callable[[str], Any]) -> Self:
         """The options that `given(name)` holds; those it has not keep their defaults."""
         values = {f.name: given(f.name) for f in fields(cls)}
         known = {n: v for n, v in values.items() if v is not None}
         return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
 
     @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Options:
+    def of_arguments(cls, arguments: argparse.Namespace) -> Self:
         """The options of a parsed command line."""
         backend = arguments.backend
         many = [backend] if isinstance(backend, str) else backend
