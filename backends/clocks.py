@@ -12,46 +12,6 @@ COLD_BYTES = 256 * 2**20
 """What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
 
 
-def torch_compilations() -> int:
-    """Graphs that dynamo has compiled in this process; none where it was never imported."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
-
-
-def torch_peak(torch: Any, device: str, call: Callable[[], Any]) -> int | None:
-    """The most that a call's tensors hold at a time, by the allocator's own account.
-
-    On the CPU from the events of torch.profiler, a number of bytes for each allocation and release.
-    """
-    if device == "cuda":
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        torch.cuda.synchronize()
-        return int(torch.cuda.max_memory_allocated() - before)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as found:
-        kept = call()
-    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    del kept
-    return peak
-
-
-def torch_device_seconds(torch: Any, call: Callable[[], Any]) -> float:
-    """Seconds between two events around the call on the current CUDA stream."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000.0
-
-
 class JaxCompilations:
     """Counts what JAX lowers and compiles in this process, from the moment it is made."""
 

@@ -20,6 +20,8 @@ DROPOUT = ("", "elements", "shared")
 """How dropout falls on weights: there is none, on each weight alone, or one pattern for all samples and
 heads."""
 
+NO_DROPOUT = "has no dropout"
+
 OF_BACKENDS = frozenset({"strides", "threads"})
 """Features that a backend has or lacks, and no implementation by itself (see `Backend.refusals`)."""
 
@@ -145,7 +147,9 @@ class Declared:
             _checked(f"answer to {question}", answers.values(), QUESTIONS[question].options)
         refusals = dict(self.refusals)
         if not self.dropout:
-            refusals.setdefault("dropout", "has no dropout")
+            refusals.setdefault("dropout", NO_DROPOUT)
+        elif refusals.get("dropout") == NO_DROPOUT:
+            del refusals["dropout"]  # a variation of what had none
         features = {*self.features, *(["dropout"] if self.dropout else [])} - refusals.keys()
         own: dict[str, Any] = {"features": frozenset(features), "refusals": _frozen(refusals)}
         for name in ("elections", "exp_error", "gradient_blocks", "narrow_biases"):

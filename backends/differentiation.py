@@ -16,22 +16,6 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 """What `Backend.step` returns."""
 
 
-def by_autograd(torch: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
-    """`torch.autograd.grad` from leaves that lie in memory as the call's own arguments do; a layer's
-    own parameter is the leaf."""
-
-    def leaf(array: Any) -> Any:
-        own = isinstance(array, torch.nn.Parameter)
-        return array if own else array.detach().requires_grad_(True)
-
-    leaves = {n: leaf(prepared.arguments[prepared.operands[n]]) for n in wrt}
-    out = prepared.call(prepared.with_operands(leaves))
-    if not (isinstance(out, torch.Tensor) and out.requires_grad):
-        raise ForwardOnly("the output of the call has no gradient function")
-    found = torch.autograd.grad(out, list(leaves.values()), cotangent, allow_unused=True)
-    return out.detach(), dict(zip(leaves, found, strict=True))
-
-
 def by_tape(tf: Any, prepared: Prepared, wrt: Sequence[str], cotangent: Any) -> Found:
     """`tf.GradientTape`, which watches the operands that ask for a gradient and nothing else."""
     sources = {name: prepared.arguments[prepared.operands[name]] for name in wrt}
@@ -66,32 +50,6 @@ def pushed_by_transform(jax: Any, prepared: Prepared, tangents: Mapping[str, Any
 
     given = tuple(prepared.arguments[prepared.operands[name]] for name in names)
     return jax.jvp(call, given, tuple(tangents.values()))[1]
-
-
-def step_by_autograd(torch: Any, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step` by `torch.autograd.grad`; the graph of "backward" is kept between calls."""
-    # A compiled derivative that reuses the memory of its graph refuses to run twice. What holds the
-    # option is imported by torch.compile, and not by torch itself.
-    config: Any = import_module("torch._functorch.config")
-    config.donated_buffer = False
-
-    def made(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
-        given = replace(prepared, arguments=dict(arguments))
-        if direction == "forward+backward":
-            return lambda: by_autograd(torch, given, wrt, cotangent)
-        leaves = {n: arguments[prepared.operands[n]].detach().requires_grad_(True) for n in wrt}
-        out = given.call(given.with_operands(leaves))
-        arrays = list(leaves.values())
-
-        def backward() -> Any:
-            found = torch.autograd.grad(
-                out, arrays, cotangent, retain_graph=True, allow_unused=True
-            )
-            return None, dict(zip(leaves, found, strict=True))
-
-        return backward
-
-    return made
 
 
 def step_by_tape(tf: Any, prepared: Prepared, direction: str, wrt: Sequence[str]) -> Step:

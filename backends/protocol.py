@@ -99,8 +99,8 @@ class Backend(ABC):
 
     @property
     def expectations(self) -> Path:
-        """The manifest of known failures, by default the one beside the backend's module."""
-        return Path(inspect.getfile(type(self))).with_name("expectations.toml")
+        """The manifest of known failures, by default NAME.toml beside the backend's module."""
+        return Path(inspect.getfile(type(self))).with_name(f"{self.name}.toml")
 
     @property
     def refusals(self) -> dict[str, str]:

@@ -112,11 +112,11 @@ class UserLayer(Implementation):
         operator: Operator,
     ) -> None:
         self.backend, self.operator, self.factory = backend, operator, factory
-        self.told = _accepted(factory, CONFIGURATION)
+        self.factory_keywords = _accepted(factory, CONFIGURATION)
         self.kept: dict[tuple[Any, ...], Any] = {}
         case = Case.parse(next(iter(operator.gradients("smoke"))))
         layer = self.layer(draw(case))
-        self.taken = _accepted(_called(layer), CALL)
+        self.call_keywords = _accepted(_called(layer), CALL)
         self.count = _positional(_called(layer))
         if self.count not in (1, 3):
             raise TypeError(
@@ -140,16 +140,20 @@ class UserLayer(Implementation):
         }
         for keyword, feature in CONFIGURATION.items():
             # Without an output projection nothing in a layer need be as wide as its query.
-            if feature and keyword not in self.told and (projects or feature != "cross"):
+            if (
+                feature
+                and keyword not in self.factory_keywords
+                and (projects or feature != "cross")
+            ):
                 reasons[feature] = f"the factory has no parameter {keyword}"
         if self.count == 1:
             reasons["cross"] = "the layer takes one array"
         for keyword, features in CALL.items():
-            if keyword not in self.taken:
+            if keyword not in self.call_keywords:
                 reasons |= dict.fromkeys(features, f"the layer has no parameter {keyword}")
-        if not self.taken & {"mask", "causal"}:
+        if not self.call_keywords & {"mask", "causal"}:
             reasons["causal"] = "the layer has neither causal nor mask"
-        if not self.taken & {"mask", "valid"}:
+        if not self.call_keywords & {"mask", "valid"}:
             reasons["padding"] = "the layer has neither valid nor mask"
         return reasons | {"average": "the layer is asked for the weights of every head"}
 
@@ -166,7 +170,7 @@ class UserLayer(Implementation):
     def layer(self, inputs: Inputs) -> Any:
         """The factory's layer for the inputs' sizes, with parameters of its own."""
         values = self.configuration(inputs)
-        layer = self.factory(**{n: v for n, v in values.items() if n in self.told})
+        layer = self.factory(**{n: v for n, v in values.items() if n in self.factory_keywords})
         return self.backend.placed(layer, inputs.dtype)
 
     def build(self, inputs: Inputs) -> Any:
@@ -185,7 +189,7 @@ class UserLayer(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, layer = self.backend, self.build(inputs)
-        masks = LayerMasks.of(inputs, "causal" in self.taken, "valid" in self.taken)
+        masks = LayerMasks.of(inputs, "causal" in self.call_keywords, "valid" in self.call_keywords)
         arrays = sequences(backend, inputs)
         if self.count == 1:
             arrays = {"query": arrays["query"]}

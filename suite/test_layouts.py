@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+
 from backends.memory import EXPANDED, INNER
 from backends.protocol import PreparedCall
-
 from suite.judge.answer import turned
 from suite.judge.cell import Cell
 from suite.judge.check import check

@@ -19,34 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.registry import load
 from suite.checks import all_checks
-from suite.judge.gradients import GradientOracle, layer_cotangent, layer_gradients
-from suite.judge.layers import LayerOracle
-from suite.judge.oracle import Oracle
-from suite.judge.tolerance import NUMERICS
-from suite.spec.catalogue import cases, everything
-from suite.spec.gradient_catalogue import gradient_cases
-from suite.spec.layer_catalogue import layer_cases
-from suite.spec.layers import LayerCase, draw_layer
-from suite.spec.problem import Case
-from suite.spec.recipes import draw, draw_cotangent
-from suite.test_layer_gradients import layers as layer_gradient_cases
+from suite.front.options import Options
+from suite.front.plan import Plan
+from suite.judge.oracle import Oracle, Rounding
+from suite.spec.case import Case
+from suite.spec.catalogue import everything
+from suite.spec.inputs import draw, draw_cotangent
+from suite.spec.vocabulary import LEVELS
 
 FILE = Path(__file__).with_suffix(".json")
 
 ADDED = ("sinks",)
 """Option tokens of cases that came later: no golden figure counts them."""
-
-RENAMED = {
-    "layer_batch_permutation": "batch_independence",
-    "layer_head_permutation": "head_independence",
-}
-
-
-def canonical(check: str) -> str:
-    """The name of a check, the same for plain attention and for layers."""
-    return RENAMED.get(check, check.removeprefix("layer_"))
 
 
 def counted(case: Any) -> bool:
@@ -63,30 +48,22 @@ def digest(lines: Iterable[str]) -> str:
 def ids() -> dict[str, str]:
     """The ids asked at every level, by check and operator, and those of the catalogue."""
     found: dict[str, set[str]] = defaultdict(set)
-    for level in ("smoke", "standard", "full"):
+    for level in LEVELS:
         for case in filter(counted, everything(level)):
             found[f"{level} catalogue"].add(case.id)
         for check in all_checks():
             for mode, asked in (("", check.cases), (" compiled", check.compiled)):
                 for case in filter(counted, asked(level) if asked else ()):
-                    name = f"{level}{mode} {canonical(check.name)} {case.operator}"
-                    found[name].add(case.id)
+                    found[f"{level}{mode} {check.name} {case.operator}"].add(case.id)
     return {name: digest(lines) for name, lines in sorted(found.items())}
 
 
-def drawn(case: Any, seed: int) -> str:
+def drawn(case: Case) -> str:
     """A digest of the arrays that are drawn for a case."""
-    if isinstance(case, LayerCase):
-        inputs: Any = draw_layer(case, seed)
-        arrays = {n: getattr(inputs, n) for n in ("query", "key", "value")} | dict(
-            inputs.parameters
-        )
-    else:
-        inputs = draw(case, seed)
-        arrays = {n: getattr(inputs, n) for n in ("query", "key", "value")}
-    arrays |= {"bias": inputs.bias, "mask": inputs.dense_mask}
+    inputs = draw(case)
+    arrays = {n: a for n, a in inputs.arrays.items() if n != "bias"}
     h = hashlib.sha256()
-    for name, array in arrays.items():
+    for name, array in (*arrays.items(), ("bias", inputs.bias), ("mask", inputs.dense_mask)):
         if array is not None:
             h.update(f"{name}{array.shape}{array.dtype}".encode() + array.tobytes())
     return f"{case.id} {h.hexdigest()}"
@@ -94,20 +71,12 @@ def drawn(case: Any, seed: int) -> str:
 
 def draws() -> dict[str, str]:
     """All bytes drawn at full, by operator."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for check in all_checks():
-        for case in filter(counted, check.cases("full")):
-            if isinstance(case, Case | LayerCase):
-                found[case.operator].add(case.id)
-    for case in filter(counted, everything("full")):
-        if isinstance(case, Case | LayerCase):
-            found[case.operator].add(case.id)
-    from suite.spec.catalogue import parse
-
-    return {
-        operator: digest(drawn(parse(name), 0) for name in names)
-        for operator, names in sorted(found.items())
-    }
+    cases = [case for check in all_checks() for case in check.cases("full")]
+    found: dict[str, dict[str, Case]] = defaultdict(dict)
+    for case in filter(counted, [*cases, *everything("full")]):
+        if isinstance(case, Case):
+            found[case.operator.name][case.id] = case
+    return {name: digest(map(drawn, cases.values())) for name, cases in sorted(found.items())}
 
 
 def figures(array: np.ndarray) -> list[float]:
@@ -121,34 +90,18 @@ def figures(array: np.ndarray) -> list[float]:
 def bounds() -> dict[str, list[float]]:
     """Bounds of a sample of cases in every class: of outputs, weights and gradients."""
     found: dict[str, list[float]] = {}
-    with np.errstate(all="ignore"):
-        for case in [c for c in cases("standard") if counted(c)][::23]:
-            oracle = Oracle.of(draw(case))
-            for numerics in NUMERICS:
-                found[f"{case.id} {numerics} output"] = figures(oracle.bound(numerics))
-        for layer in [c for c in layer_cases("standard") if counted(c)][::11]:
-            inputs = draw_layer(layer)
-            for numerics in NUMERICS:
-                reference = LayerOracle.of(inputs, numerics).reference
-                found[f"{layer.id} {numerics} output"] = figures(reference.output.error)
-                found[f"{layer.id} {numerics} weights"] = figures(reference.weights.error)
-        for case in [c for c in gradient_cases("standard") if counted(c)][::9]:
-            plain = draw(case)
-            for numerics in NUMERICS:
-                chain = GradientOracle.of(plain, draw_cotangent(case), numerics)
-                for name in ("query", "key", "value"):
-                    error = chain.gradient(name, ()).error
-                    found[f"{case.id} {numerics} gradient {name}"] = figures(error)
-        (definition,) = load("numpy").implementations()
-        for name in ("narrow_biases", "narrow_statistics", "narrow_reductions"):
-            setattr(definition, name, {} if name == "narrow_biases" else ())
-        for layer in layer_gradient_cases("standard")[::5]:
-            inputs = draw_layer(layer)
-            cotangent = layer_cotangent(inputs, f"{layer.id}/cotangent")
-            for numerics in NUMERICS:
-                made = layer_gradients(definition, inputs, cotangent, numerics, False)
-                for name, gradient in made.items():
-                    found[f"{layer.id} {numerics} gradient {name}"] = figures(gradient.error)
+    for name in json.loads(FILE.read_text(encoding="utf-8"))["bounds"]:
+        case_id, numerics, what, *operand = name.split()
+        case = Case.parse(case_id)
+        inputs, rounding = draw(case), Rounding(numerics)
+        if what == "gradient":
+            oracle = Oracle.vjp(inputs, draw_cotangent(case), rounding)
+        else:
+            asked = inputs.replace(returned="head") if what == "weights" else inputs
+            oracle = Oracle.forward(asked, rounding)
+        array = operand[0] if operand else what
+        # Norms attend to nothing: they have no weights.
+        found[name] = figures(oracle.bound(array) if array in oracle.expected else np.zeros(0))
     return found
 
 
@@ -157,8 +110,6 @@ def statuses(backend: str) -> dict[str, str]:
 
     A known failure counts as a pass: which of them there are hangs on the processor.
     """
-    from suite.plan import Options, Plan
-
     plan = Plan.make(Options((backend,)))
     found: dict[str, set[str]] = defaultdict(set)
     for check in all_checks():
@@ -166,7 +117,7 @@ def statuses(backend: str) -> dict[str, str]:
             if counted(cell.case):
                 verdict = plan.judge(cell)
                 status = "pass" if verdict.status == "known" else verdict.status
-                name = f"{canonical(check.name)} {cell.case.operator}"
+                name = f"{check.name} {cell.case.operator}"
                 found[name].add(f"{cell.implementation.name} {cell.case.id} {status}")
     return {name: digest(lines) for name, lines in sorted(found.items())}
 

@@ -157,8 +157,8 @@ def test_no_manifest_expects_nothing(tmp_path: Path) -> None:
 
 
 def test_the_manifests_of_this_checkout_load() -> None:
-    assert {path.stem for path in MANIFESTS.glob("*.toml")} >= {"torch", "tf", "jax"}
-    for path in MANIFESTS.glob("*.toml"):
+    assert {path.stem for path in MANIFESTS.rglob("*.toml")} >= {"torch", "tf", "jax"}
+    for path in MANIFESTS.rglob("*.toml"):
         assert load(path) or load_findings(path)
 
 

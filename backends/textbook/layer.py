@@ -80,13 +80,13 @@ class Textbook(Implementation):
         arrays |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
         arrays |= {n: backend.array(a, None) for n, a in self.masks(inputs).items()}
         if inputs.bias is not None:
-            added = self.pairs("bias", full(inputs.bias, inputs), inputs)
-            arrays |= {n: backend.array(a, inputs.dtype) for n, a in added.items()}
-        returned = inputs.returned != "none"
+            biases = self.pairs("bias", full(inputs.bias, inputs), inputs)
+            arrays |= {n: backend.array(a, inputs.dtype) for n, a in biases.items()}
+        weighted = inputs.returned != "none"
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
             output, weights = self.compute(query, key, value, rest, inputs)
-            return output, weights if returned else None
+            return output, weights if weighted else None
 
         return PreparedCall(call, arrays, LAYER_OUTPUTS)
 

@@ -11,8 +11,10 @@ from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.report.commands import add_diff_parser, add_report_parser
 from suite.search.command import add_search_parser
+from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, everything, find
-from suite.spec.vocabulary import LEVELS
+from suite.spec.inputs import draw
+from suite.spec.vocabulary import LEVELS, NUMERICS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,29 +82,23 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _facts(case: AnyCase) -> str:
-    """What the drawn inputs of a value case and its oracle look like."""
+    """What the drawn inputs of a case and its oracle look like."""
+    import numpy as np
+
     from suite.checks import all_checks
-    from suite.spec.problem import Case
+    from suite.judge.oracle import Oracle, Rounding
 
     asked = [c.name for c in all_checks() if any(x.id == case.id for x in c.cases("full"))]
     lines = [f"  checks  {', '.join(asked) or 'none (not in the catalogue)'}"]
-    if isinstance(case, Case) and case.problem.sizes.B and case.problem.sizes.Lq:
-        import numpy as np
-
-        from suite.judge.oracle import Oracle
-        from suite.judge.tolerance import NUMERICS
-        from suite.spec.recipes import draw
-
+    if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
-        attends = inputs.attends
-        empty = int((~attends.any(-1)).sum())
-        lines.append(
-            f"  pairs   {int(attends.sum())} of {attends.size} attend, {empty} rows without keys"
-        )
-        with np.errstate(all="ignore"):
-            oracle = Oracle.of(inputs)
+        pairs, empty = inputs.attends, int(inputs.keyless.sum())
+        if case.operator.attends:
+            lines.append(
+                f"  pairs   {int(pairs.sum())} of {pairs.size} attend, {empty} rows without keys"
+            )
         for numerics in NUMERICS:
-            limit = oracle.bound(numerics)
+            limit = Oracle.forward(inputs, Rounding(numerics)).bound()
             lines.append(
                 f"  bound   {numerics:8} median {np.median(limit):.3g}, max {limit.max():.3g}"
             )
@@ -138,7 +134,7 @@ def _expect(arguments: argparse.Namespace) -> int:
         names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
         mine = [c for c in failing if c.backend == backend]
-        text += f"# backends/expectations/{backend}.toml\n\n{draft(mine, versions)}\n"
+        text += f"# {backend}.toml\n\n{draft(mine, versions)}\n"
     if arguments.output:
         try:
             with new_file(arguments.output) as file:

@@ -115,9 +115,11 @@ class Options:
     @classmethod
     def of(cls, given: Callable[[str], Any]) -> Self:
         """The options that `given(name)` holds; those it has not keep their defaults."""
-        values = {f.name: given(f.name) for f in fields(cls)}
-        known = {n: v for n, v in values.items() if v is not None}
-        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
+        values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
+        known: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
+        }
+        return cls(**known)
 
     @classmethod
     def of_arguments(cls, arguments: argparse.Namespace) -> Self:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from backends.protocol import Backend, PreparedCall
 
+from backends.protocol import Backend, PreparedCall
 from suite.judge.verdict import Deviation
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
@@ -31,6 +31,21 @@ class Answer:
 def turned(array: np.ndarray, prepared: PreparedCall) -> np.ndarray:
     """An operand or output between (B, H, L, D) and the axis order of the call."""
     return array.swapaxes(1, 2) if prepared.axis_order == "blhd" else array
+
+
+def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
+    """The arrays that a call can be differentiated by: its operands, and the parameters it is handed.
+
+    Statistics are none. Where query, key and value are one tensor, that is the operand "query".
+    """
+    operator = inputs.operator
+    return [
+        name
+        for name in inputs.arrays
+        if prepared.argument(name) in prepared.arguments and name not in operator.statistics
+        if name not in ("key", "value") or not inputs.own
+        if name != "bias" or not operator.is_layer
+    ]
 
 
 def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from backends.protocol import ForwardOnly, Implementation, PreparedCall
 
+from backends.protocol import ForwardOnly, Implementation, PreparedCall
 from suite.judge import answer, elections
 from suite.judge.answer import Answer
 from suite.judge.oracle import Oracle, Rounding

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.protocol import Implementation
-
 from suite.judge.cell import Cell
 from suite.spec.catalogue import AnyCase
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from backends.protocol import PreparedCall
 
+from backends.protocol import PreparedCall
 from suite.judge import elections
-from suite.judge.answer import Answer, read_array, turned
+from suite.judge.answer import Answer, names_of, read_array, turned
 from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import grade
@@ -19,21 +20,6 @@ from suite.spec.inputs import Inputs
 
 if TYPE_CHECKING:
     from suite.judge.cell import Cell
-
-
-def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
-    """The arrays that a call can be differentiated by: its operands, and the parameters it is handed.
-
-    Statistics are none. Where query, key and value are one tensor, that is the operand "query".
-    """
-    operator = inputs.operator
-    return [
-        name
-        for name in inputs.arrays
-        if prepared.argument(name) in prepared.arguments and name not in operator.statistics
-        if name not in ("key", "value") or not inputs.own
-        if name != "bias" or not operator.is_layer
-    ]
 
 
 def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
@@ -150,6 +136,9 @@ def judge_gradients(
         rounding = replace(cell.rounding, numerics=numerics)
         return Oracle.vjp(inputs, cotangent, rounding, mode)
 
+    def limit(name: str, numerics: str) -> np.ndarray:
+        return oracle(numerics).bound(name)
+
     expected = oracle(cell.numerics).expected
     for name, values in gradients.items():
         want = expected[name]
@@ -161,7 +150,7 @@ def judge_gradients(
             got, want.value, want.error, judged, inputs.dtype, cell.numerics,
             f"gradient of the {name}, ",
         )  # fmt: skip
-        measured.grade = grade(error, lambda n, name=name: oracle(n).expected[name].error)
+        measured.grade = grade(error, partial(limit, name))
         cell.measured.worst_of(measured)
         cell.measured.ratios[name] = measured.error_ratio or 0.0
         if deviation is not None:

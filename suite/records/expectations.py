@@ -1,6 +1,6 @@
 """Expectations: manifests of known failures, strict in both directions.
 
-A manifest is a TOML file per backend, `backends/expectations/NAME.toml`, of entries
+A manifest is a TOML file per backend, NAME.toml beside its adapter, of entries
 
     [[expect]]
     implementation = ["sdpa", "sdpa-flash"]
@@ -40,7 +40,7 @@ from suite.records.cells import CellRecord
 from suite.records.machine import cpu_is
 from suite.spec.vocabulary import KINDS, canonical_check
 
-MANIFESTS = Path(__file__).resolve().parents[2] / "backends" / "expectations"
+MANIFESTS = Path(__file__).resolve().parents[2] / "backends"
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]

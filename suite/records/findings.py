@@ -36,7 +36,7 @@ HEAD = """# Findings
 
 What the suite found in released software. Each finding was reproduced without the suite: the script
 below it runs in the framework alone, and its assertions hold while the deviation is there. The page is
-made from the manifests in `backends/expectations` and from records:
+made from the manifests in `backends` and from records:
 
     python -m suite findings RESULTS... > FINDINGS.md
 """
@@ -81,7 +81,7 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
 
     Raises ExpectationError for a finding that is cited and not there, and for one name given twice.
     """
-    paths = sorted(folder.glob("*.toml"))
+    paths = sorted(folder.rglob("*.toml"), key=lambda path: path.stem)
     found = {path.stem: (load_findings(path), load(path)) for path in paths}
     names = [f.name for findings, _ in found.values() for f in findings]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import hypothesis
+from backends.base import Implementation
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
-from backends.base import Implementation
 from suite.checks import all_checks
 from suite.judge.cell import Cell, Check
 from suite.judge.verdict import Verdict

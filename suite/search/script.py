@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from backends.base import Prepared
+
 from backends.sources import Dialect
 from suite.judge.cell import Cell
 from suite.judge.gradients import GradientCell

@@ -49,7 +49,7 @@ class Inputs:
         Sizes follow the arrays. Raises ValueError for a name that is none of these.
         """
         case, arrays = self.case, dict(self.arrays)
-        known = {option.name for option in case.operator.options} - {"bias"}
+        known = {option.name for option in case.operator.options} - {"bias", *case.axes}
         own = {f.name for f in dataclasses.fields(self)} & set(changes)
         rest = {name: changes[name] for name in own}
         of_case = {name: changes[name] for name in _OF_CASE if name in changes}
@@ -217,7 +217,7 @@ class Inputs:
     def keyless(self) -> np.ndarray:
         """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of them: its
         answer is exactly 0, whatever an implementation elects."""
-        rows = ~self.attends.any(-1)
+        rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         if self.sinks is not None:
             rows = rows & np.isneginf(self.sinks)[:, None]
         return rows if self.operator.attends else np.zeros_like(rows)
@@ -232,7 +232,7 @@ class Inputs:
         size 1 along the axes that rows do not have."""
         s = self.sizes
         if "g" in axes:
-            rows = rows.reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lq).any(2)
+            rows = np.asarray(rows.reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lq).any(2))
         gone = tuple(n for n, kin in enumerate(("b", "hg", "q")) if not set(kin) & set(axes))
         left = np.asarray(rows.any(gone, keepdims=True))
         places = {"b": 0, "h": 1, "g": 1, "q": 2}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from backends.protocol import Implementation
-
 from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
 from suite.judge.verdict import NotApplicable

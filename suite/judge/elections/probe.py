@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from backends.protocol import ForwardOnly, Implementation
 
-from suite.judge.answer import parts, turned
-from suite.judge.derivative import names_of
+from backends.protocol import ForwardOnly, Implementation
+from suite.judge.answer import names_of, parts, turned
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Deviation, NotApplicable

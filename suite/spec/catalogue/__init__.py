@@ -96,10 +96,8 @@ def find(case_id: str) -> AnyCase:
 
     Raises ValueError where the id names nothing.
     """
-    for case in (*ELECTION_CASES, *MALFORMED_CASES):
-        if case.id == case_id:
-            return case
-    return Case.parse(case_id)
+    others: dict[str, AnyCase] = {case.id: case for case in (*ELECTION_CASES, *MALFORMED_CASES)}
+    return others[case_id] if case_id in others else Case.parse(case_id)
 
 
 __all__ = [

@@ -39,7 +39,7 @@ PARAMETERS = {
 """Canonical parameters with their shapes: y = x kernel + bias, features of a head last. Eq, Ek, Ev, Eo
 are the widths of query, key, value and output, H and Hkv the heads, D and Dv their sizes."""
 
-SEQUENCES: Axes = {"query": "bqx", "key": "bky", "value": "bkz"}
+SEQUENCES: dict[str, str] = {"query": "bqx", "key": "bky", "value": "bkz"}
 """The operands of a layer."""
 
 WEIGHTS_OF_ONE_HEAD = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bqk"}}

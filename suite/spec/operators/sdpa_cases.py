@@ -14,7 +14,7 @@ from typing import cast
 
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Covering, unique
+from suite.spec.levels import HALF, Covering, filled, unique
 from suite.spec.masks import Sizes
 from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import BIASES
@@ -145,6 +145,22 @@ SMOKE_DESIGNED = (
     "sdpa/causal/gqa4/bf16/b2h8q33k47d64",
 )
 
+SMOKE_SINKS = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks",
+    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks",
+    "sdpa/padempty/mha/{dt}/b2h3q17k23d8/sinks",
+)
+
+SINKS = (
+    "sdpa/none/mqa/{dt}/b2h5q1k65d16/sinks",
+    "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/sinks/dense",
+    "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/sinks",
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/sinks",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/large",
+    "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/sinks/onehot/blhd",
+)
+"""Attention sinks: sizes are shared with other cases."""
+
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
@@ -157,7 +173,7 @@ def _designed() -> list[str]:
         ids.append(f"sdpa/causal/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/win{length - 2}.0/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/bool.b11k/mha/{dt}/b2h1q3k{length}d8/dense")
-    return ids + [
+    ids += [
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/sunk",
         "sdpa/causal/mha/f64/b2h3q17k23d8/sunk",
         "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/bias.bhqk/sunk/dense",
@@ -181,6 +197,7 @@ def _designed() -> list[str]:
         "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale0.0",
         "sdpa/none/mha/f32/b0h1q1k1d1/bias.qk",
     ]
+    return ids
 
 
 def _products() -> Iterable[str]:
@@ -205,8 +222,11 @@ def _products() -> Iterable[str]:
 
 
 def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once, smoke before standard before full."""
+    """The ids of a level, each once; those with sinks last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
-    if level != "smoke":
-        found = unique(found, _designed(), COVERING.ids())
-    return unique(found, _products()) if level == "full" else found
+    if level == "smoke":
+        return unique(found, filled(SMOKE_SINKS, HALF))
+    found = unique(found, _designed(), COVERING.ids())
+    if level == "full":
+        found = unique(found, _products())
+    return unique(found, filled(SMOKE_SINKS + SINKS, DTYPES))

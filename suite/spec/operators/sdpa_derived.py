@@ -54,6 +54,13 @@ DESIGNED_GRADIENTS = (
     "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
 )
 
+SMOKE_SINKS = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/sinks",)
+
+SINKS = (
+    "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/sinks",
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/sinks/dense",
+)
+
 
 def paired(a: str, x: object, b: str, y: object) -> bool:
     """`compatible`, with one head count to a shape: grouped heads with values of the keys' size, which
@@ -73,14 +80,17 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 
 
 def gradients(level: str) -> tuple[str, ...]:
-    """The ids that are differentiated, each once, smoke before standard before full."""
+    """The ids that are differentiated, each once; those with sinks last."""
     found = unique(filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few())
+    sinks = filled(SMOKE_SINKS, HALF)
     if level != "smoke":
         found = unique(found, filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids())
+        sinks += filled(SINKS, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
         found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
-    return found
+        sinks += filled(SMOKE_SINKS + SINKS, DTYPES)
+    return unique(found, sinks)
 
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {

@@ -1,0 +1,74 @@
+"""The definition as an implementation, rounded once to the case's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends._numpy.engine import Rounded
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import dense_arguments
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from references.blocked import attention
+from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.inputs import Inputs
+
+
+class Definition(Implementation):
+    """`references.blocked.attention`, rounded once to the case's dtype."""
+
+    name = "definition"
+    declared = Declared(
+        numerics="exact",
+        features=ATTENTION_FEATURES | {"sinks"},
+        refusals={
+            "native-causal": "masks are predicates here; there is no separate causal flag",
+            "native-window": "masks are predicates here; there is no separate window",
+            "gradient": "NumPy differentiates nothing",
+        },
+        elections={
+            "fully-masked-row": "zeros",
+            "minus-inf-row": "zeros",
+            "no-keys": "zeros",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "blocked",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "raises",
+            "subnormal-output": "kept",
+            "score-overflow": "finite",
+        },
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return rounded_call(self.backend, inputs, definition)
+
+
+def rounded_call(
+    backend: Backend, inputs: Inputs, function: Callable[..., np.ndarray]
+) -> PreparedCall:
+    """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`, which takes
+    `sinks` where there are any.
+
+    It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv).
+    """
+
+    def call(**arrays: Rounded | None) -> Rounded:
+        plain = {name: None if a is None else a.values for name, a in arrays.items()}
+        with np.errstate(all="ignore"):
+            out = function(**plain, scale=inputs.scale, softcap=inputs.softcap, fmt=inputs.dtype)
+        return Rounded(out, inputs.dtype)
+
+    return PreparedCall(call, dense_arguments(backend, inputs))
+
+
+def definition(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, **rest: Any
+) -> np.ndarray:
+    """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
+    precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
+    return round_to(attention(query, key, value, precision=precision, **rest).output, fmt)

@@ -1,0 +1,85 @@
+"""NumPy's arrays. NumPy has no bfloat16, so an array is carried as float64 values with the format they
+belong to; and it differentiates nothing, so a call brings its own derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends.prepared import ForwardOnly, PreparedCall
+from backends.protocol import Backend
+from suite.spec.dtypes import DType
+
+
+@dataclass
+class Rounded:
+    """Float64 values that are numbers of `fmt`; `fmt` None for boolean and integer arrays."""
+
+    values: np.ndarray
+    fmt: DType | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, index: Any) -> Rounded:
+        return Rounded(self.values[index], self.fmt)
+
+
+class NumpyEngine(Backend):
+    """A backend whose arrays are `Rounded`; subclasses say what it implements."""
+
+    has_strides = True
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"numpy": np.__version__}
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
+        return Rounded(np.array(values), dtype)
+
+    def to_numpy(self, array: Rounded) -> np.ndarray:
+        return array.values
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Rounded)
+
+    def dtype_name(self, array: Rounded) -> str:
+        return array.fmt.long_name if array.fmt else str(array.values.dtype)
+
+    def device_name(self, array: Rounded) -> str:
+        return "cpu"
+
+    def transpose(self, array: Rounded, *axes: int) -> Rounded:
+        return Rounded(array.values.transpose(*axes), array.fmt)
+
+    def expand(self, array: Rounded, shape: tuple[int, ...]) -> Rounded:
+        return Rounded(np.broadcast_to(array.values, shape), array.fmt)
+
+    def restrided(self, array: Rounded) -> Rounded:
+        values = array.values
+        strides = [
+            7 * values.itemsize if n == 1 else step
+            for n, step in zip(values.shape, values.strides, strict=True)
+        ]
+        return Rounded(np.lib.stride_tricks.as_strided(values, values.shape, strides), array.fmt)
+
+    def vjp(
+        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Rounded
+    ) -> tuple[Any, dict[str, Any]]:
+        if prepared.vjp is None:
+            raise ForwardOnly("NumPy differentiates nothing", declared=True)
+        arguments = prepared.arguments
+        asked = [prepared.argument(name) for name in wrt]
+        gradients = prepared.vjp(**arguments, cotangent=cotangent, wrt=asked)
+        output = prepared.output(arguments)
+        return output, {name: gradients[prepared.argument(name)] for name in wrt}
+
+    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
+        if prepared.jvp is None:
+            raise ForwardOnly("NumPy differentiates nothing", declared=True)
+        moving = {prepared.argument(name): array for name, array in tangents.items()}
+        return prepared.jvp(**prepared.arguments, tangents=moving)

@@ -1,0 +1,10 @@
+"""PyTorch: textbook attention, `scaled_dot_product_attention` in all its kernels, flex_attention, layers.
+
+torch is imported when the backend is made.
+"""
+
+from __future__ import annotations
+
+from backends._torch.backend import TorchBackend
+
+__all__ = ["TorchBackend"]

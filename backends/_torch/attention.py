@@ -1,0 +1,311 @@
+"""Scaled dot-product attention in PyTorch: as textbooks write it, and `scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import numpy as np
+
+from backends._torch.engine import TorchEngine
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import dense_arguments, dense_of, merged_bias, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from backends.sources import call_source, function_source, textbook_source
+from backends.user import lacking
+from suite.spec.inputs import Inputs
+
+NATIVE = "torch.nn.functional.scaled_dot_product_attention"
+
+PARAMETERS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+"""What it takes besides query, key and value."""
+
+FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
+"""Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
+al. 2015, degree 3): 1 + f - p(f) for 2^f is off by 1.071e-4 at most over 0 <= f < 1."""
+
+GRADIENT_BLOCKS = {"bf16": (32, 512), "f16": (32, 512)}
+"""The backward pass of the CPU's flash kernel adds blocks of 32 rows or more, and of 512 keys, to
+gradients in the case's dtype (`cpu_flash_attention_backward`: products with beta = 1)."""
+
+# In bfloat16 it hangs on the CPU: oneDNN's products flush with AVX512_BF16 or AMX, and not without.
+SUBNORMAL = {"f64": "kept", "f32": "kept", "f16": "kept"}
+
+
+class Eager(Implementation):
+    """matmul, softmax, matmul as textbooks write it; hidden scores are -inf."""
+
+    backend: TorchEngine
+
+    name = "eager"
+    declared = Declared(
+        numerics="eager",
+        features=ATTENTION_FEATURES | {"sinks"},
+        refusals={
+            "native-causal": "textbook code has no causal flag",
+            "native-window": "textbook code has no window",
+        },
+        elections={
+            "fully-masked-row": "nan",
+            "fully-masked-row-gradient": "nan",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "raises",
+            "subnormal-output": SUBNORMAL,
+            "score-overflow": "nan",
+        },
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        torch, backend = self.backend.torch, self.backend
+        scale, softcap = inputs.effective_scale, inputs.softcap
+
+        def attention(query, key, value, mask, bias, sinks=None):
+            if key.shape[1] != query.shape[1]:
+                groups = query.shape[1] // key.shape[1]
+                key = key.repeat_interleave(groups, dim=1)  # (B, H, Lk, D)
+                value = value.repeat_interleave(groups, dim=1)
+            scores = query @ key.transpose(-2, -1) * scale  # (B, H, Lq, Lk)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            if sinks is not None:  # one more logit a head, whose value is 0
+                sinks = sinks.reshape(-1, 1, 1).expand(*scores.shape[:-1], 1)
+                scores = torch.cat([scores, sinks], dim=-1)  # (B, H, Lq, Lk + 1)
+            weights = torch.softmax(scores, dim=-1)
+            if sinks is not None:
+                weights = weights[..., :-1]
+            return weights @ value  # (B, H, Lq, Dv)
+
+        arguments = dense_arguments(backend, inputs)
+        source = textbook_source(
+            attention, "import torch", arguments, scale=repr(scale), softcap=repr(softcap)
+        )
+        return PreparedCall(attention, arguments, source=source, constants=(scale, softcap))
+
+
+class EagerPermuted(Eager):
+    """`Eager` with keys handed in as (Lk, H, B, D) and permuted to (B, H, D, Lk) in one step.
+
+    For compilers alone: a rewrite that looks for `key.transpose` must not take this for it, least of
+    all where all sizes coincide.
+    """
+
+    name = "eager-permuted"
+    declared = Eager.declared.refusing(
+        {
+            "grouped-heads": "a twin of the textbook for rewrites by pattern, without grouped heads",
+            "gradient": "a twin of the textbook for rewrites by pattern, in inference",
+            "sinks": "a twin of the textbook for rewrites by pattern, without sinks",
+        }
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+        torch, scale, softcap = self.backend.torch, inputs.effective_scale, inputs.softcap
+        key = plain.arguments["key"].permute(2, 1, 0, 3).contiguous()
+
+        def attention(query, key, value, mask, bias):
+            scores = query @ key.permute(2, 1, 3, 0) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            return torch.softmax(scores, dim=-1) @ value
+
+        return PreparedCall(attention, plain.arguments | {"key": key}, constants=plain.constants)
+
+
+class Sdpa(Implementation):
+    """`scaled_dot_product_attention` as torch dispatches it."""
+
+    backend: TorchEngine
+
+    name = "sdpa"
+    declared = Declared(
+        numerics="fused",
+        features=ATTENTION_FEATURES,
+        refusals={
+            "softcap": "scaled_dot_product_attention has no softcap",
+            "native-window": "scaled_dot_product_attention has no window",
+        },
+        elections={
+            "fully-masked-row": "zeros",
+            "fully-masked-row-gradient": "nothing",
+            "minus-inf-row": "zeros",
+            "no-keys": "zeros",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "nan-in-masked-key": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            # The CPU's flash kernel hides a NaN query behind zeros (pytorch#141128).
+            "nan-in-query": "zeros",
+            "value-size": "accepted",
+            "integer-mask": "raises",
+            "subnormal-output": SUBNORMAL,
+            "score-overflow": "finite",
+        },
+        exp_error=FAST_EXP,
+        gradient_blocks=GRADIENT_BLOCKS,
+        merges_mask_into_bias=True,
+    )
+    kernel: str | None = None
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        torch, backend = self.backend.torch, self.backend
+        query, key, value = backend.operands(inputs, "bhld")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        # The flag and a mask exclude each other by torch's contract, so that the flag is used alone.
+        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+        native = split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
+        if native.causal:
+            arguments["is_causal"] = True
+        merged = None if inputs.bias is None else merged_bias(inputs)
+        mask = dense_of(inputs, native.rest)
+        if merged is not None:
+            arguments["attn_mask"] = backend.array(merged, inputs.dtype)
+        elif mask is not None:
+            arguments["attn_mask"] = backend.array(mask, None)
+        if inputs.scale is not None:
+            arguments["scale"] = inputs.scale
+        if query.shape[1] != key.shape[1]:
+            arguments["enable_gqa"] = True
+        operands = {n: n for n in ("query", "key", "value")}
+        operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
+        return PreparedCall(
+            torch.nn.functional.scaled_dot_product_attention,
+            arguments,
+            operands=operands,
+            within=self.forced,
+            source=self.source(arguments),
+            constants=(),
+        )
+
+    def source(self, arguments: Mapping[str, Any]) -> str:
+        """The call as text (see `PreparedCall`)."""
+        call = call_source(NATIVE, arguments)
+        if self.kernel is None:
+            return f"import torch\n{call}"
+        return (
+            "import torch\nfrom torch.nn.attention import SDPBackend, sdpa_kernel\n"
+            f"with sdpa_kernel(SDPBackend.{self.kernel}):\n    {call}"
+        )
+
+    def forced(self) -> AbstractContextManager[Any]:
+        """The context in which the kernel is forced; none where torch chooses."""
+        if self.kernel is None:
+            return nullcontext()
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        forced = ExitStack()
+        # torch explains on the warning channel why a kernel refuses; the error follows.
+        forced.enter_context(warnings.catch_warnings(action="ignore"))
+        forced.enter_context(sdpa_kernel(getattr(SDPBackend, self.kernel)))
+        return forced
+
+
+class SdpaMath(Sdpa):
+    """The kernel of separate operations in float32 inside."""
+
+    name = "sdpa-math"
+    kernel = "MATH"
+    declared = Sdpa.declared.but(numerics="exact", exp_error={}, gradient_blocks={}).electing(
+        {"causal-with-mask": "raises", "nan-in-query": "nan", "subnormal-output": "kept"}
+    )
+
+
+class SdpaFlash(Sdpa):
+    """The fused kernel: flash attention on CPU and CUDA."""
+
+    name = "sdpa-flash"
+    kernel = "FLASH_ATTENTION"
+    declared = Sdpa.declared.electing({"value-size": "raises"}).refusing(
+        {
+            "value-size": "the flash kernel requires values of the keys' size",
+            "inner-stride": "the fused kernels require the last axis to have stride 1",
+            "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
+        }
+    )
+
+
+class SdpaEfficient(Sdpa):
+    """CUDA's memory-efficient kernel."""
+
+    name = "sdpa-efficient"
+    kernel = "EFFICIENT_ATTENTION"
+
+
+class SdpaCudnn(Sdpa):
+    """cuDNN's kernel."""
+
+    name = "sdpa-cudnn"
+    kernel = "CUDNN_ATTENTION"
+
+
+class SdpaFunction(Sdpa):
+    """A user's function with the signature of `scaled_dot_product_attention`."""
+
+    def __init__(
+        self,
+        backend: TorchEngine,
+        function: Callable[..., Any],
+        name: str,
+        numerics: str,
+        accepted: frozenset[str],
+    ) -> None:
+        self.judged, self.accepted = function, accepted
+        missing = {
+            "attn_mask": ("mask", "bias", "window", "padding", "bias-with-mask"),
+            "scale": ("scale",),
+            "enable_gqa": ("grouped-heads",),
+            "is_causal": ("native-causal",),
+        }
+        refusals = lacking(accepted, missing)
+        if not accepted & {"is_causal", "attn_mask"}:
+            refusals["causal"] = "the function has neither is_causal nor attn_mask"
+        declared = Sdpa.declared.refusing(refusals).but(
+            numerics=numerics,
+            elections={},
+            exp_error={},
+            gradient_blocks={},
+            may_be_forward_only=True,
+        )
+        super().__init__(backend, name, declared)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+        arguments = dict(plain.arguments)
+        if "is_causal" in arguments and "is_causal" not in self.accepted:
+            del arguments["is_causal"]
+            mask = np.asarray(inputs.dense_mask)
+            arguments["attn_mask"] = self.backend.array(mask, None)
+        function = self.judged
+
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            return function(query, key, value, **rest)
+
+        return PreparedCall(
+            call,
+            arguments,
+            operands=plain.operands,
+            source=function_source(function, self.name, arguments),
+            constants=(),
+        )

@@ -1,0 +1,82 @@
+"""How torch compiles a prepared call: `torch.compile` and `torch.export`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from types import FunctionType
+from typing import Any
+
+from backends.compilation import with_constants
+from backends.prepared import PreparedCall
+from backends.protocol import Backend
+
+_TWINS = count()
+
+
+def by_torch_compile(
+    backend: Backend, prepared: PreparedCall, compiler: str, one_graph: bool = True
+) -> PreparedCall:
+    """`torch.compile` with fixed shapes, differentiated calls for themselves.
+
+    `one_graph` raises where the call does not make one graph. Where it may be more, what dynamo knows
+    of other calls is forgotten, those prepared before included.
+    """
+    import torch
+    import torch._dynamo
+    import torch._functorch.config as functorch
+
+    if not one_graph:
+        torch._dynamo.reset()
+    # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
+    functorch.enable_autograd_cache = False
+
+    def one(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(twin(function), backend=compiler, dynamic=False, fullgraph=one_graph)
+
+    def both(function: Callable[..., Any]) -> Callable[..., Any]:
+        plain, differentiated = one(function), one(function)
+
+        def call(arrays: Any) -> Any:
+            asked = any(a.requires_grad for a in arrays.values())
+            return (differentiated if asked else plain)(arrays)
+
+        return call
+
+    return with_constants(both, backend.is_array, prepared)
+
+
+def twin(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function with a code object of its own.
+
+    Dynamo keeps what it compiled by code object, tries the guards of each in turn and gives up after
+    eight: all functions from one line of source would be one to it. Raises TypeError for what has no
+    code.
+    """
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"expected a function written in Python, got {function!r}")
+    code = function.__code__.replace(co_name=f"program_{next(_TWINS)}")
+    return FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
+
+
+def by_export(backend: Backend, prepared: PreparedCall) -> PreparedCall:
+    """The program that `torch.export` makes of the first call."""
+    return with_constants(_exported, backend.is_array, prepared)
+
+
+def _exported(function: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    class Module(torch.nn.Module):
+        def forward(self, arrays: Any) -> Any:
+            return function(arrays)
+
+    programs: list[Callable[..., Any]] = []
+
+    def call(arrays: Any) -> Any:
+        if not programs:
+            detached = {n: a.detach() for n, a in arrays.items()}
+            programs.append(torch.export.export(Module(), (detached,)).module())
+        return programs[0](arrays)
+
+    return call

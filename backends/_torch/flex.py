@@ -1,0 +1,170 @@
+"""`flex_attention`: score_mod for bias and softcap, a block mask for masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from backends._torch.attention import SUBNORMAL
+from backends._torch.engine import TorchEngine
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import dense_of, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from backends.sources import call_source
+from suite.spec.inputs import Inputs
+
+
+class Flex(Implementation):
+    """`flex_attention` without compilation."""
+
+    backend: TorchEngine
+
+    name = "flex"
+    declared = Declared(
+        numerics="eager",
+        features=ATTENTION_FEATURES,
+        refusals={
+            "native-causal": "flex_attention has no causal flag",
+            "native-window": "flex_attention has no window",
+            "mask-array": "flex_attention takes masks and biases as functions of indices",
+        },
+        elections={
+            "fully-masked-row": "zeros",
+            "minus-inf-row": "zeros",
+            "no-keys": "raises",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "subnormal-output": SUBNORMAL,
+            "score-overflow": "finite",
+        },
+    )
+
+    def __init__(self, backend: TorchEngine) -> None:
+        declared = self.declared
+        if backend.device == "cpu":
+            reason = "flex_attention has no backward pass on CPU"
+            declared = declared.refusing({"gradient": reason})
+        super().__init__(backend, declared=declared)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch, backend, s = self.backend.torch, self.backend, inputs.sizes
+        shape = (s.B, s.H, s.Lq, s.Lk)
+        query, key, value = backend.operands(inputs, "bhld")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        dense = dense_of(inputs, split_native(inputs).rest)
+        full = None if dense is None else np.broadcast_to(dense, shape)
+        mask_mod = None if full is None else _lookup(backend.array(full, None))
+        softcap = inputs.softcap
+        if inputs.bias is not None:
+            arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
+        if inputs.scale is not None:
+            arguments["scale"] = inputs.scale
+        if s.H != s.Hkv:
+            arguments["enable_gqa"] = True
+
+        def score_mod_of(bias: Any) -> Callable[..., Any]:
+            def score_mod(score, b, h, i, j):
+                if softcap is not None:
+                    score = softcap * torch.tanh(score / softcap)
+                return score if bias is None else score + bias[b, h, i, j]
+
+            return score_mod
+
+        uncompiled = _uncompiled(flex_attention)
+        block_masks: list[Any] = []
+
+        def block_mask() -> Any:
+            if mask_mod is None:
+                return None
+            return create_block_mask(mask_mod, *shape, device=backend.device)
+
+        def call(bias: Any = None, **arguments: Any) -> Any:
+            if mask_mod is not None:
+                arguments["block_mask"] = block_masks[0] if block_masks else block_mask()
+            if bias is not None or softcap is not None:
+                arguments["score_mod"] = score_mod_of(bias)
+            arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
+            traced = torch.compiler.is_compiling()
+            if traced or any(array is not None and array.requires_grad for array in arrays):
+                return flex_attention(**arguments)
+            return uncompiled(**arguments)
+
+        def ahead() -> None:
+            if not block_masks:
+                block_masks.append(block_mask())
+
+        hidden = None if full is None else sha256(full.tobytes()).hexdigest()
+        return PreparedCall(
+            call,
+            arguments,
+            source=_source(inputs, arguments),
+            constants=(softcap, hidden),
+            ahead=ahead,
+        )
+
+
+def _lookup(allowed: Any) -> Callable[..., Any]:
+    """A mask as a function of indices."""
+
+    def mask_mod(b, h, i, j):
+        return allowed[b, h, i, j]
+
+    return mask_mod
+
+
+def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
+    s = inputs.sizes
+    shape = (s.B, s.H, s.Lq, s.Lk)
+    lines = [
+        "import torch",
+        "import torch.nn.attention.flex_attention as flex",
+        "# Its documented switch for debugging: without it every call traces its closures anew.",
+        "flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True",
+    ]
+    names = [name for name in arguments if name != "bias"]
+    more = []
+    if inputs.dense_mask is not None:
+        lines += [
+            f"allowed = torch.tensor(np.broadcast_to(mask, {shape}).copy())",
+            "block_mask = flex.create_block_mask(",
+            f'    lambda b, h, i, j: allowed[b, h, i, j], {", ".join(map(str, shape))}, device="cpu"',
+            ")",
+        ]
+        more.append("block_mask=block_mask")
+    if inputs.bias is not None or inputs.softcap is not None:
+        lines += ["", "def score_mod(score, b, h, i, j):"]
+        if inputs.softcap is not None:
+            cap = repr(inputs.softcap)
+            lines.append(f"    score = {cap} * torch.tanh(score / {cap})")
+        added = "" if inputs.bias is None else " + bias[b, h, i, j]"
+        lines += [f"    return score{added}", ""]
+        more.append("score_mod=score_mod")
+    return "\n".join([*lines, call_source("flex.flex_attention", names, *more)])
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """flex_attention with the switch its documentation gives for debugging turned on.
+
+    Without it every call traces its closures anew through torch.compile with the eager backend, 0.35 s
+    a call, to run the very same operator. (The switch warns of wrong gradients: what is differentiated
+    goes the long way.)
+    """
+    import torch.nn.attention.flex_attention as module
+
+    def call(**arguments: Any) -> Any:
+        module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
+        try:
+            return function(**arguments)
+        finally:
+            module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = False
+
+    return call

@@ -1,0 +1,308 @@
+"""PyTorch's layers: textbook code, and `torch.nn.MultiheadAttention` in its three code paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
+from backends.declared import LAYER_FEATURES, Declared
+from backends.masks import LayerMasks, full
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook import Operations, textbooks
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+from suite.spec.operators import OPERATORS
+
+SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
+
+
+def layers(backend: Backend) -> list[Implementation]:
+    """Every layer judged in PyTorch."""
+    kinds: tuple[type[Implementation], ...] = (
+        MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast, TorchLayerNorm,
+        TorchBatchNorm,
+    )  # fmt: skip
+    return [*textbooks(backend, _operations(), "eager"), *(kind(backend) for kind in kinds)]
+
+
+def _operations() -> Operations:
+    import torch
+
+    return Operations(
+        softmax=lambda x: torch.softmax(x, -1),
+        fill=lambda x, hidden, number: x.masked_fill(hidden, number),
+        tanh=torch.tanh,
+        total=lambda x, axis: x.sum(axis),
+        mean=lambda x, axis: x.mean(axis),
+        root=torch.sqrt,
+        concat=lambda arrays, axis: torch.cat(list(arrays), axis),
+        transpose=lambda x, axes: x.permute(*axes),
+        reshape=lambda x, shape: x.reshape(shape),
+        repeat=lambda x, times, axis: x.repeat_interleave(times, axis),
+        overflowing_fill="raises",
+    )
+
+
+class MultiheadAttention(Implementation):
+    """need_weights=False, parameters that require gradients: scaled_dot_product_attention inside."""
+
+    name = "nn-mha"
+    operator = OPERATORS["multi-head"]
+    declared = Declared(
+        features=LAYER_FEATURES,
+        refusals={
+            "grouped-heads": "torch.nn.MultiheadAttention has as many key/value heads as query heads",
+            "value-size": SPLIT,
+            "head-width": SPLIT,
+            "output-width": SPLIT,
+            "average": "asked for weights it takes another path: nn-mha-weights",
+            "weights": "asked for weights it takes another path: nn-mha-weights",
+            "causal-alone": "is_causal is a hint beside a mask",
+        },
+        elections={
+            "fully-masked-row": "zeros",
+            "padded-sample": "zeros",
+            "minus-inf-row": "zeros",
+            "fully-masked-row-gradient": "nothing",
+            "causal-with-mask": "mask-ignored",
+            "mask-polarity": "hides",
+            "nan-in-masked-key": "leaks",
+            "nan-in-masked-value": "leaks",
+        },
+        dropout="elements",
+        merges_mask_into_bias=True,
+    )
+    asks_weights = False
+    without_gradients = False
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def call(
+        self,
+        inputs: Inputs,
+        *,
+        need_weights: bool | None = None,
+        average: bool | None = None,
+        batch_first: bool = True,
+        train: bool | None = None,
+        no_grad: bool | None = None,
+        hint: bool = False,
+        float_mask: bool = False,
+    ) -> PreparedCall:
+        """The call by any of the layer's flags; None leaves what this implementation stands for."""
+        import torch
+
+        layer = self.build(inputs, batch_first)
+        layer.train(inputs.training if train is None else train)
+        arguments: dict[str, Any] = sequences(self.backend, inputs)
+        if not batch_first and not inputs.single:
+            swapped: dict[int, Any] = {}
+            for name, array in arguments.items():
+                arguments[name] = swapped.setdefault(id(array), array.transpose(0, 1).contiguous())
+        arguments |= self.masks(inputs, hint, float_mask)
+        arguments["need_weights"] = self.asks_weights if need_weights is None else need_weights
+        arguments["average_attn_weights"] = (
+            inputs.returned != "head" if average is None else average
+        )
+        quiet = self.without_gradients if no_grad is None else no_grad
+
+        def run(**arguments: Any) -> tuple[Any, Any]:
+            if inputs.training and inputs.rate:
+                torch.manual_seed(inputs.dropout_seed)
+            with torch.set_grad_enabled(not quiet):
+                output, weights = layer(**arguments)
+            if not batch_first and not inputs.single:
+                output = output.transpose(0, 1)
+            return output, weights if inputs.returned != "none" else None
+
+        return PreparedCall(run, arguments, LAYER_OUTPUTS)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        import torch
+
+        plain, layer = self.prepare(inputs), self.build(inputs)
+        layer.train(inputs.training)
+        own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+
+        def run(**arguments: Any) -> Any:
+            parameters = {name: arguments.pop(name) for name in own}
+            state = self.state(parameters, inputs, torch.cat)
+            return torch.func.functional_call(layer, state, (), arguments)
+
+        return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
+
+    def build(self, inputs: Inputs, batch_first: bool = True) -> Any:
+        """A fresh layer with the inputs' parameters."""
+        import torch
+
+        p, w = inputs.parameters, inputs.widths
+        layer = torch.nn.MultiheadAttention(
+            w.query,
+            inputs.sizes.H,
+            dropout=inputs.rate,
+            bias="query_bias" in p,
+            kdim=w.key,
+            vdim=w.value,
+            batch_first=batch_first,
+            device=self.backend.device,
+            dtype=getattr(torch, inputs.dtype.long_name),
+        )
+        state = self.state(p, inputs, np.concatenate)
+        layer.load_state_dict(
+            {n: self.backend.array(np.ascontiguousarray(a), inputs.dtype) for n, a in state.items()}
+        )
+        return layer
+
+    def state(
+        self, p: Mapping[str, Any], inputs: Inputs, join: Callable[..., Any]
+    ) -> dict[str, Any]:
+        """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
+        w = inputs.widths
+        kernels = [p[f"{n}_kernel"].reshape(p[f"{n}_kernel"].shape[0], -1).T for n in _QKV]
+        state = {"out_proj.weight": p["output_kernel"].reshape(-1, w.output).T}
+        if w.query == w.key == w.value:
+            state["in_proj_weight"] = join(kernels)
+        else:
+            state |= {f"{n[0]}_proj_weight": k for n, k in zip(_QKV, kernels, strict=True)}
+        if "query_bias" in p:
+            state["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in _QKV])
+            state["out_proj.bias"] = p["output_bias"]
+        return state
+
+    def masks(self, inputs: Inputs, hint: bool, float_mask: bool) -> dict[str, Any]:
+        """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""
+        backend = self.backend
+        if inputs.form == "flag-and-mask":
+            inputs, hint = inputs.replace(mask=None, form="dense"), True
+        split = LayerMasks.of(inputs, causal=False)
+        masks: dict[str, Any] = {}
+        if split.valid is not None:
+            valid = split.valid[0] if inputs.single else split.valid
+            masks["key_padding_mask"] = backend.array(~valid, None)
+        if split.rest is not None and inputs.form == "raw":
+            return {"attn_mask": backend.array(split.rest, None)}
+        if inputs.bias is not None or (split.rest is not None and float_mask):
+            added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
+            if split.rest is not None:
+                added = np.where(split.rest, added, -np.inf)
+            masks["attn_mask"] = backend.array(self.shaped(added, inputs), inputs.dtype)
+        elif split.rest is not None:
+            masks["attn_mask"] = backend.array(self.shaped(~split.rest, inputs), None)
+        if hint:
+            masks["is_causal"] = True
+        return masks
+
+    def shaped(self, mask: np.ndarray, inputs: Inputs) -> np.ndarray:
+        """(Lq, Lk) where samples and heads share the mask, else (B H, Lq, Lk)."""
+        s = inputs.sizes
+        if mask.ndim == 2 or mask.shape[:2] == (1, 1):
+            return np.ascontiguousarray(np.broadcast_to(mask, (1, 1, s.Lq, s.Lk))[0, 0])
+        return full(mask, inputs).reshape(s.B * s.H, s.Lq, s.Lk).copy()
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        alone = isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
+        flags: dict[str, dict[str, Any]] = {
+            "train()": {"train": True},
+            "no_grad": {"no_grad": True},
+            "no_grad, train()": {"no_grad": True, "train": True},
+        }
+        if not inputs.single:
+            flags["batch_first=False"] = {"batch_first": False}
+        if inputs.returned == "none":
+            flags["need_weights"] = {"need_weights": True}
+            flags["need_weights, average off"] = {"need_weights": True, "average": False}
+            flags["need_weights, no_grad"] = {"need_weights": True, "no_grad": True}
+        if inputs.mask is not None or inputs.mask_array is not None:
+            flags["float mask"] = {"float_mask": True}
+            flags["float mask, no_grad"] = {"float_mask": True, "no_grad": True}
+        if alone and inputs.bias is None:
+            flags["is_causal hint"] = {"hint": True}
+            flags["is_causal hint, no_grad"] = {"hint": True, "no_grad": True}
+            if inputs.returned == "none":
+                flags["is_causal hint, need_weights"] = {"hint": True, "need_weights": True}
+        return {name: self.call(inputs, **options) for name, options in flags.items()}
+
+
+_QKV = ("query", "key", "value")
+
+
+class MultiheadAttentionWeights(MultiheadAttention):
+    """need_weights=True: separate products and a softmax."""
+
+    name = "nn-mha-weights"
+    declared = MultiheadAttention.declared.taking("average", "weights").electing(
+        {
+            "fully-masked-row": "nan",
+            "padded-sample": "nan",
+            "minus-inf-row": "nan",
+            "fully-masked-row-gradient": "nan",
+            "causal-with-mask": "causal-ignored",
+            "returned-weights": "after-dropout",
+        }
+    )
+    asks_weights = True
+
+
+class MultiheadAttentionFast(MultiheadAttention):
+    """eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""
+
+    name = "nn-mha-fast"
+    declared = MultiheadAttention.declared.refusing(
+        {
+            "cross": "the fast path is for self-attention",
+            "single": "the fast path is for batches",
+            "odd-heads": "the fast path needs an even number of heads",
+            "no-projection-bias": "the fast path needs biases",
+            "bias": "the fast path takes no float masks",
+            "bias-with-mask": "the fast path takes no float masks",
+            "gradient": "the fast path runs without gradients",
+        }
+    ).but(
+        dropout="",
+        elections={
+            "fully-masked-row": "nan",
+            "padded-sample": "nan",
+            "causal-with-mask": "causal-ignored",
+            "mask-polarity": "hides",
+        },
+    )
+    without_gradients = True
+
+    def call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
+        plain = super().call(inputs, **flags)
+
+        def forced(**arguments: Any) -> Any:
+            answer, taken = witnessed(lambda: plain.function(**arguments))
+            if not taken:
+                raise RuntimeError("the fast path was not taken")
+            return answer
+
+        return PreparedCall(forced, plain.arguments, LAYER_OUTPUTS)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {}
+
+
+def witnessed(function: Callable[[], Any]) -> tuple[Any, bool]:
+    """What a call returns, and whether it ran torch's fast path: the native function it ends in."""
+    import torch
+
+    taken = []
+    original = torch._native_multi_head_attention
+
+    def witness(*arguments: Any, **named: Any) -> Any:
+        taken.append(True)
+        return original(*arguments, **named)
+
+    torch._native_multi_head_attention = witness
+    try:
+        answer = function()
+    finally:
+        torch._native_multi_head_attention = original
+    return answer, bool(taken)

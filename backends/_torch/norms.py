@@ -1,0 +1,106 @@
+"""PyTorch's norms: `torch.nn.LayerNorm` and `torch.nn.BatchNorm1d`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from backends.declared import LAYER_FEATURES, Declared
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators import OPERATORS
+from suite.spec.operators.layer_norm import EPSILON
+
+
+class TorchNorm(Implementation):
+    """A norm of torch: a module whose weight and bias are gain and offset."""
+
+    names: Mapping[str, str] = {"weight": "gain", "bias": "offset"}
+    """What torch calls the canonical parameters."""
+
+    @abstractmethod
+    def module(self, inputs: Inputs) -> Any:
+        """The module, in float32 and with parameters of its own."""
+
+    def turned(self, x: Any) -> Any:
+        """(B, L, E) as the module takes it, and back."""
+        return x
+
+    def build(self, inputs: Inputs) -> Any:
+        """A fresh layer with the inputs' parameters."""
+        layer = self.backend.placed(self.module(inputs), inputs.dtype).train(inputs.training)
+        p = inputs.parameters
+        state = {n: self.backend.array(p[g], inputs.dtype) for n, g in self.names.items() if g in p}
+        layer.load_state_dict(state, strict=False)
+        return layer
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        layer, query = self.build(inputs), sequences(self.backend, inputs)["query"]
+
+        def call(query: Any) -> tuple[Any, None]:
+            return self.turned(layer(self.turned(query))), None
+
+        return PreparedCall(call, {"query": query}, LAYER_OUTPUTS)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        import torch
+
+        plain, layer = self.prepare(inputs), self.build(inputs)
+        names = {ours: theirs for theirs, ours in self.names.items()}
+        state = dict(layer.named_parameters())
+        parameters = {
+            ours: state[theirs].detach() for ours, theirs in names.items() if theirs in state
+        }
+
+        def call(query: Any, **own: Any) -> tuple[Any, None]:
+            named = {names[ours]: array for ours, array in own.items()}
+            output = torch.func.functional_call(layer, named, (self.turned(query),))
+            return self.turned(output), None
+
+        return PreparedCall(call, plain.arguments | parameters, LAYER_OUTPUTS)
+
+
+class TorchLayerNorm(TorchNorm):
+    """`torch.nn.LayerNorm` over the last axis."""
+
+    name = "nn-layer-norm"
+    operator = OPERATORS["layer-norm"]
+    declared = Declared(
+        numerics="exact",
+        features=LAYER_FEATURES,
+        # With parameters in 16 bits native_layer_norm returns mean and root in 16 bits.
+        narrow_statistics=("bf16", "f16"),
+        # Its derivative adds row after row to gradients in 16 bits.
+        narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
+    )
+
+    def module(self, inputs: Inputs) -> Any:
+        import torch
+
+        width, affine = inputs.widths.query, "gain" in inputs.parameters
+        return torch.nn.LayerNorm(width, eps=EPSILON, elementwise_affine=affine)
+
+
+class TorchBatchNorm(TorchNorm):
+    """`torch.nn.BatchNorm1d`, which takes features in the second axis."""
+
+    name = "nn-batch-norm"
+    operator = OPERATORS["batch-norm"]
+    declared = Declared(
+        # With parameters in 16 bits the batch's mean and variance are stored in 16 bits, too.
+        numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},
+        features=LAYER_FEATURES,
+    )
+    names = {**TorchNorm.names, "running_mean": "mean", "running_var": "variance"}
+
+    def module(self, inputs: Inputs) -> Any:
+        import torch
+
+        affine = "gain" in inputs.parameters
+        return torch.nn.BatchNorm1d(inputs.widths.query, eps=EPSILON, affine=affine)
+
+    def turned(self, x: Any) -> Any:
+        return x.transpose(1, 2)

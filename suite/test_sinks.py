@@ -1,0 +1,54 @@
+"""Promise: an attention sink is one more key with its logit and the value 0, and nothing else.
+
+(That answers and gradients with sinks lie within their bounds is asked by `values` and `gradients`.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.verdict import Deviation
+from suite.spec.catalogue import asked
+from suite.test_equalities import compare
+
+PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks"
+GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks"
+EMPTY = (
+    "sdpa/padempty/mha/{dt}/b2h3q17k23d8/sinks",
+    "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/sinks/dense",
+)
+
+
+@check(asked(PLAIN, GROUPED), needs=("bias",))
+def test_sink_equals_key(cell: Cell) -> None:
+    """A sink equals a key of zeros under a bias that is the sink, with a value of zeros."""
+    inputs, s = cell.inputs, cell.inputs.sizes
+    key, value = (np.concatenate([x, 0 * x[:, :, :1]], 2) for x in (inputs.key, inputs.value))
+    bias = np.zeros((1, s.H, s.Lq, s.Lk + 1))
+    bias[0, :, :, -1] = np.asarray(inputs.sinks)[:, None]
+    seen = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
+    mask = np.concatenate([seen, np.ones((*seen.shape[:-1], 1), bool)], -1)
+    masked = (
+        {} if inputs.dense_mask is None else {"mask_array": mask, "form": "dense", "mask": None}
+    )
+    other = inputs.replace(sinks=None, key=key, value=value, bias=bias, **masked)
+    compare(cell, inputs, other, "a sink and a key of its logit")
+
+
+@check(asked(PLAIN, GROUPED))
+def test_sink_of_nothing(cell: Cell) -> None:
+    """A sink of -inf changes nothing but rounding."""
+    nothing = cell.inputs.replace(sinks=np.full(cell.inputs.sizes.H, -np.inf))
+    plain = cell.inputs.replace(sinks=None)
+    compare(cell, nothing, plain, "a sink of -inf and no sink")
+
+
+@check(asked(*EMPTY))
+def test_sink_without_keys(cell: Cell) -> None:
+    """A row that sees its sink alone is exactly 0, whatever is elected for rows without keys."""
+    rows = ~cell.inputs.attends.any(-1)
+    got = cell.run().values[np.broadcast_to(rows, cell.inputs.full_shape("output")[:3])]
+    if (got != 0).any():
+        raise Deviation("value", f"a row that sees its sink alone is {got.ravel()[:3]}, must be 0")
