@@ -1,0 +1,217 @@
+"""Attention in float64, block after block of query rows: values, log-sum-exp, and the terms of the bound.
+
+One pass gives the value and the `references.terms.Terms` from which the bound of any numerics class is
+made, so that one pass serves every implementation. Memory grows with block x Lk, not Lq x Lk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from references.softmax import EMPTY_ROWS, Softmax, check_empty_rows
+from references.terms import Block, Collector, Terms
+
+MaskRows = Callable[[slice], np.ndarray]
+
+BLOCK_ELEMENTS = 1 << 16
+"""Scores per block over all batches and heads: half a MiB a temporary, which stays in cache."""
+
+PARALLEL_BLOCKS = 32
+"""From this many blocks on they are shared out among threads: NumPy computes without Python's lock."""
+
+THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Output (B, H, Lq, Dv); log-sum-exp (B, H, Lq), -inf for rows without keys and sink; weights
+    (B, H, Lq, Lk) and terms where they were asked for."""
+
+    output: np.ndarray
+    lse: np.ndarray
+    weights: np.ndarray | None = None
+    terms: Terms | None = None
+
+
+def attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    mask: np.ndarray | MaskRows | None = None,
+    bias: np.ndarray | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
+    empty_rows: str = "zeros",
+    precision: type[np.floating[Any]] = np.float64,
+    terms: bool = False,
+    variance: bool = False,
+    weights: bool = False,
+) -> Reference:
+    """Scaled dot-product attention, `weights value` with weights = softmax(scores) over keys.
+
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); query head h uses key/value
+    head h // (H / Hkv). scores = scale query key^T, then softcap tanh(scores / softcap), then
+    + bias, then the mask (True attends; an array that broadcasts to (B, H, Lq, Lk), or a function
+    from a slice of rows to such an array). A bias of -inf hides a pair like the mask. With `sinks` (H,)
+    the softmax of a head has one more logit, whose value is 0; a sink of -inf changes nothing. Rows
+    without keys give zeros, NaN, or ("uniform") the mean over all Lk values, as `empty_rows` says; with a
+    finite sink they are no such rows: the sink has all their weight, and their output is 0. What no
+    row of a batch and head attends may hold anything, NaN included.
+
+    `precision` is np.float64 or np.longdouble; the terms are float64 in either case.
+    Raises ValueError for an unknown `empty_rows` and for operands, masks, biases or sinks whose shapes do
+    not fit together.
+    """
+    _check_shapes(query, key, value, mask, bias, sinks)
+    check_empty_rows(empty_rows, EMPTY_ROWS)
+    B, H, Lq, D = query.shape
+    Hkv, Lk, Dv = value.shape[1:]
+    if scale is None:
+        scale = 1.0 / float(np.sqrt(D)) if D else 1.0
+    if precision is np.longdouble and D and scale == 1.0 / float(np.sqrt(D)):
+        scale = 1 / np.sqrt(np.longdouble(D))
+    mask_rows = _as_rows(mask)
+    bias_rows = _as_rows(bias)
+
+    group = H // Hkv
+    q: np.ndarray = query.astype(precision)
+    k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
+    v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
+    sink = None if sinks is None else sinks.astype(precision).reshape(1, H, 1, 1)
+    hidden_everywhere = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
+    if hidden_everywhere.any():
+        # A slot that is not finite must be hidden from every row, or the row's NaN is legitimate;
+        # 0 * NaN would leak through the matrix products, so hidden slots are emptied.
+        seen = _seen_keys(mask_rows, bias_rows, (B, H, Lq, Lk))
+        k = np.where((hidden_everywhere & ~seen)[..., None], 0, k)
+        v = np.where((hidden_everywhere & ~seen)[..., None], 0, v)
+    kt = np.ascontiguousarray(np.swapaxes(k, -1, -2))
+    uniform_row = v.mean(-2) if Lk else np.zeros((B, H, Dv), precision)
+
+    out: np.ndarray = np.zeros((B, H, Lq, Dv), precision)
+    lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
+    all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
+    collector = Collector(q, k, v, scale, softcap, sinks, variance) if terms else None
+    step = max(1, BLOCK_ELEMENTS // max(1, B * H * Lk))
+
+    def block(rows: slice) -> None:
+        qb = q[:, :, rows]
+        scaled = (qb @ kt) * scale  # (B, H, rows, Lk)
+        s = scaled
+        if softcap is not None:
+            s = softcap * np.tanh(scaled / softcap)
+        if bias_rows is not None:
+            s = s + bias_rows(rows)
+        hide = _hidden(mask_rows, bias_rows, rows)
+        if hide is not None:
+            s = np.where(hide, -np.inf, s)
+        if sink is None:
+            softmax = Softmax.of(s)
+        else:
+            column = np.broadcast_to(sink, (*s.shape[:-1], 1))
+            softmax = Softmax.of(np.concatenate([s, column], -1))
+        p, empty = softmax.weights[..., :Lk], softmax.empty
+        o = p @ v
+        if empty.any() and empty_rows != "zeros":
+            filler = np.nan if empty_rows == "nan" else uniform_row[:, :, None]
+            o = np.where(empty, filler, o)
+            if empty_rows == "uniform" and Lk:
+                p = np.where(empty, precision(1) / Lk, p)
+        out[:, :, rows] = o
+        lse[:, :, rows] = softmax.lse
+        if all_weights is not None:
+            all_weights[:, :, rows] = p
+        if collector is not None:
+            averaged = empty & (empty_rows == "uniform")
+            collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged))
+
+    def quietly(rows: slice) -> None:
+        # Rows without keys take log(0), and hidden slots may hold anything; error states are a
+        # thread's own.
+        with np.errstate(all="ignore"):
+            block(rows)
+
+    blocks = [slice(start, min(start + step, Lq)) for start in range(0, Lq, step)]
+    if len(blocks) < PARALLEL_BLOCKS:
+        for rows in blocks:
+            quietly(rows)
+    else:
+        with ThreadPoolExecutor(THREADS) as threads:
+            list(threads.map(quietly, blocks))
+    return Reference(out, lse, all_weights, collector.terms if collector else None)
+
+
+def _check_shapes(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    mask: np.ndarray | MaskRows | None,
+    bias: np.ndarray | None,
+    sinks: np.ndarray | None,
+) -> None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise ValueError(f"{name} must have rank 4, got shape {array.shape}")
+    (B, H, Lq, D), (Bk, Hk, Lk, Dk), (Bv, Hv, Lv, _) = query.shape, key.shape, value.shape
+    if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and Hk > 0 and H % Hk == 0):
+        raise ValueError(
+            "expected query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) with H a "
+            f"multiple of Hkv, got {query.shape}, {key.shape}, {value.shape}"
+        )
+    for name, added in (("mask", mask), ("bias", bias)):
+        if isinstance(added, np.ndarray):
+            try:
+                fits = np.broadcast_shapes(added.shape, (B, H, Lq, Lk)) == (B, H, Lq, Lk)
+            except ValueError:
+                fits = False
+            if not fits:
+                raise ValueError(
+                    f"{name} {added.shape} does not broadcast to (B, H, Lq, Lk) = {(B, H, Lq, Lk)}"
+                )
+    if isinstance(mask, np.ndarray) and mask.dtype != bool:
+        raise ValueError(f"mask must be boolean, got {mask.dtype}")
+    if sinks is not None and sinks.shape != (H,):
+        raise ValueError(f"expected one sink a query head, ({H},), got {sinks.shape}")
+
+
+def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
+    """A function from a slice of query rows to the block of a rank-4 broadcastable array."""
+    if array is None or not isinstance(array, np.ndarray):
+        return array
+    full: np.ndarray = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    return lambda rows: full[:, :, rows] if full.shape[2] != 1 else full
+
+
+def _hidden(
+    mask_rows: MaskRows | None, bias_rows: MaskRows | None, rows: slice
+) -> np.ndarray | None:
+    hide = None if mask_rows is None else ~mask_rows(rows)
+    if bias_rows is not None:
+        block = np.isneginf(bias_rows(rows))
+        if block.any():
+            hide = block if hide is None else hide | block
+    return hide
+
+
+def _seen_keys(
+    mask_rows: MaskRows | None, bias_rows: MaskRows | None, shape: tuple[int, int, int, int]
+) -> np.ndarray:
+    """Boolean (B, H, Lk): whether any row attends the key."""
+    B, H, Lq, Lk = shape
+    seen = np.zeros((B, H, Lk), bool)
+    step = max(1, BLOCK_ELEMENTS // max(1, B * H * Lk))
+    for start in range(0, Lq, step):
+        rows = slice(start, min(start + step, Lq))
+        hide = _hidden(mask_rows, bias_rows, rows)
+        if hide is None:
+            return np.ones((B, H, Lk), bool)
+        seen |= (~np.broadcast_to(hide, (B, H, rows.stop - rows.start, Lk))).any(-2)
+    return seen

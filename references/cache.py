@@ -1,0 +1,33 @@
+"""A small cache: the results that were asked for last."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Cache(Generic[Result]):
+    """Up to `entries` results by key; what was not asked for longest goes first."""
+
+    def __init__(self, entries: int) -> None:
+        self.entries = entries
+        self._results: OrderedDict[Hashable, Result] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], Result]) -> Result:
+        """The result under `key`, computed where it is not there."""
+        if key not in self._results:
+            self._results[key] = compute()
+        self._results.move_to_end(key)
+        while len(self._results) > self.entries:
+            self._results.popitem(last=False)
+        return self._results[key]
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._results.clear()
+
+    def __len__(self) -> int:
+        return len(self._results)

@@ -1,0 +1,52 @@
+"""Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance over the features.
+
+query (B, L, E) is x; key and value are not looked at; gain and offset (E,) or absent. See
+`references.norms`.
+
+Source: Ba, Kiros, Hinton 2016, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from references.norms import Norm
+from references.outputs import Outputs
+from references.rounding import Roundoffs
+from suite.spec.inputs import Inputs
+from suite.spec.operators.layer_norm import EPSILON
+
+
+def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
+    return Norm(inputs, (2,), None, EPSILON, u)
+
+
+def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
+    """The output (B, L, E) with its bound. Raises NoExtendedPrecision.
+
+    There are no rows without keys: `empty_rows` is of no influence.
+    """
+    with np.errstate(all="ignore"):
+        return _norm(inputs, rounding).forward()
+
+
+def vjp(
+    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
+) -> Outputs:
+    """The gradients of query, gain and offset, in their shapes, for a cotangent (B, L, E)."""
+    return _norm(inputs, rounding).vjp(cotangent)
+
+
+def jvp(
+    inputs: Inputs,
+    tangents: Mapping[str, np.ndarray],
+    rounding: Roundoffs,
+    empty_rows: str = "zeros",
+) -> Outputs:
+    """How the output moves, (B, L, E), as any of query, gain and offset move along `tangents`.
+
+    Raises ValueError for the tangent of an unknown array.
+    """
+    return _norm(inputs, rounding).jvp(tangents)

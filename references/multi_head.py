@@ -1,0 +1,198 @@
+"""Multi-head attention: concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b) W^O + b.
+
+query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev). Kernels query (Eq, H, D), key (Ek, Hkv, D),
+value (Ev, Hkv, Dv), output (H, Dv, Eo); biases (H, D), (Hkv, D), (Hkv, Dv), (Eo,) or absent; no
+output kernel: the heads are concatenated. Scores are scaled by 1 / sqrt(D); query head h uses
+key/value head h // (H / Hkv); an additive bias and the mask broadcast to (B, H, Lq, Lk). A row without
+keys is handed to the output projection as it is elected.
+
+The bounds are those of `references.projections`, `references.scores`, `references.softmax` and
+`references.derivatives`, one after the other. Libraries scale the query and store it before the product.
+
+Sources: Vaswani et al. 2017, section 3.2; Ainslie et al. 2023 (grouped queries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from references.derivatives import Attention, Pairs
+from references.outputs import Outputs, layer_outputs, moving, wide
+from references.projections import (
+    bias_gradient,
+    from_one_tensor,
+    input_gradient,
+    kernel_gradient,
+    linear,
+    linear_tangent,
+)
+from references.rounding import Bounded, Roundoffs, narrowed, stored, together
+from references.scores import ScaledScores, scaled_scores
+from references.softmax import attend
+from suite.spec.inputs import OPERANDS, Inputs
+
+PROJECTED = ("query", "key", "value")
+
+
+class _Layer:
+    """The arrays of a layer and its projections, (B, heads, L, size) each."""
+
+    def __init__(self, inputs: Inputs, u: Roundoffs) -> None:
+        self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
+        self.group = inputs.sizes.H // inputs.sizes.Hkv
+        self.arrays = wide(inputs)
+        self.x = {name: narrowed(self.arrays[name], u) for name in PROJECTED}
+        self.projected = {
+            n: linear(x, self.kernel(n), self.arrays.get(f"{n}_bias"), u).moved(2, 1)
+            for n, x in self.x.items()
+        }
+        depth = self.projected["query"].value.dtype.type(self.sizes.D)
+        self.scale = 1.0 / np.sqrt(depth)
+
+    def kernel(self, name: str) -> np.ndarray:
+        return self.arrays[f"{name}_kernel"]
+
+    @property
+    def mixing(self) -> np.ndarray | None:
+        """The kernel of the output, (H Dv, Eo)."""
+        kernel = self.arrays.get("output_kernel")
+        return None if kernel is None else kernel.reshape(-1, kernel.shape[-1])
+
+    def by_query_head(self, x: Bounded) -> Bounded:
+        """Keys or values (B, Hkv, Lk, .) repeated for the query heads of a group."""
+        return x.repeated(self.group, 1)
+
+    def joined(self, heads: Bounded) -> Bounded:
+        """Heads (B, H, Lq, Dv) side by side, (B, Lq, H Dv)."""
+        B, _, Lq, _ = heads.shape
+        return heads.moved(1, 2).reshape(B, Lq, self.sizes.H * self.sizes.Dv)
+
+
+def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
+    """Output (B, Lq, Eo) and weights, where they are asked for, with their bounds.
+
+    `empty_rows` is that of `references.softmax.attend`; raises ValueError for another one, and
+    NoExtendedPrecision.
+    """
+    u, layer = rounding, _Layer(inputs, rounding)
+    q, k, v = (layer.projected[name] for name in PROJECTED)
+    k, v = layer.by_query_head(k), layer.by_query_head(v)
+    allowed, bias = inputs.dense_mask, layer.arrays.get("bias")
+    with np.errstate(all="ignore"):
+        scores = scaled_scores(q, k, layer.scale, u)
+        if bias is not None:
+            hides = np.isneginf(bias)
+            if hides.any():
+                allowed = ~hides if allowed is None else allowed & ~hides
+            finite = np.broadcast_to(np.where(hides, 0.0, bias), scores.shape)
+            scores = stored(scores + Bounded.exact(finite), u.score)
+        attended = attend(scores, v, allowed, u, empty_rows)
+        output = layer.joined(attended.output)
+        if layer.mixing is not None:
+            output = linear(output, layer.mixing, layer.arrays.get("output_bias"), u)
+    return layer_outputs(inputs, output, attended.weights, attended.keys, u)
+
+
+class _Chain(_Layer):
+    """The scores and the attention behind the projections, as derivatives have them."""
+
+    def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> None:
+        super().__init__(inputs, u)
+        s = self.sizes
+        shape = (s.B, s.H, s.Lq, s.Lk)
+        self.pairs = Pairs(shape, inputs.dense_mask, self.arrays.get("bias"), empty_rows)
+        q, k, v = (self.projected[name] for name in PROJECTED)
+        self.scores = ScaledScores(
+            q, self.by_query_head(k), self.scale, self.pairs, u, group=self.group, scaled_query=True
+        )
+        self.attention = Attention(
+            self.scores.scores, self.by_query_head(v), self.pairs, u, group=self.group
+        )
+
+    @property
+    def heads(self) -> Bounded:
+        """What the output projection takes, (B, Lq, H Dv)."""
+        average = self.attention.average(self.by_query_head(self.projected["value"]))
+        return self.joined(stored(average, self.u.output, self.u.floor))
+
+
+@np.errstate(all="ignore")
+def vjp(
+    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
+) -> Outputs:
+    """The gradients of query, key, value, every parameter, and the bias where there is one, in their
+    shapes; where query, key and value are one tensor, that of "query" is what it receives as all three.
+
+    cotangent (B, Lq, Eo). `empty_rows` as in `references.derivatives.EMPTY_ROW_GRADIENTS`. Raises
+    ValueError for another one, and NoExtendedPrecision.
+    """
+    u, chain = rounding, _Chain(inputs, rounding, empty_rows)
+    s, attention = inputs.sizes, chain.attention
+    dy = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], u)
+    arrays: dict[str, Bounded] = {}
+    flat = dy
+    if chain.mixing is not None:
+        flat = input_gradient(dy, chain.mixing, u)
+        kernel = chain.kernel("output")
+        arrays["output_kernel"] = kernel_gradient(chain.heads, dy, u).reshape(*kernel.shape)
+    if "output_bias" in chain.arrays:
+        arrays["output_bias"] = bias_gradient(dy, u, "output_bias")
+    dO = flat.reshape(s.B, s.Lq, s.H, s.Dv).moved(2, 1)
+    dS = attention.score_gradient(dO)
+    dQ, dK = chain.scores.gradients(dS)
+    if inputs.bias is not None:
+        arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
+    projected = {"query": dQ, "key": dK, "value": attention.value_gradient(dO)}
+    joined = {n: d.moved(1, 2).reshape(s.B, d.shape[2], -1) for n, d in projected.items()}
+    for name, d in joined.items():
+        kernel = chain.kernel(name)
+        arrays[name] = input_gradient(d, kernel, u)
+        arrays[f"{name}_kernel"] = kernel_gradient(chain.x[name], d, u).reshape(*kernel.shape)
+        if f"{name}_bias" in chain.arrays:
+            db = bias_gradient(d, u, f"{name}_bias")
+            arrays[f"{name}_bias"] = db.reshape(*kernel.shape[1:])
+    if inputs.own:
+        received = [arrays.pop(name) for name in PROJECTED]
+        kernels = [chain.kernel(name) for name in PROJECTED]
+        arrays["query"] = from_one_tensor(received, list(joined.values()), kernels, u)
+    return Outputs(arrays, chain.pairs.keys)
+
+
+@np.errstate(all="ignore")
+def jvp(
+    inputs: Inputs,
+    tangents: Mapping[str, np.ndarray],
+    rounding: Roundoffs,
+    empty_rows: str = "zeros",
+) -> Outputs:
+    """How the output moves, (B, Lq, Eo), as arrays move along `tangents`, which have their shapes: any of
+    query (all three, where they are one tensor), key, value, bias and the parameters.
+
+    `empty_rows` is that of `vjp`. Raises ValueError likewise, and for the tangent of an unknown array.
+    """
+    u, chain = rounding, _Chain(inputs, rounding, empty_rows)
+    moved = moving(inputs, tangents)
+    operands = {name: narrowed(x, u) for name, x in moved.items() if name in OPERANDS}
+
+    def projected(name: str) -> Bounded | None:
+        tangent = linear_tangent(
+            chain.x[name], chain.kernel(name), operands.get(name),
+            moved.get(f"{name}_kernel"), moved.get(f"{name}_bias"), u,
+        )  # fmt: skip
+        return None if tangent is None else tangent.moved(2, 1)
+
+    query, key, value = (projected(name) for name in PROJECTED)
+    key, value = (None if x is None else chain.by_query_head(x) for x in (key, value))
+    scores = chain.scores.tangent(query, key)
+    bias = chain.pairs.moving_bias(operands.get("bias"))
+    heads = chain.attention.tangent(together([scores, bias], u.score, u.score_floor), value)
+    output = chain.joined(heads)
+    if chain.mixing is not None:
+        kernel = moved.get("output_kernel")
+        flat = None if kernel is None else kernel.reshape(chain.mixing.shape)
+        total = linear_tangent(chain.heads, chain.mixing, output, flat, moved.get("output_bias"), u)
+        assert total is not None
+        output = total
+    return Outputs({"output": output}, chain.pairs.keys)

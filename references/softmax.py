@@ -1,0 +1,259 @@
+"""The softmax of scores that carry errors, and how far rounding may move what it averages.
+
+With weights p = softmax(s), output o = sum_j p_j v_j, n keys, maximum m, and errors |d_j| of the scores,
+the perturbed softmax gives exactly
+
+    p'_j   = p_j e^{d_j} / sum_l p_l e^{d_l}
+    o' - o = sum_j p_j (e^{d_j} - 1)(v_j - o) / sum_j p_j e^{d_j},
+
+so that with |d_j| <= d the first-order sum must be multiplied by A = e^d expm1(d) / d. A is 1 + 1.5 d:
+nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. Errors dv_j of the values
+reach the output as at most e^{2 d} sum_j p_j dv_j.
+
+The softmax has errors of its own. The shift s_j - m and exp add u_acc |s_j - m| + 4 u_acc to the error
+ds_j of a score, and u_e |s_j - m| where they are stored; the sum, the quotient and the stored weight are
+off by gamma_{n+4}(u_acc), 3 u_e and u_p, relative to a weight. Element by element:
+
+    d_j    = |ds_j| + (u_acc + u_e) |s_j - m| + 4 u_acc
+    |do|  <= A sum_j p_j d_j (|v_j| + |o|) + e^{2 d} sum_j p_j dv_j
+             + (u_p + 3 u_e + gamma_{n+4}(u_acc)) sum_j p_j (|v_j| + dv_j) + gamma_{n+4}(u_acc) |o|
+             + x sum_j p_j (|v_j| + |o|) + w sum_j |v_j| + (n + 1) e_acc     and then the store of o
+    |dp_j| <= A p_j (d_j + sum_l p_l d_l) + (u_p + 3 u_e + gamma_{n+4}(u_acc) + 2 x) p_j + w,
+
+and p_j once more in the case's dtype where the weights are returned: u_o p_j + e_o.
+
+Underflow. Weights lose up to w: as they are stored half the smallest subnormal of their dtype (float16:
+2^-25, which is not small beside 2049 weights of 2^-11), and as exp gives them half that of the
+accumulator. Every product p_j v_j, every rescaling of a running sum and the last division may lose half
+the smallest subnormal of the accumulator: together at most (n + 1) e_acc. e_o is the smallest subnormal
+of the output's dtype. Where an implementation flushes subnormals, the smallest normal number stands for
+the smallest subnormal one.
+
+x is the relative error of an exponential that is approximated, not rounded. (PyTorch's flash kernel for
+16-bit dtypes on CPU takes 2^f for 1 + f - p(f) with a cubic p and is off by up to 1.07e-4, a fifth of
+float16's roundoff.)
+
+Backward passes recompute the weights, as exp(s - lse) from a log-sum-exp that was stored: u_acc |lse|
+joins d_j, and so does x. There the perturbed softmax is taken as it stands,
+
+    delta p_j <= p_j (expm1 d_j + sum_l p_l expm1 d_l) / sum_l p_l e^{-d_l},
+
+and then the roundings of sum, quotient and store.
+
+Sinks. A sink is one more key whose score is the sink itself and whose value is 0: it takes its share of
+the weights, and n counts it. Its score passes through no product, yet it is not always used as it is:
+implementations that compute powers of 2 multiply it by log2 e, and others scale the output of a softmax
+without sink by the sigmoid of lse - sink, lse stored in the accumulator. With m' the maximum and n' the
+number of the keys, |lse| <= |m'| + log n', so that for the sink
+
+    |ds|  <= 2 u_acc (|sink| + |m'| + log n').
+
+Sources: Blanchard, Higham, Higham, Accurately computing the log-sum-exp and softmax functions, IMA J.
+Numer. Anal. 41(4), 2021; Higham (2002), section 3.3; Xiao et al., Efficient streaming language models
+with attention sinks, ICLR 2024 (sinks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from references.rounding import Bounded, Roundoffs, gamma, magnitude, stored
+
+NEGLIGIBLE_WEIGHT = 1e-9
+"""Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
+e^5 they still stay below the roundoff of any 16-bit answer."""
+
+EMPTY_ROWS = ("zeros", "nan", "uniform")
+"""What a row without keys answers: zeros, NaN, or the mean of all values."""
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """softmax(s) over the last axis; rows whose scores are all -inf have weights of zero.
+
+    `weights` p and `shifted` s - m are (..., Lk), `largest` m, `total` sum_j exp(s_j - m) and `empty`,
+    whether all scores are -inf, (..., 1).
+    """
+
+    weights: np.ndarray
+    shifted: np.ndarray
+    largest: np.ndarray
+    total: np.ndarray
+    empty: np.ndarray
+
+    @classmethod
+    def of(cls, s: np.ndarray) -> Softmax:
+        largest = s.max(-1, keepdims=True, initial=-np.inf)
+        empty = np.isneginf(largest)
+        shifted = s - np.where(empty, 0, largest)
+        p = np.exp(shifted)
+        total = p.sum(-1, keepdims=True)
+        p /= np.where(empty, 1, total)
+        return cls(p, shifted, largest, total, empty)
+
+    @property
+    def lse(self) -> np.ndarray:
+        """The log-sum-exp, (...); -inf for empty rows."""
+        return (np.where(self.empty, 0, self.largest) + np.log(self.total))[..., 0]
+
+    @property
+    def distance(self) -> np.ndarray:
+        """m - s, float64; 0 where s is -inf."""
+        return np.where(np.isfinite(self.shifted), -self.shifted, 0.0).astype(np.float64)
+
+
+def growth(peak: np.ndarray) -> np.ndarray:
+    """A = e^d expm1(d) / d, 1 where d is 0."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = np.exp(peak) * np.expm1(peak) / np.where(peak > 0, peak, 1)
+    return np.where(peak > 0, factor, 1.0)
+
+
+def weight_rounding(n: np.ndarray, u: Roundoffs) -> np.ndarray:
+    """u_p + 3 u_e + gamma_{n+4}(u_acc): what a weight is off by, relative to itself, for exact scores."""
+    return u.weight + 3 * u.step + gamma(n + 4, u.accumulate)
+
+
+def average_error(
+    u: Roundoffs,
+    n: np.ndarray,
+    peak: np.ndarray,
+    moved: np.ndarray,
+    mass: np.ndarray,
+    size: np.ndarray,
+    reach: np.ndarray,
+) -> np.ndarray:
+    """The bound on an average o = sum_j p_j v_j, before it is stored and for exact values.
+
+    `n` the number of weights of a row and `peak` the largest d_j of relevant weight, (..., 1); `moved`
+    sum_j p_j d_j (|v_j| + |o|), `mass` sum_j p_j |v_j|, `size` |o| and `reach` sum_j |v_j|, (..., Dv).
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = growth(peak) * moved
+    return (
+        scores
+        + u.exp_error * (mass + size)
+        + weight_rounding(n, u) * mass
+        + gamma(n + 4, u.accumulate) * size
+        + u.weight_underflow * reach
+        + u.product_underflow * (n + 1)
+    )
+
+
+def sink_error(sinks: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """2 (|sink| + |m'| + log n'), which multiplies u_acc; `largest` m' and `keys` n' of a row, which
+    broadcast with `sinks`. Rows without keys have no m', and sinks of -inf no error."""
+    sink, size = (magnitude(np.where(np.isfinite(x), x, 0)) for x in (sinks, largest))
+    return 2 * (sink + size + np.log(np.maximum(keys, 1)))
+
+
+def score_error(error: np.ndarray, distance: np.ndarray, u: Roundoffs) -> np.ndarray:
+    """d_j from the error of a score and its distance m - s_j from the maximum."""
+    return error + (u.accumulate + u.step) * distance + 4 * u.accumulate
+
+
+def recomputed_weights(
+    s: np.ndarray, error: np.ndarray, allowed: np.ndarray, keys: np.ndarray, u: Roundoffs
+) -> Bounded:
+    """The weights as a backward pass has them, of scores (..., Lk) with their errors.
+
+    `allowed` says which scores take part, `keys` (...) how many of a row.
+    """
+    softmax = Softmax.of(np.where(allowed, s, -np.inf))
+    p, total = softmax.weights, softmax.total
+    anchor = np.where(softmax.empty, 0, softmax.largest)
+    lse = magnitude(anchor + np.log(np.where(total == 0, 1, total)))
+    d = score_error(error, softmax.distance, u) + u.accumulate * lse + u.exp_error
+    d = np.where(allowed, d, 0.0)
+    weight = p.astype(np.float64)
+    moved = weight * np.expm1(d)
+    least = (weight * np.exp(-d)).sum(-1, keepdims=True)
+    error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
+    error += weight_rounding(keys[..., None], u) * (weight + error)
+    error += np.where(allowed, u.weight_underflow, 0.0)
+    return Bounded(p, np.where(allowed, error, 0.0))
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Weights (..., Lq, Lk) and output (..., Lq, Dv), each with its bound, and how many keys a row
+    has."""
+
+    weights: Bounded
+    output: Bounded
+    keys: np.ndarray
+
+
+def attend(
+    scores: Bounded,
+    value: Bounded,
+    allowed: np.ndarray | None,
+    u: Roundoffs,
+    empty_rows: str = "zeros",
+) -> Attended:
+    """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) lets through.
+
+    scores (..., Lq, Lk), value (..., Lk, Dv). Rows without keys are what `empty_rows` says. Raises
+    ValueError for another `empty_rows` than those of `EMPTY_ROWS`.
+    """
+    check_empty_rows(empty_rows, EMPTY_ROWS)
+    s, error = scores.value, scores.error
+    Lk = s.shape[-1]
+    with np.errstate(all="ignore"):
+        if allowed is not None:
+            hidden = ~np.broadcast_to(allowed, s.shape)
+            s = np.where(hidden, -np.inf, s)
+            error = np.where(hidden, 0.0, error)
+        softmax = Softmax.of(s)
+        p, empty = softmax.weights, softmax.empty
+        d = score_error(error, softmax.distance, u)
+    if empty_rows == "uniform" and Lk:
+        p = np.where(empty, s.dtype.type(1) / Lk, p)
+    weight = p.astype(np.float64)
+    attended = weight > 0 if allowed is None else np.broadcast_to(allowed | empty, s.shape)
+    keys = (attended & ~empty).sum(-1)
+    n = np.where(empty, Lk, keys[..., None])
+    d = np.where(empty | (weight == 0), 0.0, d)
+    peak = np.where(weight > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0, keepdims=True)
+    moved = weight * d
+
+    output = p @ value.value
+    size, v = magnitude(output), magnitude(value.value)
+    total = average_error(
+        u, n, peak,
+        moved=moved @ v + moved.sum(-1, keepdims=True) * size,
+        mass=weight @ value.size,
+        size=size,
+        reach=attended.astype(np.float64) @ v,
+    )  # fmt: skip
+    with np.errstate(over="ignore", invalid="ignore"):
+        total += np.exp(2 * peak) * (weight @ value.error)
+    out = stored(Bounded(output, total), u.output, u.floor)
+    if empty_rows == "zeros":
+        out = out.where(~empty)
+    weights = Bounded(p, _weight_errors(weight, moved, attended, n, peak, u))
+    if empty_rows == "nan":
+        weights = Bounded(np.where(empty, np.nan, p), weights.error)
+        out = Bounded(np.where(empty, np.nan, out.value), out.error)
+    return Attended(weights, out, keys)
+
+
+def _weight_errors(
+    weight: np.ndarray, moved: np.ndarray, attended: np.ndarray, n: np.ndarray, peak: np.ndarray,
+    u: Roundoffs,
+) -> np.ndarray:  # fmt: skip
+    """The bound on weights as they are returned; `moved` is p_j d_j."""
+    factor = growth(peak)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = factor * moved + factor * weight * moved.sum(-1, keepdims=True)
+    error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
+    underflow = np.where(attended, u.weight_underflow + u.floor, 0.0)
+    return np.where(weight == 0, underflow, error + underflow)
+
+
+def check_empty_rows(empty_rows: str, valid: tuple[str, ...]) -> None:
+    """Raises ValueError where `empty_rows` is none of `valid`."""
+    if empty_rows not in valid:
+        raise ValueError(f"empty_rows must be one of {', '.join(valid)}, got {empty_rows!r}")

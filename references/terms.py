@@ -1,0 +1,232 @@
+"""Terms: the bound of attention taken apart into sums over keys that do not depend on who rounds where.
+
+One pass over the rows collects them, `bound` makes of them the bound of any numerics class, and
+`standard_deviation` what the error would be if every rounding were random. The derivation stands in
+`references.softmax` and `references.sdpa`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from references.rounding import Roundoffs, gamma
+from references.softmax import NEGLIGIBLE_WEIGHT, Softmax, average_error, sink_error
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Sums over the keys of each row from which rounding bounds are made. p weights, o output.
+
+    Shapes (B, H, Lq, Dv):
+      accumulate  sum_j p_j a_j (|v_j| + |o|), a_j = (D + 2) |scale| sum_i |q_i k_ji| + |s_j - m| + 4
+                  (with softcap: + 4 |s_j|): multiplied by the roundoff of sums, exp and scaling
+      score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: multiplied
+                  by the roundoff of stored scores
+      shift       sum_j p_j |s_j - m| (|v_j| + |o|): roundoff of the shifted score, where it is stored
+      value       sum_j p_j |v_j|: roundoff of stored weights and of the product with the values
+      underflow   sum_j |v_j| over the attended keys: absolute error of weights that underflow
+      score_var   sum_j p_j^2 d_j^2 (v_j - o)^2, d_j^2 the squares of the summands of c_j
+      value_var   sum_j p_j^2 v_j^2
+    Shapes (B, H, Lq):
+      keys              number of attended keys
+      summed            number of values averaged: `keys`, or all where a row without keys averages them
+      peak_accumulate   max a_j over keys of relevant weight
+      peak_score        max c_j likewise
+      peak_shift        max |s_j - m| likewise
+    `summands` is D + 2, the number of roundings in a scaled product; `sunk` (H, 1) says which heads
+    have a finite sink. A sink is a key of value 0 with a_j = 2 (|sink| + |m'| + log n') + |s_j - m| + 4
+    and c_j = 0: nobody stores it anew.
+    """
+
+    accumulate: np.ndarray
+    score: np.ndarray
+    shift: np.ndarray
+    value: np.ndarray
+    underflow: np.ndarray
+    score_var: np.ndarray
+    value_var: np.ndarray
+    keys: np.ndarray
+    summed: np.ndarray
+    peak_accumulate: np.ndarray
+    peak_score: np.ndarray
+    peak_shift: np.ndarray
+    summands: int
+    sunk: np.ndarray
+
+    def bound(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
+        """Largest |error| that rounding explains, float64 (B, H, Lq, Dv); 0 where the answer is exact.
+
+        `output` is the reference's.
+        """
+        peak = (
+            u.accumulate * self.peak_accumulate
+            + u.score * self.peak_score
+            + u.step * self.peak_shift
+        )
+        per_summand = gamma(self.summands, u.accumulate) / self.summands
+        size = np.abs(output).astype(np.float64)
+        average = average_error(
+            u, (self.summed + self.sunk)[..., None], peak[..., None],
+            moved=per_summand * self.accumulate + u.score * self.score + u.step * self.shift,
+            mass=self.value,
+            size=size,
+            reach=self.underflow,
+        )  # fmt: skip
+        exact = (self.summed == 0)[..., None] & (size == 0)
+        return np.where(exact, 0.0, average + u.output * size + u.floor)
+
+    def standard_deviation(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
+        """Standard deviation of the error where every rounding is uniform in half an ulp, (B, H, Lq, Dv).
+
+        Each rounding of relative size u has variance u^2 / 3. Meant for the 16-bit dtypes, where the
+        roundoff of sums is negligible (Higham, Mary, arXiv 1906.10465).
+        """
+        size = np.square(output.astype(np.float64))
+        variance = u.score**2 * self.score_var + u.weight**2 * self.value_var + u.output**2 * size
+        return np.sqrt(variance / 3.0)
+
+
+_PER_VALUE = (
+    "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var"
+)  # fmt: skip
+_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "sunk"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a pass knows of one block of rows.
+
+    `scaled` scores after scaling and `final` after softcap, bias and mask, `weights` p, all
+    (B, H, rows, Lk); `output` (B, H, rows, Dv); `softmax` over the keys and the sink, if there are sinks;
+    `hidden` pairs, broadcastable, or None; `empty` rows without keys and sink, and those of them that
+    average all values, (B, H, rows, 1).
+    """
+
+    rows: slice
+    scaled: np.ndarray
+    final: np.ndarray
+    weights: np.ndarray
+    output: np.ndarray
+    softmax: Softmax
+    hidden: np.ndarray | None
+    empty: np.ndarray
+    averaged: np.ndarray
+
+
+class Collector:
+    """Fills `Terms` block by block.
+
+    Works in float32: a bound needs few digits, and half the memory traffic is what keeps the pass
+    near the cost of a plain forward. Values are normalised by a power of two first, so that tiny and
+    huge values neither underflow nor overflow.
+    """
+
+    def __init__(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray,
+        scale: float, softcap: float | None, sinks: np.ndarray | None, variance: bool,
+    ) -> None:  # fmt: skip
+        B, H, Lq, D = q.shape
+        self.softcap, self.sinks, self.variance = softcap, sinks, variance
+        self.abs_q = np.abs(q).astype(np.float32) * np.float32((D + 2) * abs(float(scale)))
+        self.abs_k = np.ascontiguousarray(np.swapaxes(np.abs(k), -1, -2).astype(np.float32))
+        peak = float(np.max(np.abs(v), initial=0.0, where=np.isfinite(v)))
+        self.unit = 2.0 ** np.floor(np.log2(peak)) if peak > 0 else 1.0
+        self.v = (v / v.dtype.type(self.unit)).astype(np.float32)
+        self.abs_v = np.abs(self.v)
+        self.square_v = np.square(self.v)
+        shape = (B, H, Lq, v.shape[-1])
+        arrays = {name: np.zeros(shape if name in _PER_VALUE else shape[:3]) for name in _ARRAYS}
+        sunk = np.zeros((H, 1), int) if sinks is None else np.isfinite(sinks).astype(int)[:, None]
+        self.terms = Terms(**arrays, summands=D + 2, sunk=sunk)
+
+    def add(self, block: Block) -> None:
+        """The sums of one block."""
+        t, unit, rows, p = self.terms, self.unit, block.rows, block.weights
+        empty, hide = block.empty, block.hidden
+        weight = p.astype(np.float32)
+        o = np.where(empty, 0.0, block.output / block.output.dtype.type(unit)).astype(np.float32)
+        abs_o = np.abs(o)
+        magnitude = np.abs(block.scaled).astype(np.float32)
+        final = np.abs(block.final).astype(np.float32)
+        distance = block.softmax.shifted[..., : p.shape[-1]].astype(np.float32)
+        attended = keys = None
+        if hide is not None:
+            hidden = np.broadcast_to(hide, p.shape)
+            # 0 * inf: what is hidden must be zero before it is multiplied by its zero weight.
+            for array in (magnitude, final, distance):
+                np.copyto(array, 0.0, where=hidden)
+            keys = ~hidden
+            attended = keys | block.averaged
+        a = self.abs_q[:, :, rows] @ self.abs_k
+        c = magnitude * 2.0
+        square = 2.0 * np.square(magnitude) if self.variance else None
+        if self.softcap is not None:
+            capped = np.tanh(magnitude / self.softcap)
+            slope = 1.0 - np.square(capped)
+            capped *= self.softcap
+            a = a * slope + 4.0 * capped
+            c = c * slope + capped
+            if square is not None:
+                square = square * np.square(slope) + np.square(capped)
+        c += final
+        np.negative(distance, out=distance)  # |s - m|: s never exceeds m
+        a += distance
+        a += 4.0
+        # A row without keys has no scores: its only error comes from averaging the values.
+        live = attended if not empty.any() else np.broadcast_to(~empty, p.shape)
+        if live is not None:
+            a *= live
+            c *= live
+            distance *= live
+        if p.shape[-1]:
+            relevant = weight > NEGLIGIBLE_WEIGHT
+            t.peak_accumulate[:, :, rows] = (a * relevant).max(-1)
+            t.peak_score[:, :, rows] = (c * relevant).max(-1)
+            t.peak_shift[:, :, rows] = (distance * relevant).max(-1)
+        a *= weight
+        c *= weight
+        distance *= weight
+        t.accumulate[:, :, rows] = unit * (a @ self.abs_v + a.sum(-1, keepdims=True) * abs_o)
+        t.score[:, :, rows] = unit * (c @ self.abs_v + c.sum(-1, keepdims=True) * abs_o)
+        t.shift[:, :, rows] = unit * (
+            distance @ self.abs_v + distance.sum(-1, keepdims=True) * abs_o
+        )
+        t.value[:, :, rows] = unit * (weight @ self.abs_v)
+        if attended is None or keys is None:
+            t.keys[:, :, rows] = t.summed[:, :, rows] = p.shape[-1]
+            t.underflow[:, :, rows] = unit * self.abs_v.sum(-2, keepdims=True)
+        else:
+            t.keys[:, :, rows] = keys.sum(-1)
+            t.summed[:, :, rows] = attended.sum(-1)
+            t.underflow[:, :, rows] = unit * (attended.astype(np.float32) @ self.abs_v)
+        if square is not None:
+            square += np.square(final)
+            weight *= weight
+            square *= weight
+            if live is not None:
+                square *= live
+            spread = square @ self.square_v - 2.0 * o * (square @ self.v)
+            spread += square.sum(-1, keepdims=True) * np.square(o)
+            t.score_var[:, :, rows] = unit * unit * np.maximum(spread, 0.0)
+            t.value_var[:, :, rows] = unit * unit * (weight @ self.square_v)
+        if self.sinks is not None:
+            self._add_sink(block, unit * abs_o)
+
+    def _add_sink(self, block: Block, size: np.ndarray) -> None:
+        """The share of the sinks, whose value is 0; `size` is |o|, 0 in empty rows."""
+        assert self.sinks is not None
+        t, rows = self.terms, block.rows
+        p = block.softmax.weights[..., -1].astype(np.float64)
+        distance = block.softmax.distance[..., -1]
+        sinks = self.sinks[:, None]  # (H, 1)
+        largest = block.final.max(-1, initial=-np.inf)
+        keys = t.keys[:, :, rows]
+        finite = np.isfinite(sinks) & (keys > 0)
+        a = np.where(finite, sink_error(sinks, largest, keys) + distance + 4.0, 0.0)
+        for array, factor in ((t.accumulate, a), (t.shift, distance)):
+            array[:, :, rows] += (p * factor)[..., None] * size
+        for array, factor in ((t.peak_accumulate, a), (t.peak_shift, distance)):
+            relevant = np.where(finite & (p > NEGLIGIBLE_WEIGHT), factor, 0.0)
+            array[:, :, rows] = np.maximum(array[:, :, rows], relevant)
