@@ -31,12 +31,12 @@ def masked(level: str) -> list[Case]:
 
 
 def rows_that_see(inputs: Inputs) -> np.ndarray:
-    """How many rows, of all heads that share it, attend each slot: (B, Hkv, Lk), or (B, 1, Lk) where keys
-    are not of a head."""
-    s, rows = inputs.sizes, inputs.attends.sum(2)
+    """How many rows, of all heads that share it, attend each slot: (B, Hkv, Lk); where keys are not of a
+    head, rows of which some head attends it: (B, 1, Lk)."""
+    s = inputs.sizes
     if "g" not in inputs.axes("key"):
-        return rows.sum(1, keepdims=True)
-    return rows.reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk).sum(2)
+        return inputs.attends.any(1, keepdims=True).sum(2)
+    return inputs.attends.sum(2).reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk).sum(2)
 
 
 def never_attended(inputs: Inputs) -> np.ndarray:

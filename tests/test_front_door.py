@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from suite.records import cells as records
+from suite.records import schema1
 from suite.records.lines import TruncatedRun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +46,34 @@ def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: igno
     assert all(
         c.error_ratio is not None and c.error_ratio <= 1 for c in measured if c.status == "pass"
     )
+    for cell in loaded.cells:
+        by_id = schema1.cell(cell)
+        assert (cell.operator, cell.question) == (by_id.operator, by_id.question)
+        assert set(by_id.features) <= set(cell.features)
+    assert {c.question for c in loaded.cells if c.check == "election"} >= {"fully-masked-row"}
+    assert "grouped-heads" in {name for c in measured for name in c.features}
+
+
+def test_a_record_says_which_kernels_ran_and_how_far_each_gradient_is_off(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "r.jsonl"
+    out = run(
+        "suite/test_values.py", "suite/test_gradients.py", "suite/test_layer_gradients.py",
+        "--backend=torch", "--level=smoke", "--mode=all", "--dtype=f32", "--implementation=eager",
+        "--implementation=eager@aot_eager", "--implementation=self-attention",
+        f"--results={path}", "-k", "test_values or test_gradients or test_layer_gradients",
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout[-3000:]
+    passed = [c for c in records.load(path).cells if c.status == "pass"]
+    values = [c for c in passed if c.check == "values"]
+    assert {bool(c.kernels) for c in values if c.mode == "compiled"} == {True}
+    assert {c.kernels for c in values if c.mode == "eager"} == {""}
+    gradients = [c for c in passed if c.check == "gradients"]
+    assert {c.operator for c in gradients} == {"sdpa", "self-attention"}
+    for cell in gradients:
+        assert set(cell.ratios) >= {"query", "key", "value"} or "query_kernel" in cell.ratios
+        assert all(0 <= ratio <= 1 for ratio in cell.ratios.values())
+        assert cell.observed == ""
 
 
 def test_the_summary_shows_statuses_accuracy_and_elections(smoke) -> None:  # type: ignore[no-untyped-def]
@@ -331,7 +361,8 @@ def test_a_draft_of_expectations_from_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "suite", "expect", "--write", str(results)]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert printed.returncode == 0
-    assert 'implementation = ["alwayswrong"]' in printed.stdout
+    entries = tomllib.loads(printed.stdout)["expect"]
+    assert {name for entry in entries for name in entry["implementation"]} == {"alwayswrong"}
     target = tmp_path / "draft.toml"
     target.write_text("precious")
     refused = subprocess.run(

@@ -24,7 +24,7 @@ from suite.measure import gate, protocol
 from suite.measure.subject import Refused, Subject, Unsupported
 from suite.measure.work import Work, count_pairs
 from suite.records import speed
-from suite.records.lines import BrokenLine, NotARecordFile, TruncatedRun
+from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
 from suite.records.speed import SpeedHeader, SpeedRecord
 from suite.spec.catalogue import parse
 from suite.spec.recipes import draw
@@ -373,7 +373,12 @@ def record(**changes: Any) -> SpeedRecord:
 
 def test_records_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "speed.jsonl"
-    records = [record(), record(status="refused", kind="value", samples=(), error_ratio=np.inf)]
+    records = [
+        record(),
+        record(
+            direction="backward", status="refused", kind="value", samples=(), error_ratio=np.inf
+        ),
+    ]
     writer = speed.writer(path, SpeedHeader(protocol=protocol.VERSION))
     for entry in records:
         writer.write(entry)
@@ -395,6 +400,12 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     (tmp_path / "lost.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     with pytest.raises(BrokenLine, match="footer counts"):
         speed.load(tmp_path / "lost.jsonl")
+    (tmp_path / "twice.jsonl").write_text("\n".join([*lines[:2], *lines[1:]]) + "\n")
+    with pytest.raises(DuplicateCell, match="line 3"):
+        speed.load(tmp_path / "twice.jsonl")
+    (tmp_path / "wrong.jsonl").write_text(path.read_text().replace("0.03", '"slow"'))
+    with pytest.raises(BrokenLine, match=r"line 2: Expected `float`, got `str` - at `\$\.samples"):
+        speed.load(tmp_path / "wrong.jsonl")
     (tmp_path / "other.jsonl").write_text("{}\n")
     with pytest.raises(NotARecordFile):
         speed.load(tmp_path / "other.jsonl")

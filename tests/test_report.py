@@ -13,6 +13,7 @@ import pytest
 from suite.records.cells import CellRecord
 from suite.report import conformance, frames, precision, semantics, tables
 from suite.report.kinds import CONFORMANCE
+from suite.report.summary import lines
 from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, run
 
@@ -173,6 +174,61 @@ def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
     cells = [cell(c, grade=g, error_ratio=0.5) for c, g in zip(CASES[:2], grades, strict=True)]
     for order in (cells, cells[::-1]):
         assert precision.accuracy(frame(*order)).iloc[0]["grade"] == widest
+
+
+def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
+    cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
+    layer = "multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12"
+    found = precision.gradients(
+        frame(
+            cell(cases[0], check="gradients", ratios={"query": 0.5, "key": 0.25}, grade="fused"),
+            cell(cases[1], check="gradient_of_bias", ratios={"query": 0.25, "bias": 2.0},
+                 grade="none", status="fail"),
+            cell(cases[2], check="gradients", status="unsupported"),
+            cell(cases[3], check="gradient_alone", ratios={"query": 9.0}),
+            cell(cases[3], ratios={"value": 9.0}),
+            cell(layer, "torch:nn-mha", check="gradients", operator="multi-head",
+                 ratios={"query": 0.125, "query_kernel": math.inf}),
+        )
+    )  # fmt: skip
+    shown = ["grade", "cells", "beyond"]
+    assert found[shown].values.tolist() == [["none", 2, 1], ["", 1, 0]]
+    ratios = found.drop(columns=["numerics", *shown])
+    assert ratios.columns.tolist() == ["query", "key", "bias", "query_kernel"]
+    assert ratios.fillna(-1).values.tolist() == [[0.5, 0.25, 2.0, -1], [0.125, -1, -1, math.inf]]
+
+
+def test_kernels_are_counted_where_values_are_judged() -> None:
+    compiled = {"mode": "compiled", "implementation": "torch:sdpa@inductor"}
+    found = precision.kernels(
+        frame(
+            *(cell(c, **compiled, kernels="triton") for c in CASES[:2]),
+            cell(CASES[2], **compiled, kernels="aten::bmm"),
+            cell(CASES[3], **compiled, check="contract", kernels="triton"),
+            cell(CASES[4], **compiled, observed="triton"),
+            cell(CASES[5]),
+        )
+    )
+    name = "torch:sdpa@inductor"
+    assert found["cells"].to_dict() == {(name, "triton"): 2, (name, "aten::bmm"): 1}
+
+
+def test_cells_as_recorded_have_a_column_for_every_ratio() -> None:
+    found = frames.recorded(
+        frame(cell(CASES[0], ratios={"key": 0.5}, features=("mask", "bias")), cell(CASES[1]))
+    )
+    assert found["ratio_of_key"].fillna(-1).tolist() == [0.5, -1]
+    assert found["features"].tolist() == ["mask bias", ""]
+    assert "ratios" not in found
+
+
+def test_the_summary_names_operators_where_there_are_several() -> None:
+    sdpa = elect("no-keys", {"f32": "zeros"})
+    layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]
+    shown = [lines(run(*cells), {"jax": "no wheel"}) for cells in (sdpa, [*sdpa, *layer])]
+    heads = [[line for line in text if line.startswith("Elections")] for text in shown]
+    assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
+    assert shown[0][-1] == "not installed: jax: no wheel"
 
 
 def test_elections() -> None:

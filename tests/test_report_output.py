@@ -14,7 +14,7 @@ import pytest
 
 from suite.report import FORMATS, tables
 from suite.report.commands import add_diff_parser, add_report_parser
-from suite.report.kinds import CONFORMANCE, load_runs
+from suite.report.kinds import CONFORMANCE, KINDS, TABLES, load_runs
 from suite.report.render import render
 from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, header, run, write
@@ -170,6 +170,24 @@ def test_data_formats_hold_the_figures_as_they_are(
     assert scores.to_dict() == {"torch:sdpa": 0.375, "jax:jax-nn": 1.0, "tf:eager": 0.5}
     accuracy = read(tmp_path / "out" / f"accuracy.{fmt}")
     assert accuracy.columns[:2].tolist() == ["implementation", "dtype"]
+
+
+def test_no_text_in_csv_is_taken_for_a_formula(tmp_path: Path) -> None:
+    texts = ["=1+1", "+cmd", "-2+3", "@sum", "\tx", "-", "-0.5", "plain", ""]
+    shown = pd.DataFrame({"text": texts, "=figure": [-0.5, *[math.nan] * 8]})
+    render({"t": shown}, "csv", tmp_path / "out")
+    back = pd.read_csv(tmp_path / "out" / "t.csv", dtype=str, keep_default_na=False)
+    assert back["text"].tolist() == [
+        "'=1+1", "'+cmd", "'-2+3", "'@sum", "'\tx", "-", "-0.5", "plain", ""
+    ]  # fmt: skip
+    assert back["'=figure"].tolist() == ["-0.5", *[""] * 8]
+
+
+def test_every_table_belongs_to_one_kind_of_results() -> None:
+    assert len(TABLES) == sum(len(kind.tables) for kind in KINDS)
+    for kind in KINDS:
+        assert set(kind.rare) < set(kind.tables)
+        assert kind.chosen() == [name for name in kind.tables if name not in kind.rare]
 
 
 @pytest.mark.parametrize("fmt", ["text", "markdown", "html"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from suite.judge import cell as cells
@@ -128,3 +130,12 @@ def test_the_worst_comparison_of_a_cell_is_kept() -> None:
     assert (kept.error_ratio, kept.max_abs_error, kept.grade) == (0.5, 1.0, "exact")
     kept.worst_of(Measured(error_ratio=float("inf"), grade="none"))
     assert kept.grade == "none"
+
+
+def test_the_worst_comparison_of_an_operand_is_kept() -> None:
+    kept = Measured()
+    for operand, ratio in (("query", 0.25), ("key", 0.5), ("query", 0.125), ("key", math.nan)):
+        kept.worst_of_operand(operand, Measured(error_ratio=ratio))
+    assert kept.ratios["query"] == 0.25
+    assert math.isnan(kept.ratios["key"])
+    assert math.isnan(kept.error_ratio or 0.0)

@@ -132,9 +132,14 @@ def judge_gradients(
     cotangent = cell.cotangent if cotangent is None else cotangent
     mode, poisoned = mode_of(cell, inputs), elected_gradient(cell, inputs) == "nan"
 
+    asked = inputs
+    if "bias" in gradients and inputs.bias is not None:
+        # A mask that is merged into the bias may give it more axes.
+        asked = inputs.replace(bias=np.broadcast_to(inputs.bias, gradients["bias"].shape))
+
     def oracle(numerics: str) -> Oracle:
         rounding = replace(cell.rounding, numerics=numerics)
-        return Oracle.vjp(inputs, cotangent, rounding, mode)
+        return Oracle.vjp(asked, cotangent, rounding, mode)
 
     def limit(name: str, numerics: str) -> np.ndarray:
         return oracle(numerics).bound(name)

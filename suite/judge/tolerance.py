@@ -21,10 +21,10 @@ promises, so that what else they do can still be judged; that they do is a failu
 float64 softmax of jax.nn. The bound of `working` grows with the length of the sums, so much that in 16
 bits it lets faults through: neither class is ever assumed.
 
-From these roundoffs every reference derives its own bounds, element by element (`references.softmax`,
-`references.sdpa` and the other modules of that package hold the derivations). An exponential that is
-approximated with a relative error x, running sums of gradients that are stored, and sums over broadcast
-axes in 16 bits are roundoffs, too, which an implementation declares.
+The bounds that follow from these roundoffs stand beside the references: `references.rounding` (the
+model), `references.softmax` and `references.sdpa` (outputs), `references.derivatives` (gradients and
+tangents). An exponential that is approximated with a relative error x, running sums of gradients that are
+stored, and sums over broadcast axes in 16 bits are roundoffs, too, which an implementation declares.
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), section 3.1 (gamma_n) and 3.3
 (running error analysis); Blanchard, Higham, Higham, IMA J. Numer. Anal. 41(4), 2021 (softmax);

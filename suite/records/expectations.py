@@ -127,7 +127,7 @@ def tables(path: Path) -> dict[str, list[Any]]:
     except (OSError, ValueError, RecursionError) as error:
         raise ExpectationError(f"{path.name}: not valid TOML: {error}") from error
     if set(document) - {"expect", "finding"} or not all(
-        isinstance(found, list) for found in document.values()
+        isinstance(entries, list) for entries in document.values()
     ):
         raise ExpectationError(
             f"{path.name}: expected only [[expect]] and [[finding]] entries, got "
@@ -202,13 +202,13 @@ class Manifest:
 
     def find(self, implementation: str, check: str, case: str) -> Expectation | None:
         """The entry for a cell. Raises ExpectationError where two entries claim it."""
-        found = [e for e in self.entries if e.matches(implementation, check, case)]
-        if len(found) > 1:
+        entries = [e for e in self.entries if e.matches(implementation, check, case)]
+        if len(entries) > 1:
             raise ExpectationError(
-                f"{found[0].source} and {found[1].source} both match "
+                f"{entries[0].source} and {entries[1].source} both match "
                 f"{implementation} {check} {case}; make one of them exclude it"
             )
-        return found[0] if found else None
+        return entries[0] if entries else None
 
     def apply(self, verdict: V, implementation: str, check: str, case: str) -> V:
         """The verdict in the light of the manifest: `known`, or a failure of the expectation."""
@@ -284,4 +284,4 @@ def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
 def _pattern(message: str) -> str:
     """A regular expression for the first words of a message, that finds them wherever they stand."""
     words = next((part.strip() for part in _VARIES.split(message) if part.strip()), "")
-    return _LOST.sub(".", re.escape(words)) or ".*"
+    return _LOST.sub(".", re.escape(words).replace("\\ ", " ")) or ".*"

@@ -66,14 +66,14 @@ def load_findings(path: Path) -> list[Finding]:
     Raises ExpectationError for an unknown field, one that is missing, empty or of another type, and a
     name given twice.
     """
-    found = []
+    findings = []
     for number, values in enumerate(tables(path).get("finding", []), 1):
         where = f"{path.name}, finding {number}"
-        found.append(typed(values, Finding, where))
-        check_issue(found[-1].issue, where)
-    if len({finding.name for finding in found}) < len(found):
+        findings.append(typed(values, Finding, where))
+        check_issue(findings[-1].issue, where)
+    if len({finding.name for finding in findings}) < len(findings):
         raise ExpectationError(f"{path.name}: two findings have one name")
-    return found
+    return findings
 
 
 def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[Expectation]]]:
@@ -82,19 +82,19 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     Raises ExpectationError for a finding that is cited and not there, and for one name given twice.
     """
     paths = sorted(folder.rglob("*.toml"), key=lambda path: path.stem)
-    found = {path.stem: (load_findings(path), load(path)) for path in paths}
-    names = [f.name for findings, _ in found.values() for f in findings]
+    contents = {path.stem: (load_findings(path), load(path)) for path in paths}
+    names = [f.name for findings, _ in contents.values() for f in findings]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ExpectationError(f"two findings are called {sorted(twice)[0]!r}")
-    for _, entries in found.values():
+    for _, entries in contents.values():
         for entry in entries:
             if entry.finding and entry.finding not in names:
                 raise ExpectationError(f"{entry.source}: cites unknown finding {entry.finding!r}")
-    return found
+    return contents
 
 
 def page(
-    found: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]], runs: Iterable[Run]
+    contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]], runs: Iterable[Run]
 ) -> str:
     """The page in Markdown: a section a finding, with the cells of `runs` that fail because of it."""
     runs = list(runs)
@@ -107,14 +107,14 @@ def page(
         listed = ", ".join(f"{name} {text}" for name, text in sorted(versions.items()))
         lines.append(f"Records of {listed}.\n")
     counted = 0
-    for backend, (findings, entries) in found.items():
+    for backend, (findings, entries) in contents.items():
         if findings:
             lines.append(f"## {backend}\n")
         for finding in findings:
             counted += 1
             cited = {
                 name: [e for e in entries if e.finding == finding.name]
-                for name, (_, entries) in found.items()
+                for name, (_, entries) in contents.items()
             }
             lines.append(_section(counted, finding, cited, _hit(cells, cited)))
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
 
 import msgspec
@@ -183,7 +184,7 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
                 record = form.upgrade(record)
             if record.key in seen:
                 raise DuplicateCell(
-                    f"{where}: {form.name} {' '.join(map(str, record.key))} is twice"
+                    f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
                 )
             seen.add(record.key)
             records.append(record)
@@ -192,8 +193,8 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
             complete = True
         else:
             raise BrokenLine(
-                f"{where}: expected a {form.name}, or one footer at the end, got {kind!r}; was a file "
-                "appended to another?"
+                f"{where}: expected a {form.name}, or one footer at the end, got {brief(kind)}; was a "
+                "file appended to another?"
             )
     if not complete and not partial:
         raise TruncatedRun(
@@ -245,7 +246,7 @@ def _header(path: Path, line: str, form: Form[H, R]) -> tuple[int, H]:
     if kind != "header" or number is None:
         raise NotARecordFile(
             f"{path}: expected a result file written by {form.origin}, whose line 1 is a header of "
-            f"schema {form.prefix}{form.schema}; got {str(kind)[:40]!r} of schema {str(schema)[:40]!r}"
+            f"schema {form.prefix}{form.schema}; got {brief(kind)} of schema {brief(schema)}"
         )
     if number > form.schema:
         raise NewerSchema(
@@ -262,7 +263,8 @@ def _record(where: str, entry: dict[str, Any], form: Form[H, R]) -> R:
     record = _typed(where, entry, form.record)
     if record.status not in form.statuses:
         raise BrokenLine(
-            f"{where}: unknown status {record.status!r}; valid: {', '.join(form.statuses)}; {CHANGED}"
+            f"{where}: unknown status {brief(record.status)}; valid: {', '.join(form.statuses)}; "
+            f"{CHANGED}"
         )
     return record
 

@@ -71,8 +71,8 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    found = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(found, "").split())
+    flags = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(flags, "").split())
 
 
 def cpu_is(wanted: Iterable[str]) -> bool:

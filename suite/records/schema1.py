@@ -77,7 +77,7 @@ def speed(record: SpeedRecord) -> SpeedRecord:
 
 def _features(tokens: list[str]) -> tuple[str, ...]:
     """What the tables of a report ask of a case's needs, as far as an id says it."""
-    found = [_OPTIONS[token] for token in tokens if token in _OPTIONS]
+    features = [_OPTIONS[token] for token in tokens if token in _OPTIONS]
     if any(_VALUE_SIZE.fullmatch(token) for token in tokens):
-        found.append("value-size")
-    return tuple(found)
+        features.append("value-size")
+    return tuple(features)

@@ -68,18 +68,18 @@ def report(args: argparse.Namespace) -> int:
     def work() -> int:
         from suite.report.render import render
 
-        found = _by_kind(args.results)
+        paths_of = _by_kind(args.results)
         request = Request(args.partial, args.baseline, args.plots)
         for kind in KINDS:
             asked = [name for name in kind.tables if name in (args.table or ())]
-            if kind not in found and asked:
+            if kind not in paths_of and asked:
                 raise RecordError(f"{', '.join(asked)}: made of {kind.name}, and none is given")
-        if args.plots and SPEED not in found:
+        if args.plots and SPEED not in paths_of:
             raise RecordError(f"--plots draws {SPEED.name}, and none is given")
         tables: dict[str, Any] = {}
-        for kind, paths in found.items():
+        for kind, paths in paths_of.items():
             tables |= kind.build(paths, _names(args, kind), request)
-        render(tables, args.format, args.output, next(iter(found)).title)
+        render(tables, args.format, args.output, next(iter(paths_of)).title)
         return 0
 
     return _guarded(args, work)
@@ -92,9 +92,9 @@ def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
         if path.resolve() in seen:
             raise RecordError(f"{path} is given twice (as {seen[path.resolve()]}); name it once")
         seen[path.resolve()] = path
-    of = {path: kind_of(path) for path in paths}
-    found = {kind: [path for path in paths if of[path] is kind] for kind in KINDS}
-    return {kind: mine for kind, mine in found.items() if mine}
+    kinds = {path: kind_of(path) for path in paths}
+    paths_of = {kind: [path for path in paths if kinds[path] is kind] for kind in KINDS}
+    return {kind: mine for kind, mine in paths_of.items() if mine}
 
 
 def _names(args: argparse.Namespace, kind: Kind) -> list[str]:

@@ -71,10 +71,10 @@ def conformance(cells: pd.DataFrame) -> pd.DataFrame:
 
 def failures(cells: pd.DataFrame) -> pd.DataFrame:
     """Every cell whose status is one of `FAILING`, the gravest first."""
-    found = cells.assign(implementation=labels(cells))[cells["status"].isin(FAILING)]
-    found = found.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
+    failing = cells.assign(implementation=labels(cells))[cells["status"].isin(FAILING)]
+    failing = failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
     columns = ["status", "implementation", *_WHERE, "kind", "error_ratio", "message"]
-    return found[columns].reset_index(drop=True)
+    return failing[columns].reset_index(drop=True)
 
 
 def only_here(cells: pd.DataFrame) -> pd.DataFrame:
@@ -84,8 +84,8 @@ def only_here(cells: pd.DataFrame) -> pd.DataFrame:
     """
     per_cell = _outcomes(cells)
     alone = per_cell[(per_cell["failing"] == 1) & (per_cell["passed"] > 0)]
-    found = failures(cells).merge(alone["passed"].reset_index(), on=_WHERE)
-    return found[[*found.columns.drop(["passed", "message"]), "passed", "message"]]
+    alone_here = failures(cells).merge(alone["passed"].reset_index(), on=_WHERE)
+    return alone_here[[*alone_here.columns.drop(["passed", "message"]), "passed", "message"]]
 
 
 def everywhere(cells: pd.DataFrame) -> pd.DataFrame:
@@ -95,8 +95,8 @@ def everywhere(cells: pd.DataFrame) -> pd.DataFrame:
     """
     per_cell = _outcomes(cells)
     all_fail = per_cell[(per_cell["failing"] == per_cell["supported"]) & (per_cell["failing"] > 1)]
-    found = failures(cells).merge(all_fail["failing"].reset_index(), on=_WHERE)
-    grouped = found.groupby(_WHERE, sort=False)
+    shared = failures(cells).merge(all_fail["failing"].reset_index(), on=_WHERE)
+    grouped = shared.groupby(_WHERE, sort=False)
     kinds = grouped["kind"].agg(lambda kind: ", ".join(dict.fromkeys(k for k in kind if k)))
     parts = {"implementations": grouped["failing"].first(), "kinds": kinds}
     parts["message"] = grouped["message"].first()
@@ -120,5 +120,5 @@ def _outcomes(cells: pd.DataFrame) -> pd.DataFrame:
 
 def slowest(cells: pd.DataFrame, count: int = 20) -> pd.DataFrame:
     """The `count` cells that took longest to judge, conversion and oracle included."""
-    found = cells.assign(implementation=labels(cells)).nlargest(count, "seconds")
-    return found[["seconds", "implementation", *_WHERE, "status"]].reset_index(drop=True)
+    longest = cells.assign(implementation=labels(cells)).nlargest(count, "seconds")
+    return longest[["seconds", "implementation", *_WHERE, "status"]].reset_index(drop=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -97,7 +98,8 @@ def order(names: pd.Series) -> pd.Index:
 
 
 def groups(frame: pd.DataFrame, by: list[str]) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
-    return frame.groupby(by, sort=False)  # type: ignore[return-value]
+    """The blocks of rows that agree in two columns, with what they agree in."""
+    return cast(Iterable[tuple[tuple[str, str], pd.DataFrame]], frame.groupby(by, sort=False))
 
 
 def _short(sources: pd.Series) -> dict[str, str]:

@@ -93,12 +93,12 @@ def _speed(paths: list[Path], names: list[str], request: Request) -> dict[str, p
 
     runs = [speed.load(path, request.partial) for path in paths]
     try:
-        found = build(runs, names, request.baseline)
+        tables = build(runs, names, request.baseline)
         if request.plots:
             plots(measurements(runs), request.plots)
     except (KeyError, NoPlots) as error:
         raise RecordError(str(error.args[0])) from error
-    return found
+    return tables
 
 
 def _asv(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:

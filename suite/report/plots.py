@@ -34,22 +34,24 @@ def plots(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
     folder = new_folder(Path(folder))
     timed = frame[frame["status"].isin(TIMED)]
     swept = timed["swept"].astype(bool)
-    drawn = []
+    pictures = []
     for direction, block in timed[~swept].groupby("direction", sort=False):
-        drawn.append(_saved(_shares(Figure, block, str(direction)), folder, f"share-{direction}"))
-        drawn.append(
+        pictures.append(
+            _saved(_shares(Figure, block, str(direction)), folder, f"share-{direction}")
+        )
+        pictures.append(
             _saved(_exactness(Figure, block, str(direction)), folder, f"exact-{direction}")
         )
     for direction, block in timed[swept].groupby("direction", sort=False):
-        drawn.append(_saved(_cost(Figure, block, str(direction)), folder, f"cost-{direction}"))
-    return [path for pair in drawn for path in pair]
+        pictures.append(_saved(_cost(Figure, block, str(direction)), folder, f"cost-{direction}"))
+    return [path for pair in pictures for path in pair]
 
 
-def _saved(figure: Any, folder: Path, name: str) -> tuple[Path, Path]:
-    found = tuple(folder / f"{name.replace('+', '-')}.{kind}" for kind in ("png", "svg"))
-    for path in found:
+def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
+    pictures = [folder / f"{name.replace('+', '-')}.{kind}" for kind in ("png", "svg")]
+    for path in pictures:
         figure.savefig(path, dpi=130)
-    return found  # type: ignore[return-value]
+    return pictures
 
 
 def _shares(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
@@ -89,9 +91,11 @@ def _cost(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
         marker = _marker(number)
         axes.plot(mine["keys"], mine["seconds"] * 1e3, marker, label=label)
         if mine["keys"].nunique() >= LENGTHS:
-            found = fit(mine["keys"].to_numpy(float), mine["seconds"].to_numpy())
+            coefficients = fit(mine["keys"].to_numpy(float), mine["seconds"].to_numpy())
             lengths = np.geomspace(mine["keys"].min(), mine["keys"].max(), 60)
-            axes.plot(lengths, law(found, lengths) * 1e3, color=f"C{number % 10}", linewidth=1)
+            axes.plot(
+                lengths, law(coefficients, lengths) * 1e3, color=f"C{number % 10}", linewidth=1
+            )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):

@@ -101,9 +101,9 @@ def gradients(cells: pd.DataFrame) -> pd.DataFrame:
 
 def kernels(cells: pd.DataFrame) -> pd.DataFrame:
     """Index (implementation, kernels): the cells of the check `VALUES` in which those ran."""
-    seen = cells[(cells["check"] == VALUES) & (cells["kernels"] != "")]
-    keys = [labels(cells).loc[seen.index], seen["kernels"]]
-    return seen.groupby(keys, sort=False).size().rename("cells").to_frame()
+    compiled = cells[(cells["check"] == VALUES) & (cells["kernels"] != "")]
+    keys = [labels(cells).loc[compiled.index], compiled["kernels"]]
+    return compiled.groupby(keys, sort=False).size().rename("cells").to_frame()
 
 
 def _class_of(block: pd.DataFrame) -> dict[str, str]:

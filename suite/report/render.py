@@ -188,22 +188,22 @@ _CHANGE_CLASS = {"new failure": "fail", "fixed": "pass", "gone": "known"}
 
 def _classes(column: str, value: Any, text: str) -> str:
     """The style classes of one entry; what they look like stands in the template."""
-    found = ["number"] if isinstance(value, (int, float)) else []
+    classes = ["number"] if isinstance(value, (int, float)) else []
     if column in ("message", "case", "check", "implementation", "field"):
-        found.append(f"is-a-{column}")
+        classes.append(f"is-a-{column}")
     elif (column, text) == ("grade", "none") or (column in _LIMITS and value > _LIMITS[column]):
-        found.append("beyond")
+        classes.append("beyond")
     elif column in STATUSES:
-        found += [f"is-{column}"] if text != "0" else ["zero"]
+        classes += [f"is-{column}"] if text != "0" else ["zero"]
     elif text in STATUSES and column.endswith("status"):
-        found.append(f"is-{text}")
+        classes.append(f"is-{text}")
     elif text in _CHANGE_CLASS:
-        found.append(f"is-{_CHANGE_CLASS[text]}")
+        classes.append(f"is-{_CHANGE_CLASS[text]}")
     elif isinstance(value, Tally):
-        found.append(f"is-{value.status}")
+        classes.append(f"is-{value.status}")
     elif text in ("", "-"):
-        found.append("zero")
-    return " ".join(found)
+        classes.append("zero")
+    return " ".join(classes)
 
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:

@@ -66,14 +66,14 @@ def invariance(cells: pd.DataFrame) -> pd.DataFrame:
     asked in any dtype. A cell that observed no grade counts as its status, worse than every grade.
     Empty where the records hold no such cell.
     """
-    asked = cells[cells["check"].isin(INVARIANT)]
-    grade = asked["observed"].where(asked["observed"] != "", asked["status"])
+    probes = cells[cells["check"].isin(INVARIANT)]
+    grade = probes["observed"].where(probes["observed"] != "", probes["status"])
     frame = pd.DataFrame(
         {
-            "implementation": labels(cells).loc[asked.index],
-            "kind": asked["check"].map(INVARIANT),
-            "dtype": asked["dtype"],
-            "grade": grade.mask(asked["status"] == "unsupported", "unsupported"),
+            "implementation": labels(cells).loc[probes.index],
+            "kind": probes["check"].map(INVARIANT),
+            "dtype": probes["dtype"],
+            "grade": grade.mask(probes["status"] == "unsupported", "unsupported"),
         }
     )
     kinds = [kind for kind in INVARIANT.values() if (frame["kind"] == kind).any()]
@@ -94,12 +94,14 @@ def _severity(grade: str) -> int:
 
 
 def _answer(by_dtype: dict[str, str]) -> str:
-    put = {dtype: answer for dtype, answer in by_dtype.items() if answer != "unsupported"}
-    if not put:
+    answers_put = {dtype: answer for dtype, answer in by_dtype.items() if answer != "unsupported"}
+    if not answers_put:
         return "-"
-    given = list(put.values())
-    most = max(given, key=given.count)
-    others = ", ".join(f"{dtype}: {answer}" for dtype, answer in put.items() if answer != most)
+    answers = list(answers_put.values())
+    most = max(answers, key=answers.count)
+    others = ", ".join(
+        f"{dtype}: {answer}" for dtype, answer in answers_put.items() if answer != most
+    )
     return f"{most} ({others})" if others else most
 
 
@@ -113,21 +115,19 @@ def layers(cells: pd.DataFrame) -> pd.DataFrame:
     status.
     """
     judged = cells[cells["check"] == VALUES]
-    of_layers = (
-        judged["features"].map(lambda needed: not _OF_LAYERS.isdisjoint(needed)).astype(bool)
-    )
-    found = cells[cells["operator"].isin(judged["operator"][of_layers])]
-    if found.empty:
+    operators = judged["operator"][
+        [not _OF_LAYERS.isdisjoint(needs) for needs in judged["features"]]
+    ]
+    cells = cells[cells["operator"].isin(operators)]
+    if cells.empty:
         return pd.DataFrame(index=pd.Index([], name="implementation"))
-    judged = judged.loc[judged.index.intersection(found.index)].assign(label=labels(found))
-    table = elections(found).reindex(order(judged["label"])).astype(object).fillna("")
+    judged = cells[cells["check"] == VALUES].assign(label=labels(cells))
+    table = elections(cells).reindex(order(judged["label"])).astype(object).fillna("")
     table.insert(0, "operator", judged.groupby("label", sort=False)["operator"].first())
     for feature, name in _CAPABILITIES.items():
-        asked = judged[[feature in needed for needed in judged["features"]]]
-        table[name] = pd.Series(
-            {label: _capability(rows) for label, rows in asked.groupby("label", sort=False)},
-            dtype=object,
-        )
+        block = judged[[feature in needs for needs in judged["features"]]]
+        by_label = {n: _capability(rows) for n, rows in block.groupby("label", sort=False)}
+        table[name] = pd.Series(by_label, dtype=object)
     table = table.fillna("")
     said = (table.drop(columns="operator") != "").any(axis=1)
     return table[said].rename_axis("implementation")

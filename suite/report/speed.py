@@ -37,7 +37,7 @@ def build(
     """
     wanted = SPEED.chosen(names)
     frame = measurements(runs)
-    made: dict[str, Callable[[], pd.DataFrame]] = {
+    makers: dict[str, Callable[[], pd.DataFrame]] = {
         "speed": lambda: speed(frame),
         "speedup": lambda: speedup(frame, baseline),
         "exactness": lambda: exactness(frame),
@@ -45,7 +45,7 @@ def build(
         "refused": lambda: refused(frame),
         "samples": lambda: samples(frame),
     }
-    return {name: made[name]() for name in wanted}
+    return {name: makers[name]() for name in wanted}
 
 
 def measurements(runs: Sequence[SpeedRun]) -> pd.DataFrame:
@@ -86,7 +86,7 @@ def measurements(runs: Sequence[SpeedRun]) -> pd.DataFrame:
 def speed(frame: pd.DataFrame) -> pd.DataFrame:
     """Latency, shares of the ceilings, memory and error ratio of everything that was timed."""
     timed = frame[frame["status"].isin(TIMED)]
-    made = pd.DataFrame(
+    table = pd.DataFrame(
         {
             "workload": timed["workload"],
             "direction": timed["direction"],
@@ -104,7 +104,7 @@ def speed(frame: pd.DataFrame) -> pd.DataFrame:
             "kernel": timed["kernel"],
         }
     )
-    return made.reset_index(drop=True)
+    return table.reset_index(drop=True)
 
 
 def speedup(frame: pd.DataFrame, baseline: str = "") -> pd.DataFrame:
@@ -124,13 +124,13 @@ def exactness(frame: pd.DataFrame) -> pd.DataFrame:
     every implementation, direction and dtype."""
     timed = frame[frame["status"].isin(TIMED)]
     grouped = timed.groupby(["label", "direction", "dtype"], sort=False)
-    made = grouped.agg(
+    table = grouped.agg(
         workloads=("workload", "nunique"),
         error_ratio=("error_ratio", "max"),
         share_of_gemm=("share_of_gemm", "median"),
         best_share=("share_of_gemm", "max"),
     )
-    return made.rename_axis(index={"label": "implementation"})
+    return table.rename_axis(index={"label": "implementation"})
 
 
 def refused(frame: pd.DataFrame) -> pd.DataFrame:
@@ -162,15 +162,15 @@ def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         lengths = block["keys"].to_numpy(float)
         if len(set(lengths)) < LENGTHS:
             continue
-        drawn = [np.asarray(s, float) for s in block["samples"]]
+        samples = [np.asarray(s, float) for s in block["samples"]]
         rng = np.random.default_rng(seed)
         fits = np.array(
             [
-                fit(lengths, np.array([np.median(rng.choice(s, len(s))) for s in drawn]))
+                fit(lengths, np.array([np.median(rng.choice(s, len(s))) for s in samples]))
                 for _ in range(RESAMPLED)
             ]
         )
-        best = fit(lengths, np.array([np.median(s) for s in drawn]))
+        best = fit(lengths, np.array([np.median(s) for s in samples]))
         low, high = np.quantile(fits, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
         row: dict[str, Any] = dict(
             zip(("implementation", "direction", "dtype"), key, strict=True), lengths=len(lengths)
@@ -182,7 +182,7 @@ def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
                 f"{name}_high": high[i] * unit,
             }
         fitted = law(best, lengths)
-        row["worst_misfit"] = float(np.abs(fitted / [np.median(s) for s in drawn] - 1).max())
+        row["worst_misfit"] = float(np.abs(fitted / [np.median(s) for s in samples] - 1).max())
         rows.append(row)
     columns = ["implementation", "direction", "dtype", "lengths"]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
@@ -194,11 +194,11 @@ def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     best, least = np.zeros(3), float(len(lengths))
     for count in (1, 2, 3):
         for chosen in itertools.combinations(range(3), count):
-            found, *_ = np.linalg.lstsq(terms[:, chosen], np.ones(len(lengths)), rcond=None)
-            error = float(((terms[:, chosen] @ found - 1) ** 2).sum())
-            if (found >= 0).all() and error < least:
+            part, *_ = np.linalg.lstsq(terms[:, chosen], np.ones(len(lengths)), rcond=None)
+            error = float(((terms[:, chosen] @ part - 1) ** 2).sum())
+            if (part >= 0).all() and error < least:
                 best, least = np.zeros(3), error
-                best[list(chosen)] = found
+                best[list(chosen)] = part
     return best
 
 

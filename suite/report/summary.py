@@ -18,11 +18,11 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     frame = frames.cells(run)
     accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
-    shown = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
-    asked = frame[frame["question"] != ""]
-    of_operators = dict(list(asked.groupby("operator", sort=False)))
+    tables = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
+    probes = frame[frame["question"] != ""]
+    of_operators = dict(list(probes.groupby("operator", sort=False)))
     for operator, cells in of_operators.items():
         name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
-        shown[name] = semantics.elections(cells).T.rename_axis("question")
-    text = as_text(shown, "attention conformance").splitlines()
+        tables[name] = semantics.elections(cells).T.rename_axis("question")
+    text = as_text(tables, "attention conformance").splitlines()
     return text + [f"not installed: {name}: {reason}" for name, reason in unavailable.items()]
