@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from references.rounding import Roundoffs, gamma
-from references.softmax import NEGLIGIBLE_WEIGHT, Softmax, average_error, sink_error
+from references.softmax import NEGLIGIBLE_WEIGHT, Softmax, average_error, growth, sink_error
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Terms:
         per_summand = gamma(self.summands, u.accumulate) / self.summands
         size = np.abs(output).astype(np.float64)
         average = average_error(
-            u, (self.summed + self.sunk)[..., None], peak[..., None],
+            u, (self.summed + self.sunk)[..., None], growth(peak[..., None]),
             moved=per_summand * self.accumulate + u.score * self.score + u.step * self.shift,
             mass=self.value,
             size=size,

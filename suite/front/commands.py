@@ -186,7 +186,7 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
 def _mutants(arguments: argparse.Namespace) -> int:
     from backends.registry import UsageError, load
     from suite.checks import all_checks
-    from suite.judge.killing import format_table, kill_table
+    from suite.judge.kill_table import format_table, kill_table
 
     try:
         backend = load(arguments.backend)

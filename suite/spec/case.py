@@ -122,11 +122,12 @@ class Case:
 
     def option(self, name: str) -> Any:
         """The value of an option; None where the operator has no such option."""
-        for own, value in self.options:
-            if own == name:
-                return value
-        option = self.operator.option(name)
-        return None if option is None else option.default
+        return self._values.get(name)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        """All options of the operator by name."""
+        return {o.name: o.default for o in self.operator.options} | dict(self.options)
 
     @cached_property
     def id(self) -> str:
@@ -154,12 +155,12 @@ class Case:
         """The row of the conformance table the case is counted in."""
         return self.operator.group(self) if self.operator.group else self.operator.name
 
-    @property
+    @cached_property
     def axes(self) -> Axes:
         """The arrays of the case by name, with the letters of their axes."""
         return self.operator.axes(self)
 
-    @property
+    @cached_property
     def letters(self) -> dict[str, int]:
         """The size of every axis, by its letter."""
         s, w = self.sizes, self.widths

@@ -149,6 +149,7 @@ SMOKE_SINKS = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks",
     "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks",
     "sdpa/padempty/mha/{dt}/b2h3q17k23d8/sinks",
+    "sdpa/causal/mqa/{dt}/b2h5q1k65d16/sinks",
 )
 
 SINKS = (
