@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,18 +51,13 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     return own | {"projection": "query_kernel" in arrays}
 
 
+def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return layers.ties("1hg", "zvo", *(["xyd"] if options["bare"] else []))(options)
+
+
 def validate(case: Case) -> None:
-    if case.option("bare"):
-        layers.validate_one_head(case)
-    else:
-        layers.validate(case)
-        layers.validate_output(case)
-        if case.widths is not None and case.sizes.Dv != case.widths.value:
-            raise ValueError(f"{case.operator} does not project values: {case.id}")
     if case.option("vector") and not case.option("bare"):
         raise ValueError(f"a score vector of its own is bare additive attention's: {case.id}")
-    if case.option("single") and case.sizes.Lq != 1:
-        raise ValueError(f"a single query has Lq = 1: {case.id}")
 
 
 def work(inputs: Inputs, direction: str) -> Work:
@@ -80,6 +75,7 @@ ADDITIVE = Operator(
     draw=draw,
     outputs=one_head_outputs("z"),
     needs=needs,
+    ties=ties,
     validate=validate,
     cases=designed(
         (

@@ -36,7 +36,7 @@ CONCAT = Operator(
     draw=draw,
     outputs=one_head_outputs("z"),
     needs=layers.needs,
-    validate=layers.validate_one_head,
+    ties=layers.ties(*layers.ONE_HEAD),
     cases=designed(
         (
             "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",

@@ -36,7 +36,7 @@ DOT = Operator(
     draw=draw,
     outputs=one_head_outputs("z"),
     needs=layers.needs,
-    validate=layers.validate_one_head,
+    ties=layers.ties(*layers.ONE_HEAD),
     cases=designed(
         (
             "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",

@@ -45,7 +45,6 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def validate(case: Case) -> None:
-    layers.validate_one_head(case)
     if case.option("training"):
         raise ValueError(f"{case.operator} is not asked in training: {case.id}")
 
@@ -57,6 +56,7 @@ LAYER_NORM = Operator(
     draw=draw,
     outputs=lambda case: {"output": "bqx"},
     needs=layers.needs,
+    ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
     cases=designed(
         ("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",),

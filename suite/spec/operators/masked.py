@@ -29,7 +29,7 @@ MASKED = Operator(
     draw=draw,
     outputs=one_head_outputs("z"),
     needs=layers.needs,
-    validate=layers.validate_one_head,
+    ties=layers.ties(*layers.ONE_HEAD),
     cases=designed(
         (
             "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",

@@ -183,12 +183,6 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     }
 
 
-def validate(case: Case) -> None:
-    layers.validate(case)
-    if case.option("single") and case.sizes.B != 1:
-        raise ValueError(f"an input without a batch axis has B = 1: {case.id}")
-
-
 MULTI_HEAD = Operator(
     name="multi-head",
     text="multi-head attention with projections",
@@ -196,7 +190,7 @@ MULTI_HEAD = Operator(
     draw=draw,
     outputs=outputs,
     needs=needs,
-    validate=validate,
+    ties=layers.ties(),
     cases=designed(
         SMOKE,
         STANDARD,

@@ -23,11 +23,6 @@ def axes(case: Case) -> Axes:
     return layers.SEQUENCES | kernels | ({} if case.option("bare") else biases)
 
 
-def validate(case: Case) -> None:
-    layers.validate(case)
-    layers.validate_output(case)
-
-
 SELF_ATTENTION = Operator(
     name="self-attention",
     text="one head, projections with biases, no output projection, weights returned",
@@ -35,7 +30,7 @@ SELF_ATTENTION = Operator(
     draw=draw,
     outputs=one_head_outputs("v"),
     needs=layers.needs,
-    validate=validate,
+    ties=layers.ties("1hg", "vo"),
     cases=designed(
         (
             "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
