@@ -29,7 +29,7 @@ EVERY_DTYPE = ("b2h1q5k9d16v14",)
 def axes(case: Case) -> Axes:
     if case.option("vector"):
         return {**layers.SEQUENCES, "score_vector": "d"}
-    if case.option("bare"):
+    if case.option("without_projections"):
         return layers.SEQUENCES
     return layers.SEQUENCES | {"query_kernel": "xd", "key_kernel": "yd", "score_vector": "d"}
 
@@ -52,11 +52,11 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return layers.ties("1hg", "zvo", *(["xyd"] if options["bare"] else []))(options)
+    return layers.ties("1hg", "zvo", *(["xyd"] if options["without_projections"] else []))(options)
 
 
 def validate(case: Case) -> None:
-    if case.option("vector") and not case.option("bare"):
+    if case.option("vector") and not case.option("without_projections"):
         raise ValueError(f"a score vector of its own is bare additive attention's: {case.id}")
 
 
@@ -112,7 +112,7 @@ ADDITIVE = Operator(
         ),
     ),
     compiled=listed((), ("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",)),
-    options=options("identity", flag("vector", "vector")),
+    options=options("without_projections", "identity", flag("vector", "vector")),
     elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
     probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
     well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",
