@@ -70,10 +70,14 @@ class TorchEngine(Backend):
         steps = zip(array.shape, array.stride(), strict=True)
         return array.as_strided(array.shape, [7 if n == 1 else step for n, step in steps])
 
-    def placed(self, layer: Any, dtype: DType) -> Any:
+    def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
         if not isinstance(layer, self.torch.nn.Module):
             return layer
-        return layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name)).eval()
+        placed = layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
+        return placed.train(training)
+
+    def seed(self, seed: int) -> None:
+        self.torch.manual_seed(seed)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_autograd(prepared, wrt, cotangent)

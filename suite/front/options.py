@@ -9,13 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from backends import registry
+from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
+from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
-
-DEFAULT_NUMERICS = "stepwise"
-"""The class a person's function is held to unless it declares one: the widest in which sums are right."""
 
 ASKED_MODES = (*MODES, "all")
 """What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
@@ -76,6 +75,28 @@ OPTIONS: dict[str, Option] = {
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
         "CLASS",
     ),
+    "claim": Option(
+        f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
+        "(docs/function.md); repeatable",
+        "NAME=VALUE", many=True,
+    ),
+    "elect": Option(
+        "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
+        "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
+        "QUESTION=ANSWER", many=True,
+    ),
+    "drop-in": Option(
+        "hold --function to all that the framework's own attention promises: malformed problems are "
+        "refused, and elections are the same",
+        default=False, switch=True,
+    ),
+    "allow-unused": Option(
+        "let --function have parameters that nobody passes", default=False, switch=True
+    ),
+    "expect": Option(
+        "a manifest of expected failures of --function, or of a third-party backend; repeatable",
+        "FILE.toml", many=True,
+    ),
     "results": Option("write records to this new file", "FILE.jsonl"),
     "shard": Option("only part I of N of the cells", "I/N"),
     "audit": Option(
@@ -111,11 +132,17 @@ class Options:
     audit: bool = False
     like: str = ""
     mode: str = MODES[0]
+    claim: tuple[str, ...] = ()
+    elect: tuple[str, ...] = ()
+    drop_in: bool = False
+    allow_unused: bool = False
+    expect: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, given: Callable[[str], Any]) -> Self:
-        """The options that `given(name)` holds; those it has not keep their defaults."""
-        values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
+        """The options that `given(name)` holds, by their names on the command line; those it has not keep
+        their defaults."""
+        values: dict[str, Any] = {f.name: given(f.name.replace("_", "-")) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
         }
@@ -126,7 +153,21 @@ class Options:
         """The options of a parsed command line."""
         backend = arguments.backend
         many = [backend] if isinstance(backend, str) else backend
-        return cls.of(lambda name: many if name == "backend" else getattr(arguments, name, None))
+        return cls.of(
+            lambda name: (
+                many if name == "backend" else getattr(arguments, name.replace("-", "_"), None)
+            )
+        )
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the options claim of a function (see `suite.spec.claims`). Raises UsageError."""
+        said = read_claims(self.claim)
+        given = {
+            "numerics": self.numerics, "elections": read_elections(self.elect),
+            "drop_in": self.drop_in, "allow_unused": self.allow_unused, "expect": self.expect,
+        }  # fmt: skip
+        return said | {name: value for name, value in given.items() if value}
 
     @property
     def backends(self) -> list[str]:
@@ -167,6 +208,16 @@ class Options:
             _one_of("numerics class", self.numerics, NUMERICS)
             if not self.function:
                 raise UsageError("--numerics declares the class of a --function, and none is given")
+        for name in ("claim", "elect", "drop_in", "allow_unused"):
+            if getattr(self, name) and not self.function:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} speaks of a --function, and none is given")
+        if self.expect and not self.function and not any(":" in name for name in names):
+            raise UsageError(
+                "--expect is the manifest of a --function or of a third-party backend; that of "
+                f"{', '.join(names)} is part of this project"
+            )
+        _ = self.said
         self.part()
 
     def part(self) -> tuple[int, int]:
@@ -182,7 +233,11 @@ class Options:
         """What of these options must be said again to judge one cell of the run."""
         words = [f"--backend={name}" for name in self.backend]
         words += [f"--function={name}" for name in self.function]
-        words += ["--audit"] if self.audit else []
+        words += [
+            f"--{n}={value}" for n in ("claim", "elect", "expect") for value in getattr(self, n)
+        ]
+        switches = {"audit": self.audit, "drop-in": self.drop_in, "allow-unused": self.allow_unused}
+        words += [f"--{name}" for name, on in switches.items() if on]
         for name in ("like", "device", "level", "mode", "seed", "numerics"):
             value = getattr(self, name)
             if value != getattr(Options, name):

@@ -63,6 +63,7 @@ class CellRecord:
     question: str = ""
     features: tuple[str, ...] = ()
     kernels: str = ""
+    native: str = ""
     ratios: dict[str, float] = field(default_factory=dict, hash=False)
 
     @property

@@ -30,6 +30,39 @@ _OF_LAYERS = {"average", "weights", "single"}
 """Features that only cases of layers need."""
 
 
+ELECTION = "election"
+"""The check that puts the questions; others ask whether answers hang together."""
+
+DIFFERS = " *"
+"""Follows an answer that is not the one of the framework's own attention."""
+
+
+def asked(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that put a question."""
+    return cells[(cells["question"] != "") & (cells["check"] == ELECTION)]
+
+
+def by_question(cells: pd.DataFrame) -> pd.DataFrame:
+    """`elections` with a row per question; beside persons' functions the answers of their frameworks' own
+    attention, with `DIFFERS` behind every answer that is another one."""
+    table = elections(cells).T.rename_axis("question")
+    probes = asked(cells)
+    probes = probes[probes["native"] != ""]
+    own = {
+        question: dict(zip(block["dtype"], block["native"], strict=True))
+        for question, block in probes.groupby("question", sort=False)
+    }
+    if not own:
+        return table
+    named = labels(cells).loc[probes.index]
+    for index, cell in probes.iterrows():
+        entry = str(table.loc[cell["question"], named[index]])
+        if cell["observed"] not in ("", cell["native"]) and not entry.endswith(DIFFERS):
+            table.loc[cell["question"], named[index]] = entry + DIFFERS
+    table["the framework's own"] = [_answer(own.get(name, {})) for name in table.index]
+    return table
+
+
 def elections(cells: pd.DataFrame) -> pd.DataFrame:
     """Index implementation, columns questions: the observed answer.
 
@@ -37,7 +70,7 @@ def elections(cells: pd.DataFrame) -> pd.DataFrame:
     is not put to the implementation in any dtype; a dtype in which it is not put is left out. A
     probe that gave no answer shows its status. Empty where the records hold no such cell.
     """
-    probes = cells[cells["question"] != ""]
+    probes = asked(cells)
     answer = probes["observed"].where(probes["observed"] != "", probes["status"])
     frame = pd.DataFrame(
         {

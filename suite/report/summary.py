@@ -19,10 +19,10 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
-    probes = frame[frame["question"] != ""]
+    probes = semantics.asked(frame)
     of_operators = dict(list(probes.groupby("operator", sort=False)))
     for operator, cells in of_operators.items():
         name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
-        tables[name] = semantics.elections(cells).T.rename_axis("question")
+        tables[name] = semantics.by_question(cells)
     text = as_text(tables, "attention conformance").splitlines()
     return text + [f"not installed: {name}: {reason}" for name, reason in unavailable.items()]
