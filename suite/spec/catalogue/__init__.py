@@ -19,6 +19,9 @@ from suite.spec.vocabulary import LEVELS
 
 AnyCase = Case | ElectionCase | MalformedCase
 
+PROBES: tuple[AnyCase, ...] = (*ELECTION_CASES, *MALFORMED_CASES)
+"""Elections and malformed problems, the same at every level."""
+
 
 def _every(level: str, part: str) -> tuple[Case, ...]:
     if level not in LEVELS:
@@ -88,7 +91,7 @@ def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
     """Cases, elections and malformed problems of a level."""
-    return (*cases(level), *ELECTION_CASES, *MALFORMED_CASES)
+    return (*cases(level), *PROBES)
 
 
 def find(case_id: str) -> AnyCase:
@@ -96,11 +99,11 @@ def find(case_id: str) -> AnyCase:
 
     Raises ValueError where the id names nothing.
     """
-    others: dict[str, AnyCase] = {case.id: case for case in (*ELECTION_CASES, *MALFORMED_CASES)}
+    others = {case.id: case for case in PROBES}
     return others[case_id] if case_id in others else Case.parse(case_id)
 
 
 __all__ = [
-    "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "everything", "filled",
-    "find", "gradient_cases", "parsed", "thinned",
+    "PROBES", "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "everything",
+    "filled", "find", "gradient_cases", "parsed", "thinned",
 ]  # fmt: skip
