@@ -22,6 +22,7 @@ def attention(
     bias: np.ndarray | None = None,
     scale: Any = None,
     softcap: float | None = None,
+    sinks: np.ndarray | None = None,
     number: Callable[[float], Any] = float,
     exp: Callable[[Any], Any] = math.exp,
     tanh: Callable[[Any], Any] = math.tanh,
@@ -30,7 +31,7 @@ def attention(
     """Output and weights as nested lists [b][h][i][...] of `number`. Rows without keys give zeros.
 
     query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); mask and bias broadcast to
-    (B, H, Lq, Lk).
+    (B, H, Lq, Lk), sinks (H,).
     """
     B, H, Lq, D = query.shape
     Hkv, Lk, Dv = value.shape[1:]
@@ -61,10 +62,13 @@ def attention(
                     scores[j] = score + number(float(added[b, h, i, j]))
                 row = [number(0.0)] * Dv
                 weights = [number(0.0)] * Lk
-                if scores:
-                    largest = max(scores.values())
+                logits = list(scores.values())
+                if sinks is not None and sinks[h] > -math.inf:
+                    logits.append(number(float(sinks[h])))
+                if logits:
+                    largest = max(logits)
                     raised = {j: exp(score - largest) for j, score in scores.items()}
-                    total = sum(raised.values(), number(0.0))
+                    total = sum((exp(logit - largest) for logit in logits), number(0.0))
                     for j, e in raised.items():
                         weights[j] = e / total
                         for c in range(Dv):
@@ -85,7 +89,7 @@ def multi_head(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Multi-head attention head by head: output (B, Lq, Eo) and weights (B, H, Lq, Lk), float64.
 
-    Shapes as in `references.layers.multi_head`.
+    Shapes as in `references.multi_head`.
     """
     H, Hkv = parameters["query_kernel"].shape[1], parameters["key_kernel"].shape[1]
 

@@ -238,7 +238,7 @@ class Norm:
         return Bounded(x.value.mean(axes, keepdims=True), error)
 
 
-def _sums(n: int, u: Roundoffs) -> np.ndarray:
+def _sums(n: int, u: Roundoffs) -> float:
     return gamma(n + 4, u.accumulate) + 4 * u.step + gamma(n, u.reduction)
 
 

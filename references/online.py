@@ -18,12 +18,14 @@ def attention(
     bias: np.ndarray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: np.ndarray | None = None,
     tile: int = 16,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq); rows without keys give zeros and -inf.
+    """Output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq); rows without keys give zeros, and -inf without
+    a sink.
 
     query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); mask and bias broadcast to
-    (B, H, Lq, Lk); `tile` keys at a time.
+    (B, H, Lq, Lk); sinks (H,), with which a row starts; `tile` keys at a time.
     """
     B, H, Lq, D = query.shape
     Hkv, Lk, Dv = value.shape[1:]
@@ -31,8 +33,9 @@ def attention(
     factor = scale if scale is not None else D**-0.5
     attend = np.broadcast_to(True if mask is None else mask, (B, H, Lq, Lk))
     added = np.broadcast_to(0.0 if bias is None else bias, (B, H, Lq, Lk))
-    maximum = np.full((B, H, Lq), -np.inf)
-    total = np.zeros((B, H, Lq))
+    first = np.full(H, -np.inf) if sinks is None else sinks
+    maximum = np.broadcast_to(first[:, None], (B, H, Lq))
+    total = np.isfinite(maximum).astype(float)
     accumulated = np.zeros((B, H, Lq, Dv))
     for start in range(0, Lk, tile):
         keys = slice(start, start + tile)

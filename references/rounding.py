@@ -19,8 +19,7 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -100,7 +99,7 @@ class Bounded:
         """An array that everybody has with the same bits."""
         return cls(value, np.zeros(value.shape))
 
-    @cached_property
+    @property
     def size(self) -> np.ndarray:
         """The largest magnitude a computed version can have, float64."""
         return magnitude(self.value) + self.error
@@ -163,9 +162,15 @@ def magnitude(x: np.ndarray) -> np.ndarray:
     return np.abs(x).astype(np.float64)
 
 
-def gamma(n: np.ndarray | float, u: float) -> np.ndarray:
+@overload
+def gamma(n: float, u: float) -> float: ...
+@overload
+def gamma(n: np.ndarray, u: float) -> np.ndarray: ...
+def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
     """gamma_n(u) = n u / (1 - n u); infinite where n u reaches 1."""
-    nu = np.asarray(n, np.float64) * u
+    nu = n * u
+    if not isinstance(nu, np.ndarray):
+        return nu / (1 - nu) if nu < 1 else np.inf
     return np.where(nu < 1, nu / np.where(nu < 1, 1 - nu, 1), np.inf)
 
 
@@ -197,7 +202,7 @@ def stored(x: Bounded, unit: float, floor: float = 0.0) -> Bounded:
 def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
     """a b over the last axis of a, `summands` of whose terms are not zero: (..., n) and (n, ...)."""
     exact = a @ b
-    rounding = gamma(np.asarray(summands) + 2, u.accumulate) * (a.size @ b.size)
+    rounding = gamma(summands + 2, u.accumulate) * (a.size @ b.size)
     return Bounded(exact.value, exact.error + rounding + summands * u.product_underflow)
 
 

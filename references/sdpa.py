@@ -36,6 +36,7 @@ from suite.spec.inputs import Inputs
 _PASSES: Cache[Reference] = Cache(64)
 
 
+@np.errstate(all="ignore")
 def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
     """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
 

@@ -119,7 +119,7 @@ def weight_rounding(n: np.ndarray, u: Roundoffs) -> np.ndarray:
 def average_error(
     u: Roundoffs,
     n: np.ndarray,
-    peak: np.ndarray,
+    factor: np.ndarray,
     moved: np.ndarray,
     mass: np.ndarray,
     size: np.ndarray,
@@ -127,16 +127,16 @@ def average_error(
 ) -> np.ndarray:
     """The bound on an average o = sum_j p_j v_j, before it is stored and for exact values.
 
-    `n` the number of weights of a row and `peak` the largest d_j of relevant weight, (..., 1); `moved`
-    sum_j p_j d_j (|v_j| + |o|), `mass` sum_j p_j |v_j|, `size` |o| and `reach` sum_j |v_j|, (..., Dv).
+    `n` the number of weights of a row and `factor` A for the largest d_j of relevant weight, (..., 1);
+    `moved` sum_j p_j d_j (|v_j| + |o|), `mass` sum_j p_j |v_j|, `size` |o| and `reach` sum_j |v_j|,
+    (..., Dv).
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        scores = growth(peak) * moved
+    products = gamma(n + 4, u.accumulate)
     return (
-        scores
+        factor * moved
         + u.exp_error * (mass + size)
-        + weight_rounding(n, u) * mass
-        + gamma(n + 4, u.accumulate) * size
+        + (u.weight + 3 * u.step + products) * mass
+        + products * size
         + u.weight_underflow * reach
         + u.product_underflow * (n + 1)
     )
@@ -178,14 +178,14 @@ def recomputed_weights(
 
 @dataclass(frozen=True)
 class Attended:
-    """Weights (..., Lq, Lk) and output (..., Lq, Dv), each with its bound, and how many keys a row
-    has."""
+    """Weights (..., Lq, Lk) and output (..., Lq, Dv) with their bounds; how many keys a row has."""
 
     weights: Bounded
     output: Bounded
     keys: np.ndarray
 
 
+@np.errstate(all="ignore")
 def attend(
     scores: Bounded,
     value: Bounded,
@@ -201,39 +201,37 @@ def attend(
     check_empty_rows(empty_rows, EMPTY_ROWS)
     s, error = scores.value, scores.error
     Lk = s.shape[-1]
-    with np.errstate(all="ignore"):
-        if allowed is not None:
-            hidden = ~np.broadcast_to(allowed, s.shape)
-            s = np.where(hidden, -np.inf, s)
-            error = np.where(hidden, 0.0, error)
-        softmax = Softmax.of(s)
-        p, empty = softmax.weights, softmax.empty
-        d = score_error(error, softmax.distance, u)
+    if allowed is not None:
+        hidden = ~np.broadcast_to(allowed, s.shape)
+        s = np.where(hidden, -np.inf, s)
+        error = np.where(hidden, 0.0, error)
+    softmax = Softmax.of(s)
+    p, empty = softmax.weights, softmax.empty
+    d = score_error(error, softmax.distance, u)
     if empty_rows == "uniform" and Lk:
         p = np.where(empty, s.dtype.type(1) / Lk, p)
     weight = p.astype(np.float64)
-    attended = weight > 0 if allowed is None else np.broadcast_to(allowed | empty, s.shape)
+    attended = np.broadcast_to(True if allowed is None else allowed | empty, s.shape)
     keys = (attended & ~empty).sum(-1)
     n = np.where(empty, Lk, keys[..., None])
     d = np.where(empty | (weight == 0), 0.0, d)
     peak = np.where(weight > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0, keepdims=True)
-    moved = weight * d
+    moved, factor = weight * d, growth(peak)
 
     output = p @ value.value
     size, v = magnitude(output), magnitude(value.value)
     total = average_error(
-        u, n, peak,
+        u, n, factor,
         moved=moved @ v + moved.sum(-1, keepdims=True) * size,
         mass=weight @ value.size,
         size=size,
         reach=attended.astype(np.float64) @ v,
     )  # fmt: skip
-    with np.errstate(over="ignore", invalid="ignore"):
-        total += np.exp(2 * peak) * (weight @ value.error)
+    total += np.exp(2 * peak) * (weight @ value.error)
     out = stored(Bounded(output, total), u.output, u.floor)
     if empty_rows == "zeros":
         out = out.where(~empty)
-    weights = Bounded(p, _weight_errors(weight, moved, attended, n, peak, u))
+    weights = Bounded(p, _weight_errors(weight, moved, attended, n, factor, u))
     if empty_rows == "nan":
         weights = Bounded(np.where(empty, np.nan, p), weights.error)
         out = Bounded(np.where(empty, np.nan, out.value), out.error)
@@ -241,13 +239,11 @@ def attend(
 
 
 def _weight_errors(
-    weight: np.ndarray, moved: np.ndarray, attended: np.ndarray, n: np.ndarray, peak: np.ndarray,
+    weight: np.ndarray, moved: np.ndarray, attended: np.ndarray, n: np.ndarray, factor: np.ndarray,
     u: Roundoffs,
 ) -> np.ndarray:  # fmt: skip
     """The bound on weights as they are returned; `moved` is p_j d_j."""
-    factor = growth(peak)
-    with np.errstate(over="ignore", invalid="ignore"):
-        error = factor * moved + factor * weight * moved.sum(-1, keepdims=True)
+    error = factor * (moved + weight * moved.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
     underflow = np.where(attended, u.weight_underflow + u.floor, 0.0)
     return np.where(weight == 0, underflow, error + underflow)

@@ -11,7 +11,7 @@ to fail where the layer is right.
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrc
 
 from suite.judge.cell import Cell
 from suite.judge.check import check
@@ -58,7 +58,7 @@ def readable(inputs: Inputs, rate: float) -> Inputs:
 
 def tail(n: int, p: float, count: int) -> float:
     """Two-sided tail probability of `count` successes of `n` with probability `p`."""
-    return float(2 * min(binom.cdf(count, n, p), binom.sf(count - 1, n, p)))
+    return float(2 * min(bdtr(count, n, p), bdtrc(count - 1, n, p)))
 
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:

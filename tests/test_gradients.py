@@ -1,86 +1,43 @@
-"""The reference of gradients: against finite differences, scalar loops, and forward differentiation."""
+"""The gradients of plain attention: against fifty digits and scalar loops, with hidden slots, rows
+without keys and sinks (`tests/test_derivatives.py` has what holds of every operator)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 
-from references.definition import attention
-from references.gradients import EMPTY_ROWS, Gradients, attention_gradients, attention_tangent
-from references.running import NO_ROUNDING
-from suite.judge.gradients import GradientOracle
+from references import sdpa
+from references.derivatives import EMPTY_ROW_GRADIENTS
+from references.outputs import Outputs
+from references.rounding import NO_ROUNDING
 from suite.judge.tolerance import roundoffs
-from suite.spec.catalogue import parse
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
-from suite.spec.gradient_catalogue import gradient_cases
-from suite.spec.problem import Inputs
-from suite.spec.recipes import draw, draw_cotangent, draw_tangents
+from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 
-CASES = (
-    "sdpa/none/mha/f64/b2h3q5k7d4",
-    "sdpa/causalbr/gqa2/f64/b2h4q6k4d4",
-    "sdpa/bool.bhqk.empty/gqa3/f64/b2h6q4k5d3v6/bias.bhqk/scale-0.3/dense",
-    "sdpa/pad/mqa/f64/b2h4q4k5d3/bias.1hqk/cap0.7",
-    "sdpa/none/mha/f64/b2h3q4k5d3/bias.inf",
-)
+OPERANDS = ("query", "key", "value")
 
 
-def gradients(inputs: Inputs, cotangent: np.ndarray, precision: type = np.longdouble) -> Gradients:
-    return attention_gradients(
-        *(x.astype(precision) for x in (inputs.query, inputs.key, inputs.value, cotangent)),
-        rounding=NO_ROUNDING,
-        mask=inputs.dense_mask,
-        bias=None if inputs.bias is None else inputs.bias.astype(precision),
-        scale=inputs.scale,
-        softcap=inputs.softcap,
-    )
-
-
-def loss(inputs: Inputs, cotangent: np.ndarray) -> np.longdouble:
-    """The cotangent's product with the output, in extended precision."""
-    found = attention(
-        inputs.query, inputs.key, inputs.value, mask=inputs.dense_mask, bias=inputs.bias,
-        scale=inputs.scale, softcap=inputs.softcap, precision=np.longdouble,
-    )  # fmt: skip
-    return (found.output * cotangent).sum()
-
-
-@pytest.mark.parametrize("text", CASES)
-def test_central_differences(text: str) -> None:
-    """(f(x + h) - f(x - h)) / 2h in extended precision, off by h^2 and 2^-64 / h: 1e-11 together."""
-    case = parse(text)
-    inputs, cotangent = draw(case), draw_cotangent(case)
-    found = gradients(inputs, cotangent)
-    rng = np.random.default_rng(0)
-    names = ["query", "key", "value"] + (["bias"] if inputs.bias is not None else [])
-    for name in names:
-        array = getattr(inputs, name)
-        got = found.bias(array.shape) if name == "bias" else getattr(found, name)
-        finite = np.argwhere(np.isfinite(array))
-        for at in map(tuple, rng.permutation(finite)[:12]):
-            step = np.longdouble(2.0) ** -20
-            moved = []
-            for sign in (1, -1):
-                changed = array.astype(np.longdouble)
-                changed[at] += sign * step
-                moved.append(loss(replace(inputs, **{name: changed}), cotangent))
-            slope = (moved[0] - moved[1]) / (2 * step)
-            assert abs(slope - got.value[at]) < 1e-10 * max(1, abs(slope)), (name, at)
+def values(outputs: Outputs) -> dict[str, np.ndarray]:
+    return {name: array.value for name, array in outputs.arrays.items()}
 
 
 def test_fifty_digits() -> None:
     """Every gradient of a small problem by mpmath, from the definition with exact derivatives."""
-    case = parse("sdpa/causal/mha/f64/b1h1q3k3d2")
+    case = Case.parse("sdpa/causal/mha/f64/b1h1q3k3d2/sinks")
     inputs, cotangent = draw(case), draw_cotangent(case)
-    found = gradients(inputs, cotangent)
+    gradients = values(sdpa.vjp(inputs, cotangent, NO_ROUNDING))
+    assert inputs.sinks is not None
     with mpmath.workdps(50):
         q, k, v, g = (
             [[mpmath.mpf(float(x)) for x in row] for row in array[0, 0]]
             for array in (inputs.query, inputs.key, inputs.value, cotangent)
         )
+        sinks = [[mpmath.mpf(float(inputs.sinks[0]))]]
         root = 1 / mpmath.sqrt(2)
 
         def value(q: list, k: list, v: list) -> mpmath.mpf:
@@ -88,14 +45,15 @@ def test_fifty_digits() -> None:
             for i in range(3):
                 scores = [root * mpmath.fdot(q[i], k[j]) for j in range(i + 1)]
                 weights = [mpmath.exp(s) for s in scores]
+                shares = mpmath.fsum(weights) + mpmath.exp(sinks[0][0])
                 for c in range(2):
                     mixed = mpmath.fdot(weights, [v[j][c] for j in range(i + 1)])
-                    total += g[i][c] * mixed / mpmath.fsum(weights)
+                    total += g[i][c] * mixed / shares
             return total
 
-        for name, rows in (("query", q), ("key", k), ("value", v)):
-            for i in range(3):
-                for c in range(2):
+        for name, rows in (("query", q), ("key", k), ("value", v), ("sinks", sinks)):
+            for i, row in enumerate(rows):
+                for c in range(len(row)):
 
                     def along(x: mpmath.mpf, rows=rows, i=i, c=c) -> mpmath.mpf:
                         kept, rows[i][c] = rows[i][c], x
@@ -104,14 +62,14 @@ def test_fifty_digits() -> None:
                         return out
 
                     slope = mpmath.diff(along, rows[i][c])
-                    got = getattr(found, name).value[0, 0, i, c]
+                    got = gradients[name].reshape(len(rows), -1)[i, c]
                     assert abs(slope - mpmath.mpf(str(got))) < 1e-17 * max(1, abs(slope))
 
 
 def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
     """The chain of the docstring one scalar at a time, heads of a group one after the other."""
     s = inputs.sizes
-    out = {n: np.zeros(getattr(inputs, n).shape) for n in ("query", "key", "value")}
+    out = {name: np.zeros(array.shape) for name, array in inputs.arrays.items()}
     attends = np.broadcast_to(inputs.attends, (s.B, s.H, s.Lq, s.Lk))
     scale = inputs.effective_scale
     for b, h, i in np.ndindex(s.B, s.H, s.Lq):
@@ -121,8 +79,10 @@ def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
             continue
         q, g = inputs.query[b, h, i], cotangent[b, h, i]
         scores = np.array([scale * q @ inputs.key[b, head, j] for j in keys])
-        weights = np.exp(scores - scores.max())
-        weights /= weights.sum()
+        sink = -np.inf if inputs.sinks is None else inputs.sinks[h]
+        weights = np.exp(scores)
+        total = weights.sum() + np.exp(sink)
+        weights /= total
         received = np.array([g @ inputs.value[b, head, j] for j in keys])
         mean = weights @ received
         for j, p, r in zip(keys, weights, received, strict=True):
@@ -130,104 +90,131 @@ def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
             out["query"][b, h, i] += scale * ds * inputs.key[b, head, j]
             out["key"][b, head, j] += scale * ds * q
             out["value"][b, head, j] += p * g
+        if inputs.sinks is not None:
+            out["sinks"][h] -= np.exp(sink) / total * mean
     return out
 
 
 @pytest.mark.parametrize(
-    "text", ["sdpa/none/gqa2/f64/b2h4q5k6d3", "sdpa/causalbr+padleft/gqa3/f64/b2h6q7k5d3v4"]
+    "text",
+    [
+        "sdpa/none/gqa2/f32/b2h4q5k6d3",
+        "sdpa/causalbr+padleft/gqa3/f32/b2h6q7k5d3v4",
+        "sdpa/causalbr/gqa2/f32/b2h4q6k4d4/sinks",
+    ],
 )
 def test_scalar_loops(text: str) -> None:
-    case = parse(text)
+    case = Case.parse(text)
     inputs, cotangent = draw(case), draw_cotangent(case)
-    found = gradients(inputs, cotangent, np.float64)
+    gradients = values(sdpa.vjp(inputs, cotangent, NO_ROUNDING))
     for name, want in loops(inputs, cotangent).items():
-        assert np.abs(getattr(found, name).value - want).max() < 1e-13
-
-
-def test_bounds_grow_with_the_class() -> None:
-    """Who rounds more is allowed more, element by element, in every gradient."""
-    for case in gradient_cases("smoke"):
-        inputs, cotangent = draw(case), draw_cotangent(case)
-        before = None
-        for numerics in ("exact", "fused", "eager", "stepwise"):
-            found = GradientOracle.of(inputs, cotangent, numerics).reference
-            if before is not None:
-                for name in ("query", "key", "value"):
-                    narrow, wide = getattr(before, name).error, getattr(found, name).error
-                    assert (wide >= narrow).all(), (case.id, numerics, name)
-            before = found
+        assert np.abs(gradients[name] - want).max() < 1e-13
 
 
 def test_what_is_hidden_and_rows_without_keys() -> None:
-    case = parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
+    case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
     inputs, cotangent = draw(case), draw_cotangent(case)
-    found = GradientOracle.of(inputs, cotangent, "exact").reference
-    for name in ("query", "key", "value"):
-        assert (getattr(found, name).value[-1] == 0).all()
+    u = roundoffs("exact", case.dtype)
+    clean = sdpa.vjp(inputs, cotangent, u)
+    for name in OPERANDS:
+        assert (clean.arrays[name].value[-1] == 0).all()
     poisoned = inputs.key.copy()
     poisoned[-1] = np.nan
-    again = GradientOracle.of(replace(inputs, key=poisoned), cotangent, "exact").reference
-    np.testing.assert_array_equal(again.query.value, found.query.value)
-    shared = GradientOracle.of(inputs, cotangent, "exact", empty_rows="uniform").reference
+    dirty = sdpa.vjp(inputs.replace(key=poisoned), cotangent, u)
+    for name in OPERANDS:
+        for part in ("value", "error"):
+            one, other = (getattr(x.arrays[name], part) for x in (clean, dirty))
+            np.testing.assert_array_equal(one, other)
+    shared = sdpa.vjp(inputs, cotangent, u, "uniform").arrays["value"].value[-1]
     want = cotangent[-1].sum(-2, keepdims=True) / 4
-    np.testing.assert_array_max_ulp(shared.value.value[-1], np.broadcast_to(want, (2, 4, 2)), 4)
+    np.testing.assert_array_max_ulp(shared, np.broadcast_to(want, (2, 4, 2)), 4)
 
 
-@pytest.mark.parametrize("empty_rows", EMPTY_ROWS)
+@pytest.mark.parametrize("empty_rows", EMPTY_ROW_GRADIENTS)
 def test_rows_without_keys_by_what_they_stand_for(empty_rows: str) -> None:
     """ "scores" are the gradients of zero queries that see every key, as the row's scores are equal;
-    "uniform" keeps of these the values' alone. The tangent is the other side of each."""
-    case = parse("sdpa/padempty/mha/f64/b2h2q3k4d2")
-    inputs, cotangent, tangents = draw(case), draw_cotangent(case), draw_tangents(case)
-    wide = [x.astype(np.longdouble) for x in (inputs.query, inputs.key, inputs.value)]
-    given = {"rounding": NO_ROUNDING, "mask": inputs.dense_mask, "empty_rows": empty_rows}
-    found = attention_gradients(*wide, cotangent.astype(np.longdouble), **given)
+    "uniform" keeps of these the values' alone."""
+    case = Case.parse("sdpa/padempty/mha/f64/b2h2q3k4d2")
+    inputs, cotangent = draw(case), draw_cotangent(case)
+    gradients = values(sdpa.vjp(inputs, cotangent, NO_ROUNDING, empty_rows))
     blank = ~inputs.attends.any(-1, keepdims=True)
-    shown = attention_gradients(
-        np.where(blank, 0, wide[0]), *wide[1:], cotangent.astype(np.longdouble),
-        rounding=NO_ROUNDING, mask=inputs.attends | blank,
-    )  # fmt: skip
     assert blank[-1].all()
-    for name in ("query", "key", "value"):
-        got, want = getattr(found, name).value[-1], getattr(shown, name).value[-1]
+    seen = inputs.replace(
+        query=np.where(blank, 0, inputs.query), mask=None, mask_array=inputs.attends | blank
+    )
+    shown = values(sdpa.vjp(seen, cotangent, NO_ROUNDING))
+    for name in OPERANDS:
+        got, want = gradients[name][-1], shown[name][-1]
         if name == "key" and empty_rows == "scores":
-            # dk sums ds q with the row's own queries, which zero queries hide.
-            ds = found.scores.value[-1] / np.sqrt(np.longdouble(2))
-            want = ds.swapaxes(-1, -2) @ wide[0][-1]
+            # dK sums dS q with the row's own queries, which zero queries hide.
+            ds = _score_gradient(inputs, cotangent)[-1] / np.sqrt(np.longdouble(2))
+            want = ds.swapaxes(-1, -2) @ inputs.query[-1].astype(np.longdouble)
         taken = empty_rows == "scores" or (empty_rows == "uniform" and name == "value")
         assert np.abs(got - (want if taken else 0)).max() < 1e-17
-    moved, _ = attention_tangent(*wide, tuple(x.astype(np.longdouble) for x in tangents), **given)
-    parts = zip((found.query, found.key, found.value), tangents, strict=True)
-    right = sum((g.value * t).sum() for g, t in parts)
-    assert abs((cotangent * moved.value).sum() - right) < 1e-16 * np.abs(moved.value).sum()
 
 
-@pytest.mark.parametrize("text", CASES)
-def test_tangent_is_the_gradients_other_side(text: str) -> None:
-    """<G, o'> = <dq, q'> + <dk, k'> + <dv, v'>, in extended precision."""
-    case = parse(text)
+def _score_gradient(inputs: Inputs, cotangent: np.ndarray) -> np.ndarray:
+    """dS where the scores of every row are equal and all keys are seen."""
+    received = cotangent.astype(np.longdouble) @ inputs.value.swapaxes(-1, -2)
+    return (received - received.mean(-1, keepdims=True)) / inputs.sizes.Lk
+
+
+@pytest.mark.parametrize("empty_rows", EMPTY_ROW_GRADIENTS)
+def test_a_row_without_keys_and_with_a_sink_takes_no_gradient(empty_rows: str) -> None:
+    case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2/sinks")
+    inputs, u = draw(case), roundoffs("exact", case.dtype)
+    assert inputs.sinks is not None
+    inputs = inputs.replace(sinks=np.array([0.5, -np.inf]))
+    alone = np.zeros((2, 2, 3, 2))
+    alone[-1] = draw_cotangent(case)[-1]
+    gradients = values(sdpa.vjp(inputs, alone, u, empty_rows))
+    for name in OPERANDS:
+        assert not gradients[name][:, 0].any()
+    assert not gradients["sinks"].any()
+    assert gradients["value"][-1, 1].any() == (empty_rows != "zeros")
+    tangents = draw_tangents(case, ("query", "key", "value", "sinks"))
+    moved = sdpa.jvp(inputs, tangents, u, empty_rows)
+    assert not moved.arrays["output"].value[-1, 0].any()
+    assert moved.arrays["output"].value[-1, 1].any() == (empty_rows != "zeros")
+    assert np.array_equal(moved.keys == 0, ~inputs.attends.any(-1))
+    assert np.array_equal(moved.empty[-1], [[False] * 3, [True] * 3])
+
+
+def test_sinks_of_minus_infinity_change_nothing() -> None:
+    case = Case.parse("sdpa/causalbr/gqa2/bf16/b2h4q6k4d4/sinks")
     inputs, cotangent = draw(case), draw_cotangent(case)
-    tangents = draw_tangents(case)
-    wide = [x.astype(np.longdouble) for x in (inputs.query, inputs.key, inputs.value, *tangents)]
-    moved, keys = attention_tangent(
-        *wide[:3],
-        tuple(wide[3:]),  # type: ignore[arg-type]
-        rounding=NO_ROUNDING,
-        mask=inputs.dense_mask,
-        bias=inputs.bias,
-        scale=inputs.scale,
-        softcap=inputs.softcap,
-    )
-    found = gradients(inputs, cotangent)
-    left = (cotangent * moved.value).sum()
-    parts = zip((found.query, found.key, found.value), tangents, strict=True)
-    right = sum((g.value * t).sum() for g, t in parts)
-    assert abs(left - right) < 1e-16 * np.abs(cotangent * moved.value).sum()
-    assert (keys == inputs.attends.sum(-1)).all()
+    u = roundoffs("eager", case.dtype)
+    without = inputs.replace(sinks=None)
+    hidden = inputs.replace(sinks=np.full(4, -np.inf))
+    tangents = draw_tangents(case, OPERANDS)
+    for empty_rows in ("zeros", "uniform"):
+        bare, sunk = (sdpa.vjp(x, cotangent, u, empty_rows).arrays for x in (without, hidden))
+        one, other = (sdpa.jvp(x, tangents, u, empty_rows).arrays for x in (without, hidden))
+        assert not sunk["sinks"].value.any()
+        for name, array in (bare | one).items():
+            also = (sunk | other)[name]
+            assert np.array_equal(array.value, also.value)
+            # Matrix products of other shapes may sum in another order.
+            np.testing.assert_allclose(array.error, also.error, rtol=1e-12)
+
+
+def test_declared_roundings_widen_the_gradients_they_speak_of() -> None:
+    case = Case.parse("sdpa/none/gqa2/bf16/b2h4q6k6d4/bias.qk/sinks")
+    inputs, cotangent = draw(case), draw_cotangent(case)
+    plain = roundoffs("fused", case.dtype)
+
+    def wider(**declared: Any) -> set[str]:
+        before, after = (
+            sdpa.vjp(inputs, cotangent, u).arrays for u in (plain, replace(plain, **declared))
+        )
+        return {n for n, x in after.items() if (x.error > before[n].error).all()}
+
+    assert wider(exp_error=1e-4) == {"query", "key", "value", "bias", "sinks"}
+    assert wider(gradient_blocks=(2, 2)) == {"query", "key", "value"}
+    assert wider(reduction=plain.output) == {"key", "value", "bias", "sinks"}
 
 
 def test_unknown_rows_are_refused() -> None:
-    x = np.ones((1, 1, 1, 1))
-    rounding = roundoffs("exact", DTYPES["f32"])
+    inputs = draw(Case.parse("sdpa/none/mha/f32/b1h1q2k3d4"))
     with pytest.raises(ValueError, match=r"one of .* got .nan."):
-        attention_gradients(x, x, x, x, rounding=rounding, empty_rows="nan")
+        sdpa.vjp(inputs, inputs.query, roundoffs("exact", DTYPES["f32"]), "nan")

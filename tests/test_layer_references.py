@@ -4,20 +4,28 @@ step is rounded as the class says."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from references import layers, loops, running
-from references.running import NO_ROUNDING, Approx
-from suite.judge.layers import LayerAnswer, LayerOracle
-from suite.judge.tolerance import NUMERICS, roundoffs
-from suite.judge.verdict import Deviation
+import references
+from references import loops, multi_head
+from references.projections import linear
+from references.rounding import NO_ROUNDING, Bounded
+from references.scores import scaled_scores
+from references.softmax import attend
+from suite.judge.tolerance import roundoffs
+from suite.spec.case import Case
+from suite.spec.catalogue import cases
+from suite.spec.covering import feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.layer_catalogue import covering_rows, layer_cases
-from suite.spec.layers import OPERATORS, PARAMETERS, LayerCase, draw_layer
+from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.layers import PARAMETERS
+from suite.spec.operators.multi_head import AXES, compatible
+from suite.spec.vocabulary import NUMERICS
 
 MULTI_HEAD = (
     "multi-head/none/mha/f64/b2h3q3k4d2/e5.6.7.4",
@@ -27,21 +35,26 @@ MULTI_HEAD = (
 )
 
 
+def bounded(inputs: Inputs, numerics: str = "exact") -> dict[str, Bounded]:
+    """What the layer returns, in float64 or wider, with the bounds of a class."""
+    u = roundoffs(numerics, inputs.dtype)
+    return references.of(inputs.operator).forward(inputs, u).arrays
+
+
 @pytest.mark.parametrize("text", MULTI_HEAD)
 def test_multi_head_equals_loops(text: str) -> None:
-    x = draw_layer(LayerCase.parse(text))
-    found = layers.multi_head(
-        x.query, x.key, x.value, x.parameters,
-        allowed=x.dense_mask, bias=x.bias, rounding=NO_ROUNDING,
-    )  # fmt: skip
+    x = draw(Case.parse(text)).replace(returned="head")
+    exact, limit = multi_head.forward(x, NO_ROUNDING).arrays, bounded(x)
     output, weights = loops.multi_head(
         x.query, x.key, x.value, x.parameters, mask=x.dense_mask, bias=x.bias
     )
-    limit = LayerOracle.of(x, "exact").reference
-    assert (np.abs(found.output.value - output) <= 2 * limit.output.error + 1e-300).all()
-    assert (np.abs(found.weights.value - weights) <= 2 * limit.weights.error + 1e-300).all()
-    assert not found.output.error.any()
-    assert not found.weights.error.any()
+    for name, want in (("output", output), ("weights", weights)):
+        error = np.abs(exact[name].value - want)
+        assert (error <= 2 * limit[name].error + 1e-300).all()
+        assert not exact[name].error.any()
+    average = bounded(x.replace(returned="average"))["weights"]
+    assert np.abs(average.value - weights.mean(1)).max() < 1e-15
+    assert set(bounded(x.replace(returned="none"))) == {"output"}
 
 
 @pytest.mark.parametrize(
@@ -55,36 +68,34 @@ def test_multi_head_equals_loops(text: str) -> None:
     ],
 )
 def test_single_heads_equal_loops(text: str) -> None:
-    x = draw_layer(LayerCase.parse(text))
+    x = draw(Case.parse(text))
     p = {n: np.asarray(a, float) for n, a in x.parameters.items()}
 
     def score(b: int, i: int, j: int) -> float:
         q, k = x.query[b, i], x.key[b, j]
-        if x.operator == "additive":
+        if x.operator.name == "additive":
             if "query_kernel" in p:
                 q, k = q @ p["query_kernel"], k @ p["key_kernel"]
             vector = p.get("score_vector", np.ones(len(q)))
             return math.fsum(w * math.tanh(a) for w, a in zip(vector, q + k, strict=True))
-        if x.operator == "concat":
+        if x.operator.name == "concat":
             return float(p["concat_weight"]) * math.fsum(
                 map(math.tanh, float(p["scale"]) * (q + k))
             )
-        scale = 1 / math.sqrt(len(q)) if x.operator == "masked" else float(p["scale"])
+        scale = 1 / math.sqrt(len(q)) if x.operator.name == "masked" else float(p["scale"])
         return scale * math.fsum(q * k)
 
     want = loops.scored(x.value, score, (x.sizes.B, x.sizes.Lq, x.sizes.Lk), x.dense_mask)
-    reference = LayerOracle.of(x, "exact").reference
-    got = reference.output.value.astype(float)
-    assert (np.abs(got - want) <= 4 * reference.output.error + 1e-300).all()
+    output = bounded(x)["output"]
+    assert (np.abs(output.value.astype(float) - want) <= 4 * output.error + 1e-300).all()
 
 
 @pytest.mark.parametrize("operator", ["layer-norm", "batch-norm"])
 def test_norms_take_the_statistics_they_name(operator: str) -> None:
     """32 samples of 3 tokens of 64 features: 96 layer-norm statistics, 64 batch-norm statistics."""
     train = "/train" if operator == "batch-norm" else ""
-    case = LayerCase.parse(f"{operator}/none/mha/f64/b32h1q3k3d64/e64.64.64.64/plain/self{train}")
-    x = draw_layer(case)
-    got = LayerOracle.of(x, "exact").reference.output.value.astype(float)
+    case = Case.parse(f"{operator}/none/mha/f64/b32h1q3k3d64/e64.64.64.64/plain/self{train}")
+    got = bounded(draw(case))["output"].value.astype(float)
     axes = 2 if operator == "layer-norm" else (0, 1)
     means = got.mean(axes)
     assert means.size == (96 if operator == "layer-norm" else 64)
@@ -95,16 +106,14 @@ def test_norms_take_the_statistics_they_name(operator: str) -> None:
 
 def test_splitting_before_the_projection_is_another_function() -> None:
     """Heads that each project a slice of the features know less than heads that project all of them."""
-    x = draw_layer(LayerCase.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"))
+    x = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"))
     block = np.zeros((12, 4, 3))
     for h in range(4):
         rows = slice(3 * h, 3 * h + 3)
         block[rows, h] = x.parameters["query_kernel"][rows, h]
-    split = {**x.parameters, "query_kernel": block}
-    whole = LayerOracle.of(x, "stepwise")
-    other = layers.multi_head(x.query, x.key, x.value, split, rounding=NO_ROUNDING)
-    with pytest.raises(Deviation):
-        whole.judge(LayerAnswer(None, round_to(other.output.value, x.dtype)))
+    whole = bounded(x, "stepwise")["output"]
+    split = bounded(x.replace(query_kernel=block))["output"]
+    assert (np.abs(split.value - whole.value) > whole.error).any()
 
 
 @pytest.mark.parametrize("numerics", NUMERICS)
@@ -139,38 +148,56 @@ def test_bounds_hold_when_every_step_is_rounded(numerics: str, dt: str, seed: in
     p = keep(raised / keep(raised.sum(-1, keepdims=True), u.step), u.weight)
     got = keep(product(p, v), u.output)
 
-    chain = [
-        running.linear(Approx.exact(z), w, None, u) for z, w in zip((x, y, y), kernels, strict=True)
-    ]
-    scores = running.scaled_scores(chain[0], chain[1], 0.5, u)
-    made = running.attend(scores, chain[2], None, u)
-    assert (np.abs(got - made.output.value) <= made.output.error).all()
-    assert (np.abs(p - made.weights.value) <= made.weights.error).all()
+    chain = [linear(Bounded.exact(z), w, None, u) for z, w in zip((x, y, y), kernels, strict=True)]
+    attended = attend(scaled_scores(chain[0], chain[1], 0.5, u), chain[2], None, u)
+    assert (np.abs(got - attended.output.value) <= attended.output.error).all()
+    assert (np.abs(p - attended.weights.value) <= attended.weights.error).all()
 
 
 def test_wrong_by_one_percent_is_seen_in_float32() -> None:
-    x = draw_layer(LayerCase.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"))
-    scaled = {**x.parameters, "query_kernel": 1.01 * x.parameters["query_kernel"]}
-    other = layers.multi_head(x.query, x.key, x.value, scaled, rounding=NO_ROUNDING)
-    with pytest.raises(Deviation, match="ratio"):
-        LayerOracle.of(x, "stepwise").judge(LayerAnswer(None, other.output.value))
+    x = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"))
+    right = bounded(x, "stepwise")["output"]
+    wrong = bounded(x.replace(query_kernel=1.01 * x.arrays["query_kernel"]))["output"]
+    assert (np.abs(wrong.value - right.value) > right.error).any()
+
+
+@pytest.mark.parametrize("election", ["zeros", "nan", "uniform"])
+def test_rows_without_keys_as_elected(election: str) -> None:
+    x = draw(Case.parse("masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6/head"))
+    u = roundoffs("eager", x.dtype)
+    outputs = references.of(x.operator).forward(x, u, election)
+    output, weights = outputs.arrays["output"], outputs.arrays["weights"]
+    assert (outputs.keys[-1] == 0).all()
+    assert outputs.empty[-1].all()
+    want = {"zeros": 0.0, "nan": np.nan, "uniform": x.value[-1].mean(0)}[election]
+    share = {"zeros": 0.0, "nan": np.nan, "uniform": 1 / 9}[election]
+    assert np.allclose(output.value[-1], want, equal_nan=True)
+    assert np.allclose(weights.value[-1], share, equal_nan=True)
+    assert output.error[-1].any() == (election != "zeros")
+    assert np.isfinite(output.value[:-1]).all()
+
+
+def test_an_approximated_exponential_widens_every_bound() -> None:
+    x = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self/head"))
+    u = roundoffs("exact", x.dtype)
+    plain, wide = (
+        multi_head.forward(x, replace(u, exp_error=error)).arrays for error in (0.0, 1e-4)
+    )
+    for name, array in wide.items():
+        assert (array.error > plain[name].error + 1e-6 * np.abs(array.value)).all()
 
 
 def test_ids_and_cases_determine_each_other() -> None:
-    found = layer_cases("full")
-    assert len({case.id for case in found}) == len(found)
-    for case in found:
-        assert LayerCase.parse(case.id) == case
-    assert {case.operator for case in layer_cases("smoke")} == set(OPERATORS)
-    names = {name for case in found for name in draw_layer(case).parameters}
+    layers = [case for case in cases("full") if case.operator.is_layer]
+    assert len({case.id for case in layers}) == len(layers)
+    for case in layers:
+        assert Case.parse(case.id) == case
+    names = {name for case in layers for name in draw(case).parameters}
     assert names == set(PARAMETERS)
 
 
 def test_the_covering_array_covers_every_pair() -> None:
-    from suite.spec.covering import feasible_pairs
-    from suite.spec.layer_catalogue import AXES, compatible
-
-    rows = covering_rows()
+    rows = pairwise(AXES, compatible, spread=("mask", "shape", "dtype", "returned"))
     for a, x, b, y in feasible_pairs(AXES, compatible):
         assert any(row[a] == x and row[b] == y for row in rows), (a, x, b, y)
 
@@ -178,16 +205,16 @@ def test_the_covering_array_covers_every_pair() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("multi-head/none/mha/f32/b2h3q3k4d2", "expected OPERATOR/MASK"),
+        ("multi-head/none/mha/f32/b2h3q3k4d2", "expected multi-head/MASK"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4", "bad widths"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/self", "equal sizes"),
         ("dot/none/mha/f32/b2h2q3k4d2/e2.2.2.2", "one head"),
         ("additive/none/mha/f32/b2h1q3k4d2/e4.4.2.2/single", "a single query"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/what", "unknown option"),
-        ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/train", "not asked in training"),
+        ("layer-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self/train", "not asked in training"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/head/nobias", "canonical"),
     ],
 )
 def test_wrong_ids_say_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LayerCase.parse(text)
+        Case.parse(text)

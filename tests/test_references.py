@@ -1,5 +1,5 @@
-"""References: the definition, the loops and the online softmax agree with each other and with mpmath
-within their own bounds; blocks, hidden NaN and memory behave as promised."""
+"""References: the definition, the loops, the online softmax and the lines to paste agree with each other
+and with mpmath within their own bounds; blocks, sinks, hidden NaN, caches and memory are as promised."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from references import definition, loops, online
-from suite.judge.oracle import Oracle
-from suite.judge.tolerance import bound
+import references
+from references import blocked, loops, online, plain, rounding, sdpa
+from references.cache import Cache
+from references.rounding import NO_ROUNDING, NoExtendedPrecision, precision_for
+from suite.judge.tolerance import roundoffs
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
-from suite.spec.problem import Case, Inputs
-from suite.spec.recipes import draw
+from suite.spec.inputs import Inputs, draw
+from suite.spec.operators import OPERATORS
 
 TINY = (
     "sdpa/none/mha/f64/b2h2q3k4d3v2",
@@ -31,6 +34,8 @@ TINY = (
     "sdpa/none/mha/f64/b1h2q3k5d3/bias.inf/large",
     "sdpa/seg3/mqa/f64/b1h2q6k5d4/scale0.0",
     "sdpa/none/mha/f64/b1h2q3k5d3/offset",
+    "sdpa/causal/gqa2/f64/b1h4q4k3d2/sinks",
+    "sdpa/bool.bhqk.empty/mha/f64/b2h2q4k5d3/bias.bhqk/cap2.0/sinks/dense",
 )
 
 
@@ -40,6 +45,7 @@ def arguments(inputs: Inputs) -> dict:
         "bias": inputs.bias,
         "scale": inputs.scale,
         "softcap": inputs.softcap,
+        "sinks": inputs.sinks,
     }
 
 
@@ -49,8 +55,9 @@ def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def exact_limit(inputs: Inputs) -> np.ndarray:
     """The bound of a float64 evaluation of the formula, whatever the case's dtype."""
-    reference = definition.attention(*operands(inputs), **arguments(inputs), terms=True)
-    return bound(reference, "exact", DTYPES["f64"])
+    reference = sdpa.attention(*operands(inputs), **arguments(inputs), terms=True)
+    assert reference.terms is not None
+    return reference.terms.bound(reference.output, roundoffs("exact", DTYPES["f64"]))
 
 
 @pytest.mark.parametrize("text", TINY)
@@ -73,11 +80,14 @@ def test_all_references_agree_with_fifty_digits(text: str, seed: int) -> None:
     limit = exact_limit(inputs)
     scalar = np.array(loops.attention(*operands(inputs), **arguments(inputs))[0])
     streamed, _ = online.attention(*operands(inputs), **arguments(inputs), tile=2)
-    plain = definition.attention(*operands(inputs), **arguments(inputs)).output
-    extended = definition.attention(
+    defined = sdpa.attention(*operands(inputs), **arguments(inputs)).output
+    extended = sdpa.attention(
         *operands(inputs), **arguments(inputs), precision=np.longdouble
     ).output
-    for name, got in (("loops", scalar), ("online", streamed), ("definition", plain)):
+    pasted = plain.attention(*operands(inputs), **arguments(inputs))
+    for name, got in (
+        ("loops", scalar), ("online", streamed), ("definition", defined), ("plain", pasted),
+    ):  # fmt: skip
         assert (np.abs(got - truth) <= limit).all(), name
     # Extended precision carries 11 bits more.
     assert (np.abs(extended - truth) <= limit / 1000).all()
@@ -88,17 +98,19 @@ def test_all_references_agree_with_fifty_digits(text: str, seed: int) -> None:
     sizes=st.tuples(*[st.integers(1, 4)] * 2, *[st.integers(1, 6)] * 4),
     mask=st.sampled_from(["none", "causal", "causalbr", "pad", "bool.bhqk.empty", "win1.0"]),
     bias=st.sampled_from(["none", "bhqk", "1hqk", "inf"]),
-    cap=st.sampled_from(["", "/cap1.5"]),
+    more=st.sampled_from(["", "/cap1.5", "/sinks"]),
 )
 @settings(max_examples=120, deadline=None)
-def test_definition_agrees_with_loops_and_online(seed, sizes, mask, bias, cap) -> None:  # type: ignore[no-untyped-def]
+def test_definition_agrees_with_loops_and_online(
+    seed: int, sizes: tuple[int, ...], mask: str, bias: str, more: str
+) -> None:
     B, H, Lq, Lk, D, Dv = sizes
     value = f"v{Dv}" if Dv != D else ""
     dense = "/dense" if mask.startswith("bool") else ""
     added = f"/bias.{bias}" if bias != "none" else ""
-    case = Case.parse(f"sdpa/{mask}/mha/f32/b{B}h{H}q{Lq}k{Lk}d{D}{value}{added}{cap}{dense}")
+    case = Case.parse(f"sdpa/{mask}/mha/f32/b{B}h{H}q{Lq}k{Lk}d{D}{value}{added}{more}{dense}")
     inputs = draw(case, seed)
-    found = definition.attention(*operands(inputs), **arguments(inputs), weights=True)
+    found = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
     scalar, scalar_weights = loops.attention(*operands(inputs), **arguments(inputs))
     streamed, lse = online.attention(*operands(inputs), **arguments(inputs), tile=3)
     limit = 2 * exact_limit(inputs)
@@ -113,7 +125,7 @@ def test_definition_agrees_with_loops_and_online(seed, sizes, mask, bias, cap) -
 
 def test_weights_and_lse_are_what_they_are_called() -> None:
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q5k7d8"))
-    found = definition.attention(*operands(inputs), **arguments(inputs), weights=True)
+    found = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
     assert found.weights is not None
     assert np.abs(found.weights.sum(-1) - 1).max() < 1e-14
     value = np.repeat(inputs.value, 2, axis=1)
@@ -121,16 +133,16 @@ def test_weights_and_lse_are_what_they_are_called() -> None:
     scores = inputs.query @ np.repeat(inputs.key, 2, axis=1).swapaxes(-1, -2) / np.sqrt(8)
     scores = np.where(inputs.attends, scores, -np.inf)
     assert np.abs(np.log(np.exp(scores).sum(-1)) - found.lse).max() < 1e-13
-    assert definition.attention(*operands(inputs)).terms is None
+    assert sdpa.attention(*operands(inputs)).terms is None
 
 
 @pytest.mark.parametrize("text", ["sdpa/causal/gqa2/f16/b2h6q33k47d8", TINY[3], TINY[4]])
 def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(Case.parse(text))
     options = {**arguments(inputs), "terms": True, "variance": True}
-    whole = definition.attention(*operands(inputs), **options)
-    monkeypatch.setattr(definition, "BLOCK_ELEMENTS", 1)
-    rows = definition.attention(*operands(inputs), **options)
+    whole = sdpa.attention(*operands(inputs), **options)
+    monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 1)
+    rows = sdpa.attention(*operands(inputs), **options)
     # Matrix products may sum in another order for other shapes: equal within a few ulps.
     assert np.abs(whole.output - rows.output).max() < 1e-15 * 8
     assert whole.terms is not None
@@ -151,21 +163,22 @@ def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_no_row_attends_may_be_nan() -> None:
     inputs = draw(Case.parse("sdpa/pad/gqa2/f32/b3h4q5k9d8"))
-    clean = definition.attention(*operands(inputs), **arguments(inputs), terms=True)
+    clean = sdpa.attention(*operands(inputs), **arguments(inputs), terms=True)
     hidden = ~inputs.attends.any((1, 2))[:, None, :, None]
     poisoned = [np.where(hidden, np.nan, x) for x in (inputs.key, inputs.value)]
-    dirty = definition.attention(inputs.query, *poisoned, **arguments(inputs), terms=True)
+    dirty = sdpa.attention(inputs.query, *poisoned, **arguments(inputs), terms=True)
     assert np.array_equal(clean.output, dirty.output)
-    assert np.array_equal(
-        bound(clean, "eager", DTYPES["f32"]), bound(dirty, "eager", DTYPES["f32"])
-    )
+    assert clean.terms is not None
+    assert dirty.terms is not None
+    u = roundoffs("eager", DTYPES["f32"])
+    assert np.array_equal(clean.terms.bound(clean.output, u), dirty.terms.bound(dirty.output, u))
 
 
 def test_what_a_row_attends_may_not_be_nan() -> None:
     inputs = draw(Case.parse("sdpa/none/mha/f32/b1h1q2k3d4"))
     value = inputs.value.copy()
     value[0, 0, 1] = np.nan
-    assert np.isnan(definition.attention(inputs.query, inputs.key, value).output).all()
+    assert np.isnan(sdpa.attention(inputs.query, inputs.key, value).output).all()
 
 
 def test_rows_without_keys_as_elected() -> None:
@@ -177,12 +190,12 @@ def test_rows_without_keys_as_elected() -> None:
         ("nan", np.full(4, np.nan)),
         ("uniform", inputs.value.mean(2)[:, :, None]),
     ):
-        found = definition.attention(*operands(inputs), **arguments(inputs), empty_rows=election)
+        found = sdpa.attention(*operands(inputs), **arguments(inputs), empty_rows=election)
         wanted = np.broadcast_to(want, found.output.shape)
         assert np.allclose(found.output[empty], wanted[empty], equal_nan=True)
         assert np.isfinite(found.output[~empty]).all()
     with pytest.raises(ValueError, match="zeros, nan, uniform"):
-        definition.attention(*operands(inputs), empty_rows="mean")
+        sdpa.attention(*operands(inputs), empty_rows="mean")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +209,7 @@ def test_rows_without_keys_as_elected() -> None:
         ({"mask": np.ones((2, 1, 4, 5, 7), bool)}, "does not broadcast"),
         ({"bias": np.ones((3, 1, 5, 7))}, "does not broadcast"),
         ({"mask": np.ones((5, 7), int)}, "must be boolean"),
+        ({"sinks": np.ones((1, 4))}, "one sink a query head"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(change: dict, hint: str) -> None:
@@ -204,14 +218,129 @@ def test_shapes_that_do_not_fit_are_refused(change: dict, hint: str) -> None:
         "key": np.zeros((2, 2, 7, 8)),
         "value": np.zeros((2, 2, 7, 8)),
     }
-    definition.attention(**good)
+    sdpa.attention(**good)
     with pytest.raises(ValueError, match=hint):
-        definition.attention(**{**good, **change})
+        sdpa.attention(**{**good, **change})
 
 
-def test_float64_oracle_is_in_extended_precision() -> None:
-    case = Case.parse("sdpa/none/mha/f64/b1h2q5k7d8")
-    assert Oracle.of(draw(case)).reference.output.dtype == np.longdouble
+def test_float64_references_are_in_extended_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("sdpa/none/mha/f64/b1h2q5k7d8", "dot/none/mha/f64/b2h1q3k4d4v3/e4.4.3.3"):
+        inputs = draw(Case.parse(text))
+        outputs = references.of(inputs.operator).forward(inputs, NO_ROUNDING)
+        assert outputs.arrays["output"].value.dtype == np.longdouble
+    monkeypatch.setattr(rounding.np, "longdouble", np.float64)
+    with pytest.raises(NoExtendedPrecision, match="longdouble"):
+        precision_for(DTYPES["f64"])
+
+
+@pytest.mark.parametrize("election", ["zeros", "nan", "uniform"])
+def test_a_sink_takes_the_weight_of_a_row_without_keys(election: str) -> None:
+    """Its output is exactly 0 whatever is elected; with a sink of -inf it is elected like any other."""
+    case = Case.parse("sdpa/bool.qk.empty/mha/f32/b2h3q7k5d4/sinks/dense")
+    inputs = draw(case)
+    assert inputs.sinks is not None
+    sinks = inputs.sinks.copy()
+    sinks[1] = -np.inf
+    inputs = inputs.replace(sinks=sinks)
+    outputs = sdpa.forward(inputs, roundoffs("eager", case.dtype), election)
+    output = outputs.arrays["output"]
+    blank = ~inputs.attends.any(-1)
+    assert blank.any()
+    assert np.array_equal(outputs.keys, inputs.attends.sum(-1))
+    held = blank & np.array([True, False, True])[:, None]
+    assert (output.value[held] == 0).all()
+    assert (output.error[held] == 0).all()
+    assert np.array_equal(outputs.empty, blank & ~held)
+    bare = sdpa.forward(inputs.replace(sinks=None), roundoffs("eager", case.dtype), election)
+    for name in ("value", "error"):
+        with_sink, without = getattr(output, name), getattr(bare.arrays["output"], name)
+        assert np.array_equal(with_sink[:, 1], without[:, 1], equal_nan=True)
+        assert not np.array_equal(with_sink[:, 0], without[:, 0], equal_nan=True)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "stepwise"])
+def test_a_sink_is_bounded_like_one_more_key_of_value_zero(numerics: str) -> None:
+    """Its bound is that of a real key with its score, and of the conversions that sinks go through."""
+    inputs = draw(Case.parse("sdpa/none/mha/bf16/b2h3q7k5d4/sinks"))
+    assert inputs.sinks is not None
+    u = roundoffs(numerics, inputs.dtype)
+    outputs = sdpa.forward(inputs, u)
+    bias = np.zeros((1, 3, 7, 6))
+    bias[..., -1] = inputs.sinks[:, None]
+    zeros = np.zeros((2, 3, 1, 4))
+    longer = inputs.replace(
+        sinks=None, bias=bias,
+        key=np.concatenate([inputs.key, zeros], 2), value=np.concatenate([inputs.value, zeros], 2),
+    )  # fmt: skip
+    wide = sdpa.forward(longer, u).arrays["output"]
+    got = outputs.arrays["output"]
+    assert np.abs(got.value - wide.value).max() < 1e-15
+    largest = (inputs.query @ inputs.key.swapaxes(-1, -2) / 2).max(-1)
+    conversions = 2 * (np.abs(inputs.sinks)[:, None] + np.abs(largest) + np.log(5))
+    apart = got.error - wide.error
+    assert (apart <= 1.01 * u.accumulate * conversions[..., None] * np.abs(got.value)).all()
+    bare = sdpa.forward(inputs.replace(sinks=None), u)
+    assert (got.error != bare.arrays["output"].error).all()
+
+
+def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> None:
+    for operator in OPERATORS.values():
+        reference = references.of(operator)
+        case = Case.parse(next(iter(operator.cases("smoke"))))
+        outputs = reference.forward(draw(case), NO_ROUNDING)
+        assert set(outputs.arrays) == set(operator.outputs(case))
+        for name, array in outputs.arrays.items():
+            assert array.shape == draw(case).full_shape(name)
+            assert not array.error.any()
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_unknown_row_elections_are_refused(name: str) -> None:
+    operator = OPERATORS[name]
+    inputs = draw(Case.parse(next(iter(operator.gradients("smoke")))))
+    cotangent = np.zeros(inputs.full_shape("output"))
+    reference = references.of(operator)
+    if not operator.attends:
+        pytest.skip("no rows without keys")
+    with pytest.raises(ValueError, match=r"zeros, nan, uniform, got .scores."):
+        reference.forward(inputs, NO_ROUNDING, "scores")
+    with pytest.raises(ValueError, match=r"zeros, uniform, scores, got .nan."):
+        reference.vjp(inputs, cotangent, NO_ROUNDING, "nan")
+    with pytest.raises(ValueError, match=r"zeros, uniform, scores, got .nan."):
+        reference.jvp(inputs, {}, NO_ROUNDING, "nan")
+    with pytest.raises(ValueError, match=r"no array .cheese. to move"):
+        reference.jvp(inputs, {"cheese": cotangent}, NO_ROUNDING)
+
+
+def test_one_pass_serves_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[str] = []
+    whole = sdpa._pass
+
+    def counted(inputs: Inputs, empty_rows: str) -> sdpa.Reference:
+        passes.append(empty_rows)
+        return whole(inputs, empty_rows)
+
+    monkeypatch.setattr(sdpa, "_pass", counted)
+    case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
+    sdpa._PASSES.clear()
+    for numerics in ("exact", "fused", "eager"):
+        for empty_rows in ("zeros", "nan"):
+            sdpa.forward(draw(case, 7), roundoffs(numerics, case.dtype), empty_rows)
+    assert passes == ["zeros", "nan"]
+
+
+def test_a_cache_forgets_what_was_not_asked_for_longest() -> None:
+    cache: Cache[int] = Cache(2)
+    asked: list[str] = []
+
+    def square(name: str) -> int:
+        asked.append(name)
+        return len(asked)
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        cache.get(name, lambda name=name: square(name))
+    assert asked == ["a", "b", "c", "b"]
+    assert len(cache) == 2
 
 
 @pytest.mark.slow
@@ -219,7 +348,7 @@ def test_memory_at_32768_keys() -> None:
     """Value, bound and variance of 16 query rows... of all 32768 rows stay within 500 MB."""
     root = Path(__file__).resolve().parents[1]
     program = (
-        "import numpy as np; from references.definition import attention; from suite.spec.masks "
+        "import numpy as np; from references.sdpa import attention; from suite.spec.masks "
         "import Causal, Index, Sizes; L = 32768; rng = np.random.default_rng(0); "
         "q, k, v = (rng.standard_normal((1, 1, L, 64)) for _ in range(3)); "
         "s = Sizes(1, 1, 1, L, L, 64, 64); m = Causal(); "

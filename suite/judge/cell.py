@@ -66,7 +66,7 @@ class Cell:
 
     def require(self, inputs: Inputs) -> None:
         """Raise NotApplicable where a variation needs what the case does not and the implementation lacks."""
-        if isinstance(self.case, Case):
+        if isinstance(self.case, Case) and inputs is not self.inputs:
             own = self.case.needs
             missing = self.implementation.missing(n for n in inputs.needs if n not in own)
             if missing is not None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from suite.spec.dtypes import DType, dtype
 from suite.spec.masks import Mask, Sizes, parse_mask, part_features
-from suite.spec.operator import Axes, Operator, Option, choice
+from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import AXIS_ORDERS, FORMS
@@ -91,6 +91,12 @@ class Case:
             raise ValueError(f"sizes must not be negative, got {s}")
         if s.Hkv < 1 or s.H % s.Hkv:
             raise ValueError(f"H must be a multiple of Hkv, got H={s.H}, Hkv={s.Hkv}")
+        for tie in self.operator.tied({o.name: self.option(o.name) for o in self.operator.options}):
+            sizes = {LETTERS[x]: self.letters[x] for x in tie if x != "1"}
+            if len(set(sizes.values()) | ({1} if "1" in tie else set())) > 1:
+                text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+                size = "the size 1" if "1" in tie else "one size"
+                raise ValueError(f"{self.operator} has {size} here, got {text}")
         self.operator.validate(self)
 
     @classmethod
@@ -116,11 +122,12 @@ class Case:
 
     def option(self, name: str) -> Any:
         """The value of an option; None where the operator has no such option."""
-        for own, value in self.options:
-            if own == name:
-                return value
-        option = self.operator.option(name)
-        return None if option is None else option.default
+        return self._values.get(name)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        """All options of the operator by name."""
+        return {o.name: o.default for o in self.operator.options} | dict(self.options)
 
     @cached_property
     def id(self) -> str:
@@ -148,12 +155,12 @@ class Case:
         """The row of the conformance table the case is counted in."""
         return self.operator.group(self) if self.operator.group else self.operator.name
 
-    @property
+    @cached_property
     def axes(self) -> Axes:
         """The arrays of the case by name, with the letters of their axes."""
         return self.operator.axes(self)
 
-    @property
+    @cached_property
     def letters(self) -> dict[str, int]:
         """The size of every axis, by its letter."""
         s, w = self.sizes, self.widths

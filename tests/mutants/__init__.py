@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.base import Backend
+from backends.protocol import Backend
 from tests.mutants import (  # noqa: F401  (imported so that they register their mutants)
     faults_contract,
     faults_flags,
@@ -25,6 +25,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_precision,
     faults_scores,
     faults_shapes,
+    faults_sinks,
     faults_softmax,
 )
 from tests.mutants.honest import HONEST

@@ -22,7 +22,7 @@ from tests.mutants.registry import mutant
 class KeyGradientUnscaled(Differentiable):
     """The scale is missing in the gradient of the keys."""
 
-    def key_gradient(self, dt, query, factor):  # type: ignore[no-untyped-def]
+    def key_gradient(self, dt, query, factor):
         return dt.swapaxes(-1, -2) @ query
 
 
@@ -30,7 +30,7 @@ class KeyGradientUnscaled(Differentiable):
 class QueryGradientUnscaled(Differentiable):
     """The scale is missing in the gradient of the queries."""
 
-    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+    def query_gradient(self, dt, key, factor):
         return dt @ key
 
 
@@ -38,7 +38,7 @@ class QueryGradientUnscaled(Differentiable):
 class QueryGradientScaledTwice(Differentiable):
     """The scale stands twice in the gradient of the queries."""
 
-    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+    def query_gradient(self, dt, key, factor):
         return factor * factor * (dt @ key)
 
 
@@ -95,7 +95,7 @@ class BiasGradientAveraged(Differentiable):
 class BiasAloneForgotten(Differentiable):
     """Where the bias alone asks for a gradient, it gets none."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         found = super().backward(call, cotangent, wrt)
         return found | {"bias": None} if wrt == ("bias",) else found
 
@@ -104,7 +104,7 @@ class BiasAloneForgotten(Differentiable):
 class BiasGradientAfterCap(Differentiable):
     """The gradient of the bias has the softcap's slope, as if the bias were added before the cap."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         found = super().backward(call, cotangent, wrt)
         if call.bias is not None and call.softcap is not None:
             query = self.load(call.query, call)
@@ -119,7 +119,7 @@ class BiasGradientAfterCap(Differentiable):
 class MeanForgotten(Differentiable):
     """D is left out: the gradient of the softmax is p dp."""
 
-    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+    def mean(self, weights, dp, cotangent, value):
         return np.zeros_like(dp[..., :1])
 
 
@@ -127,7 +127,7 @@ class MeanForgotten(Differentiable):
 class MeanOfWeightGradients(Differentiable):
     """D is the plain mean of dp, not the mean under the weights."""
 
-    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+    def mean(self, weights, dp, cotangent, value):
         return dp.mean(-1, keepdims=True)
 
 
@@ -135,7 +135,7 @@ class MeanOfWeightGradients(Differentiable):
 class MeanOverAllRows(Differentiable):
     """D is that of the head, not of the row."""
 
-    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+    def mean(self, weights, dp, cotangent, value):
         found = super().mean(weights, dp, cotangent, value)
         return np.broadcast_to(found.mean(-2, keepdims=True), found.shape)
 
@@ -144,7 +144,7 @@ class MeanOverAllRows(Differentiable):
 class CapSlopeForgotten(Differentiable):
     """The slope of the softcap is missing."""
 
-    def uncapped(self, ds, query, key, call):  # type: ignore[no-untyped-def]
+    def uncapped(self, ds, query, key, call):
         return ds
 
 
@@ -160,7 +160,7 @@ class CapSlopeNotSquared(Differentiable):
 class KeyTransposedTwice(Differentiable):
     """Where keys are as long as they are wide, the backward pass takes them transposed."""
 
-    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+    def query_gradient(self, dt, key, factor):
         if key.shape[-1] == key.shape[-2]:
             key = key.swapaxes(-1, -2)
         return factor * (dt @ key)
@@ -215,7 +215,7 @@ class BiasForgottenBackward(Differentiable):
 class EmptyRowNanBackward(Differentiable):
     """The gradient of a row without keys is NaN, though its answer is zero."""
 
-    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+    def query_gradient(self, dt, key, factor):
         found = super().query_gradient(dt, key, factor)
         return np.where((dt == 0).all(-1, keepdims=True), np.nan, found) if dt.size else found
 
@@ -224,7 +224,7 @@ class EmptyRowNanBackward(Differentiable):
 class EmptyRowPoisonsValues(Differentiable):
     """A row without keys shares its cotangent out among the values."""
 
-    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+    def value_gradient(self, weights, cotangent, call):
         empty = ~weights.any(-1, keepdims=True)
         shared = np.where(empty, 1 / max(weights.shape[-1], 1), weights)
         return shared.swapaxes(-1, -2) @ cotangent
@@ -244,7 +244,7 @@ class EmptyRowElectsOtherwise(EmptyRowPoisonsValues):
 class InfBiasNan(Differentiable):
     """Where the bias is -inf its gradient, and all that hangs on it, is NaN."""
 
-    def score_gradient(self, weights, dp, mean):  # type: ignore[no-untyped-def]
+    def score_gradient(self, weights, dp, mean):
         found = super().score_gradient(weights, dp, mean)
         return np.where(weights == 0, 0 * np.log(weights), found) if self.infinite else found
 
@@ -311,7 +311,7 @@ class GradientsAccumulate(Differentiable):
 
     kept_gradient: np.ndarray | None = None
 
-    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+    def query_gradient(self, dt, key, factor):
         found = super().query_gradient(dt, key, factor)
         before = self.kept_gradient
         self.kept_gradient = found
@@ -322,7 +322,7 @@ class GradientsAccumulate(Differentiable):
 class ValueAloneForgotten(Differentiable):
     """Where the values alone ask for a gradient, it is zero."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         found = super().backward(call, cotangent, wrt)
         if wrt == ("value",):
             found["value"] = np.zeros_like(found["value"])
@@ -335,7 +335,7 @@ class GradientsRedrawn(Differentiable):
 
     calls = 0
 
-    def query_gradient(self, dt, key, factor):  # type: ignore[no-untyped-def]
+    def query_gradient(self, dt, key, factor):
         type(self).calls += 1
         found = super().query_gradient(dt, key, factor)
         return np.nextafter(found, found + self.calls % 2)
@@ -349,7 +349,7 @@ class GradientsRedrawn(Differentiable):
 class TailOfRowsDropped(Differentiable):
     """Gradients of keys and values leave out the rows after the last whole block of 8."""
 
-    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+    def value_gradient(self, weights, cotangent, call):
         rows = weights.shape[-2]
         end = rows - rows % 8 if rows > 8 else rows
         return weights[..., :end, :].swapaxes(-1, -2) @ cotangent[..., :end, :]
@@ -359,7 +359,7 @@ class TailOfRowsDropped(Differentiable):
 class UnnormalisedWeights(Differentiable):
     """The gradient of the values takes exp(s - m) without dividing by its sum."""
 
-    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+    def value_gradient(self, weights, cotangent, call):
         top = weights.max(-1, keepdims=True)
         return (weights / np.where(top == 0, 1, top)).swapaxes(-1, -2) @ cotangent
 
@@ -398,10 +398,10 @@ class CotangentOverwritten(Differentiable):
 class KeyOverwrittenBackward(Differentiable):
     """The backward pass leaves the scaled keys in the caller's array."""
 
-    def key_gradient(self, dt, query, factor):  # type: ignore[no-untyped-def]
+    def key_gradient(self, dt, query, factor):
         return super().key_gradient(dt, query, factor)
 
-    def differentiate(self, query, key, value, cotangent, wrt, **rest):  # type: ignore[no-untyped-def]
+    def differentiate(self, query, key, value, cotangent, wrt, **rest):
         found = super().differentiate(query, key, value, cotangent, wrt, **rest)
         key.values *= 0.5
         return found
@@ -411,7 +411,7 @@ class KeyOverwrittenBackward(Differentiable):
 class HiddenSlotsTakePart(Differentiable):
     """Pairs that the mask hides take part in D with a weight of 2^-20."""
 
-    def mean(self, weights, dp, cotangent, value):  # type: ignore[no-untyped-def]
+    def mean(self, weights, dp, cotangent, value):
         hidden = np.where(weights == 0, weights.dtype.type(2.0**-20), 0)
         return ((weights + hidden) * dp).sum(-1, keepdims=True)
 
@@ -432,7 +432,7 @@ class NanInHiddenValueLeaks(Differentiable):
 class NanInHiddenKeyLeaks(Differentiable):
     """The backward pass multiplies hidden keys with the gradients of their scores, which are zero."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         found = super().backward(call, cotangent, wrt)
         key = self.expand(self.load(call.key, call), call)
         found["query"] = found["query"] + (0 * key).sum(-2, keepdims=True)
@@ -443,7 +443,7 @@ class NanInHiddenKeyLeaks(Differentiable):
 class HiddenValuesGetGradients(Differentiable):
     """Hidden values get the gradient of the smallest weight."""
 
-    def value_gradient(self, weights, cotangent, call):  # type: ignore[no-untyped-def]
+    def value_gradient(self, weights, cotangent, call):
         weights = np.where(weights == 0, weights.dtype.type(2.0**-30), weights)
         return weights.swapaxes(-1, -2) @ cotangent
 
@@ -454,13 +454,13 @@ class WrongWithoutGradient(Differentiable):
 
     recording = False
 
-    def differentiate(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def differentiate(self, *args, **kwargs):
         return super().differentiate(*args, **kwargs)
 
     def factor(self, call: Call) -> float:
         return super().factor(call) if self.recording else 1.0
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         self.recording = True
         try:
             return super().backward(call, cotangent, wrt)
@@ -488,7 +488,7 @@ class TangentOfValuesForgotten(Differentiable):
 class TangentOfKeysForgotten(Differentiable):
     """The scores move with the queries alone."""
 
-    def moved(self, q, k, dq, dk, call):  # type: ignore[no-untyped-def]
+    def moved(self, q, k, dq, dk, call):
         return super().moved(q, k, dq, np.zeros_like(dk), call)
 
 
@@ -505,7 +505,7 @@ class TangentOfEmptyRowNan(Differentiable):
 class TangentOfEmptyRowStays(DifferentiableLowest):
     """A row that averages the values does not move with them."""
 
-    def forward(self, call, tangents):  # type: ignore[no-untyped-def]
+    def forward(self, call, tangents):
         moved = super().forward(call, tangents)
         allowed = self.allowed(call)
         return moved if allowed is None else np.where(allowed.any(-1, keepdims=True), moved, 0)

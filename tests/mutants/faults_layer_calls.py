@@ -19,7 +19,7 @@ from tests.mutants.layer_kernel import (
 from tests.mutants.registry import mutant
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsSummed(MultiHeadKernel):
     """Average weights are the sum over the heads."""
 
@@ -27,7 +27,7 @@ class WeightsSummed(MultiHeadKernel):
         return weights.sum(1) if call.returned == "average" else weights
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsOfFirstHead(MultiHeadKernel):
     """Average weights are those of the first head."""
 
@@ -35,7 +35,7 @@ class WeightsOfFirstHead(MultiHeadKernel):
         return weights[:, 0] if call.returned == "average" else weights
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsOfGroupLeaders(MultiHeadKernel):
     """With grouped heads weights are averaged over the first head of each group."""
 
@@ -44,7 +44,7 @@ class WeightsOfGroupLeaders(MultiHeadKernel):
         return leaders.mean(1) if call.returned == "average" else weights
 
 
-@mutant("layer_values")
+@mutant("values")
 class FirstHeadForAll(MultiHeadKernel):
     """The weights returned for every head are those of the first."""
 
@@ -53,7 +53,7 @@ class FirstHeadForAll(MultiHeadKernel):
         return shown if call.returned == "average" else np.repeat(shown[:, :1], shown.shape[1], 1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsAreScores(SelfAttentionKernel):
     """The weights returned are the scores."""
 
@@ -65,7 +65,7 @@ class WeightsAreScores(SelfAttentionKernel):
         return np.where(np.isneginf(self.seen), 0, self.seen)[:, 0]
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsTransposed(MultiHeadKernel):
     """With Lq == Lk the weights returned are transposed."""
 
@@ -74,7 +74,7 @@ class WeightsTransposed(MultiHeadKernel):
         return shown.swapaxes(-1, -2) if call.sizes.Lq == call.sizes.Lk else shown
 
 
-@mutant("layer_values")
+@mutant("values")
 class AverageAttends(MultiHeadKernel):
     """Where average weights are returned, all heads attend with them."""
 
@@ -84,7 +84,7 @@ class AverageAttends(MultiHeadKernel):
         return super().attend(weights, value, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsInFloat32(MultiHeadKernel):
     """Weights come back in float32 whatever the dtype."""
 
@@ -93,7 +93,7 @@ class WeightsInFloat32(MultiHeadKernel):
         return output, weights and Rounded(weights.values, DTYPES["f32"])
 
 
-@mutant("layer_values")
+@mutant("values")
 class WeightsAlwaysAveraged(MultiHeadKernel):
     """Weights are averaged over the heads though those of every head are asked for."""
 
@@ -112,7 +112,7 @@ class WeightsAfterDropout(MultiHeadKernel):
         return weights
 
 
-@mutant("layer_values")
+@mutant("values")
 class HiddenWeightsReturned(DotKernel):
     """The weights returned are those without the mask."""
 
@@ -124,7 +124,7 @@ class HiddenWeightsReturned(DotKernel):
         return self.bare[:, 0]
 
 
-@mutant("layer_dropout_off", like="F2")
+@mutant("dropout_off", like="F2")
 class DropoutInEvaluation(MultiHeadKernel):
     """Weights are dropped in evaluation, too."""
 
@@ -132,7 +132,7 @@ class DropoutInEvaluation(MultiHeadKernel):
         return call.rate
 
 
-@mutant("layer_dropout", like="F6")
+@mutant("dropout", like="F6")
 class DropoutNeverApplied(MultiHeadKernel):
     """Weights are dropped neither in training nor in evaluation."""
 
@@ -140,7 +140,7 @@ class DropoutNeverApplied(MultiHeadKernel):
         return 0.0
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutNotRescaled(MultiHeadKernel):
     """Weights that are kept are not divided by 1 - rate."""
 
@@ -148,7 +148,7 @@ class DropoutNotRescaled(MultiHeadKernel):
         return 1.0
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutRescaledByRate(DotKernel):
     """Weights that are kept are divided by the rate."""
 
@@ -156,7 +156,7 @@ class DropoutRescaledByRate(DotKernel):
         return 1.0 / rate
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutKeepsRate(DotKernel):
     """Weights are kept with the probability that is to drop them."""
 
@@ -164,7 +164,7 @@ class DropoutKeepsRate(DotKernel):
         return ~super().pattern(shape, rate, call)
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutOfAnotherRate(AdditiveKernel):
     """Weights are dropped at two thirds of the rate and scaled by the whole of it."""
 
@@ -172,7 +172,7 @@ class DropoutOfAnotherRate(AdditiveKernel):
         return super().pattern(shape, rate * 2 / 3, call)
 
 
-@mutant("layer_dropout", like="F8")
+@mutant("dropout", like="F8")
 class DropoutSharedByHeads(MultiHeadKernel):
     """All heads share one pattern, though one for every element is declared."""
 
@@ -180,7 +180,7 @@ class DropoutSharedByHeads(MultiHeadKernel):
         return super().pattern((shape[0], 1, *shape[2:]), rate, call)
 
 
-@mutant("layer_dropout", like="F8")
+@mutant("dropout", like="F8")
 class DropoutSharedBySamples(DotKernel):
     """All samples share one pattern, though one for every element is declared."""
 
@@ -188,7 +188,7 @@ class DropoutSharedBySamples(DotKernel):
         return super().pattern((1, *shape[1:]), rate, call)
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutOfWholeKeys(MultiHeadKernel):
     """A key is dropped for all queries at once."""
 
@@ -196,7 +196,7 @@ class DropoutOfWholeKeys(MultiHeadKernel):
         return super().pattern((*shape[:2], 1, shape[3]), rate, call)
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutOfWholeQueries(AdditiveKernel):
     """All keys of a query are dropped at once."""
 
@@ -204,7 +204,7 @@ class DropoutOfWholeQueries(AdditiveKernel):
         return super().pattern((*shape[:3], 1), rate, call)
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutBeforeSoftmax(MultiHeadKernel):
     """Scores are dropped, so that the weights that are kept sum to 1 again."""
 
@@ -219,7 +219,7 @@ class DropoutBeforeSoftmax(MultiHeadKernel):
         return weights
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutUnseeded(MultiHeadKernel):
     """Patterns depend on how many were drawn before, not on the seed alone."""
 
@@ -230,7 +230,7 @@ class DropoutUnseeded(MultiHeadKernel):
         return np.random.default_rng((call.seed, self.drawn))
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutSeedIgnored(MultiHeadKernel):
     """The pattern does not depend on the seed."""
 
@@ -238,7 +238,7 @@ class DropoutSeedIgnored(MultiHeadKernel):
         return np.random.default_rng(0)
 
 
-@mutant("layer_dropout_off")
+@mutant("dropout_off")
 class DropoutByDefault(MultiHeadKernel):
     """In training a rate of 0 is taken for the default of 0.1."""
 
@@ -246,7 +246,7 @@ class DropoutByDefault(MultiHeadKernel):
         return super().rate(call) or 0.1 * call.training
 
 
-@mutant("layer_dropout_off")
+@mutant("dropout_off")
 class WholeDropoutNan(MultiHeadKernel):
     """At rate 1 dropped weights are 0 / 0."""
 
@@ -255,7 +255,7 @@ class WholeDropoutNan(MultiHeadKernel):
         return made / call.work(0) if self.rate(call) == 1 else made
 
 
-@mutant("layer_dropout_off")
+@mutant("dropout_off")
 class DropoutRescaledInEvaluation(MultiHeadKernel):
     """In evaluation the output of the heads is multiplied by 1 - rate, besides what training scales."""
 
@@ -264,7 +264,7 @@ class DropoutRescaledInEvaluation(MultiHeadKernel):
         return made if call.training else made * call.work(1 - call.rate)
 
 
-@mutant("layer_contract")
+@mutant("contract")
 class QueryBiasAddedInPlace(MultiHeadKernel):
     """Where it fits, the query's bias is added to the query itself."""
 
@@ -275,7 +275,7 @@ class QueryBiasAddedInPlace(MultiHeadKernel):
         return answer
 
 
-@mutant("layer_contract")
+@mutant("contract")
 class KernelScaledInPlace(MultiHeadKernel):
     """Every call leaves the scale multiplied onto the query's kernel."""
 
@@ -285,7 +285,7 @@ class KernelScaledInPlace(MultiHeadKernel):
         return factor
 
 
-@mutant("layer_contract")
+@mutant("contract")
 class PaddingShiftedInPlace(MultiHeadKernel):
     """Every call leaves one key more valid in the caller's own array."""
 
@@ -295,7 +295,7 @@ class PaddingShiftedInPlace(MultiHeadKernel):
         return made
 
 
-@mutant("layer_contract")
+@mutant("contract")
 class LayerAnswersInOneBuffer(MultiHeadKernel):
     """Answers of one shape share a buffer: a later call overwrites an earlier answer."""
 
@@ -307,7 +307,7 @@ class LayerAnswersInOneBuffer(MultiHeadKernel):
         return buffer
 
 
-@mutant("layer_contract")
+@mutant("contract")
 class StateKeptBetweenCalls(AdditiveKernel):
     """Every call adds a little of the answer before it where the shapes fit."""
 
@@ -317,7 +317,7 @@ class StateKeptBetweenCalls(AdditiveKernel):
         return super().deliver(out + before / 8 if before.shape == out.shape else out, call)
 
 
-@mutant("layer_key_permutation")
+@mutant("key_permutation")
 class LayerMaskKeptByShape(MultiHeadKernel):
     """The first boolean mask of a shape serves all later calls of that shape."""
 
@@ -326,7 +326,7 @@ class LayerMaskKeptByShape(MultiHeadKernel):
         return kept.setdefault((mask.shape, call.query.shape, call.fmt.name), mask.copy())
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalMaskKept(SelfAttentionKernel):
     """The causal mask of the first call is cut to serve shorter ones, and repeated for longer ones."""
 
@@ -336,7 +336,7 @@ class CausalMaskKept(SelfAttentionKernel):
         return np.tile(kept, (repeats, repeats))[: call.sizes.Lq, : call.sizes.Lk]
 
 
-@mutant("layer_values")
+@mutant("values")
 class ParametersShared(MultiHeadKernel):
     """Layers whose kernels have the same shapes share the parameters of the first."""
 
@@ -346,7 +346,7 @@ class ParametersShared(MultiHeadKernel):
         return kept.setdefault((name, kernel.shape, call.fmt.name), kernel)
 
 
-@mutant("layer_bad_problem", like="C23")
+@mutant("bad_problem", like="C23")
 class LayerMaskCutToFit(MultiHeadKernel):
     """A mask that is too large is cut to the problem's size."""
 
@@ -358,7 +358,7 @@ class LayerMaskCutToFit(MultiHeadKernel):
         return mask[: s.B, : s.H, : s.Lq, : s.Lk] if mask.ndim == 4 else mask
 
 
-@mutant("layer_bad_problem")
+@mutant("bad_problem")
 class ExcessSamplesIgnored(DotKernel):
     """Samples of keys and values beyond the queries' batch are ignored."""
 
@@ -370,7 +370,7 @@ class ExcessSamplesIgnored(DotKernel):
         return q, k[: len(q)], v[: len(q)]
 
 
-@mutant("layer_bad_problem")
+@mutant("bad_problem")
 class ExcessKeysIgnored(AdditiveKernel):
     """Keys without values are not attended."""
 
@@ -382,7 +382,7 @@ class ExcessKeysIgnored(AdditiveKernel):
         return q, k[:, :, : v.shape[2]], v
 
 
-@mutant("layer_bad_problem")
+@mutant("bad_problem")
 class QueryWidthCut(MultiHeadKernel):
     """A query that is too narrow is projected with the kernel's first rows."""
 

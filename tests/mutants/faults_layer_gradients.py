@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.layers import LayerInputs
+from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
 from tests.mutants.layer_gradient_kernel import (
     AdditiveDifferentiable,
@@ -28,11 +28,11 @@ from tests.mutants.norm_gradient_kernel import (
 from tests.mutants.registry import mutant
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class KernelGradientOfFirstSample(LayerDifferentiable):
     """The gradients of the kernels are those of the first sample."""
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         kept = np.zeros_like(cotangent)
         kept[0] = cotangent[0]
         first = super().gradients(given, kept, inputs)
@@ -40,11 +40,11 @@ class KernelGradientOfFirstSample(LayerDifferentiable):
         return found | {n: x for n, x in first.items() if n.endswith("kernel")}
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class OutputKernelGradientUnmerged(LayerDifferentiable):
     """The gradient of the output kernel merges heads and their features in the other order."""
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         found = super().gradients(given, cotangent, inputs)
         kernel = found["output_kernel"]
         H, Dv, width = kernel.shape
@@ -52,22 +52,22 @@ class OutputKernelGradientUnmerged(LayerDifferentiable):
         return found
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class ProjectionBiasWithoutGradient(LayerDifferentiable):
     """The biases of the projections of queries have no gradient."""
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         found = super().gradients(given, cotangent, inputs)
         if "query_bias" in found:
             found["query_bias"] = np.zeros_like(found["query_bias"])
         return found
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class ValueInputTakesKeyKernel(LayerDifferentiable):
     """The gradient of the values goes back through the kernel of the keys where it fits."""
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         found = super().gradients(given, cotangent, inputs)
         if "value" in found and given["key_kernel"].shape == given["value_kernel"].shape:
             swapped = given | {"value_kernel": given["key_kernel"]}
@@ -75,35 +75,35 @@ class ValueInputTakesKeyKernel(LayerDifferentiable):
         return found
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class OutputBiasSummedNarrowly(LayerDifferentiable):
     """The gradient of the output bias is a sum in the case's dtype, which is not declared."""
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         found = super().gradients(given, cotangent, inputs)
         if "output_bias" in found:
             found["output_bias"] = summed_by_rows(cotangent, inputs)
         return found
 
 
-@mutant("layer_gradients", like="I15")
+@mutant("gradients", like="I15")
 class LayerEmptyRowNan(LayerDifferentiable):
     """The gradients of inputs are NaN in rows without keys, though these answer."""
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         found = super().gradients(given, cotangent, inputs)
         empty = np.asarray(~inputs.attends.any(-1)).any(1)[..., None]
         return found | {"query": np.where(empty, np.nan, found["query"])}
 
 
-@mutant("layer_gradients", like="I15")
+@mutant("gradients", like="I15")
 class LayerEmptyRowPoisonsValues(LayerDifferentiable):
     """A row without keys shares its cotangent out among the values, and so with their kernel."""
 
     empty_rows = "uniform"
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class TanhSlopeForgotten(AdditiveDifferentiable):
     """The slope of the tanh is missing."""
 
@@ -111,7 +111,7 @@ class TanhSlopeForgotten(AdditiveDifferentiable):
         return np.ones_like(h)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class ScoreVectorOfFirstQuery(AdditiveDifferentiable):
     """The gradient of the score vector is that of the first query."""
 
@@ -119,7 +119,7 @@ class ScoreVectorOfFirstQuery(AdditiveDifferentiable):
         return super().vector_gradient(dr[:, :1], h[:, :1])
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class ConcatWeightForgotten(ConcatDifferentiable):
     """The gradients through the scores lack the weight these are multiplied with."""
 
@@ -127,31 +127,31 @@ class ConcatWeightForgotten(ConcatDifferentiable):
         return ds
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class ScaleGradientOfScaledScores(DotDifferentiable):
     """The gradient of the scale sums the scores after it, not those before."""
 
-    def scale_gradient(self, ds, product, given):  # type: ignore[no-untyped-def]
+    def scale_gradient(self, ds, product, given):
         return super().scale_gradient(ds, product, given) * self.number(given)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class ScaleWithoutGradient(DotDifferentiable):
     """The scale has no gradient."""
 
-    def scale_gradient(self, ds, product, given):  # type: ignore[no-untyped-def]
+    def scale_gradient(self, ds, product, given):
         return np.zeros(())
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class InputTakesQueryPathAlone(SelfAttentionDifferentiable):
     """The gradient of the one input is what it receives as query."""
 
-    def together(self, parts: Arrays, inputs: LayerInputs) -> np.ndarray:
+    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
         return parts["query"]
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class KeysTakeUnscaledQueries(SelfAttentionDifferentiable):
     """The gradient of the keys takes queries that are not scaled."""
 
@@ -159,7 +159,7 @@ class KeysTakeUnscaledQueries(SelfAttentionDifferentiable):
         return super().key_gradient(ds, query, 1.0)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class MaskedScaleForgotten(MaskedDifferentiable):
     """The gradients of queries and keys lack the scale of the scores."""
 
@@ -168,17 +168,18 @@ class MaskedScaleForgotten(MaskedDifferentiable):
         return {name: x / self.number(given) for name, x in found.items()}
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class MaskedRecomputedWithoutCausal(MaskedDifferentiable):
     """The backward pass computes the weights again with the padding mask alone."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
-        if inputs.mask_token.startswith("causal+"):
-            inputs = replace(inputs, mask=parse_mask(inputs.mask_token.removeprefix("causal+")))
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        token = inputs.case.mask_token
+        if token.startswith("causal+"):
+            inputs = inputs.replace(mask=parse_mask(token.removeprefix("causal+")))
         return super().gradients(given, cotangent, inputs)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class LayerNormVarianceConstant(LayerNormDifferentiable):
     """The gradient through the variance, the mean of dy times the normal, is missing."""
 
@@ -186,7 +187,7 @@ class LayerNormVarianceConstant(LayerNormDifferentiable):
         return 0.0
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class LayerNormMeanConstant(LayerNormDifferentiable):
     """The gradient through the mean is missing."""
 
@@ -194,50 +195,50 @@ class LayerNormMeanConstant(LayerNormDifferentiable):
         return 0.0
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class LayerNormGainAfterMeans(LayerNormDifferentiable):
     """The gain is multiplied on after the means over the features are taken, as if it were one number."""
 
-    def input_gradient(self, dy, gain, made, inputs):  # type: ignore[no-untyped-def]
+    def input_gradient(self, dy, gain, made, inputs):
         found = super().input_gradient(dy, None, made, inputs)
         return found if gain is None else found * gain
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class LayerNormStatisticsNarrow(LayerNormDifferentiable):
     """Mean and root reach the backward pass in the case's dtype, which is not declared."""
 
-    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
         return rounded(super().standard(given, inputs), inputs)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class LayerNormOffsetSummedNarrowly(LayerNormDifferentiable):
     """The gradient of the offset is a sum in the case's dtype, which is not declared."""
 
-    def offset_gradient(self, dy: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
         return summed_by_rows(dy, inputs)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class BatchNormStatisticsConstant(BatchNormDifferentiable):
     """In training mean and variance of the batch are taken for constants."""
 
-    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
         return replace(super().standard(given, inputs), learned=True)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class BatchNormEvaluatedLikeTrained(BatchNormDifferentiable):
     """In evaluation the gradient goes through the learned mean and variance as if these were x's."""
 
-    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
         return replace(super().standard(given, inputs), learned=False)
 
 
-@mutant("layer_gradients")
+@mutant("gradients")
 class BatchNormGainAveraged(BatchNormDifferentiable):
     """The gradient of the gain is a mean over the samples, not a sum."""
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
         return super().gain_gradient(dy, made, inputs) / len(dy)

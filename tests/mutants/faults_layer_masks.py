@@ -17,7 +17,7 @@ from tests.mutants.layer_kernel import (
 from tests.mutants.registry import mutant
 
 
-@mutant("layer_values", like="C20")
+@mutant("values", like="C20")
 class SamplePaddingTiled(MultiHeadKernel):
     """Padding is tiled, not repeated, over the heads: rows of (B H) get the wrong sample's."""
 
@@ -25,7 +25,7 @@ class SamplePaddingTiled(MultiHeadKernel):
         return np.tile(valid, (call.sizes.H, 1)).reshape(*valid.shape[:1], -1, 1, valid.shape[1])
 
 
-@mutant("layer_values", like="C13")
+@mutant("values", like="C13")
 class PaddingPerHead(MultiHeadKernel):
     """With B == H padding per sample is taken for padding per head."""
 
@@ -34,7 +34,7 @@ class PaddingPerHead(MultiHeadKernel):
         return made.swapaxes(0, 1) if call.sizes.B == call.sizes.H else made
 
 
-@mutant("layer_values", like="C10")
+@mutant("values", like="C10")
 class PaddingPerQuery(DotKernel):
     """With B == Lq padding (B, Lk) is taken for a mask (Lq, Lk)."""
 
@@ -42,7 +42,7 @@ class PaddingPerQuery(DotKernel):
         return valid[None, None] if len(valid) == call.sizes.Lq else super().padded(valid, call)
 
 
-@mutant("layer_values", like="A22")
+@mutant("values", like="A22")
 class PaddingHidesQueries(MultiHeadKernel):
     """With Lq == Lk padding hides rows of queries, not columns of keys."""
 
@@ -51,7 +51,7 @@ class PaddingHidesQueries(MultiHeadKernel):
         return made.swapaxes(-1, -2) if call.sizes.Lq == call.sizes.Lk else made
 
 
-@mutant("layer_values", like="A11")
+@mutant("values", like="A11")
 class PaddedQueriesHidden(MultiHeadKernel):
     """Where one tensor is query and key, padding hides its rows of queries, too."""
 
@@ -60,7 +60,7 @@ class PaddedQueriesHidden(MultiHeadKernel):
         return made & made.swapaxes(-1, -2) if call.own else made
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingOffByOne(MultiHeadKernel):
     """The first key of the padding is attended."""
 
@@ -69,7 +69,7 @@ class PaddingOffByOne(MultiHeadKernel):
         return super().padded(valid | shifted, call)
 
 
-@mutant("layer_poison", like="C6")
+@mutant("poison", like="C6")
 class PaddingIgnored(MultiHeadKernel):
     """Padded keys are attended."""
 
@@ -77,7 +77,7 @@ class PaddingIgnored(MultiHeadKernel):
         return super().padded(np.ones_like(valid), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingIgnoredWithWeights(MultiHeadKernel):
     """Padding is lost where weights are returned."""
 
@@ -85,7 +85,7 @@ class PaddingIgnoredWithWeights(MultiHeadKernel):
         return super().padded(valid | (call.returned != "none"), call)
 
 
-@mutant("layer_values", like="C25")
+@mutant("values", like="C25")
 class LayerMaskInverted(MultiHeadKernel):
     """True in a boolean mask hides."""
 
@@ -102,7 +102,7 @@ class RawMaskInverted(MultiHeadKernel):
         return ~mask if call.mask.values.ndim == 2 else mask
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerMaskTransposed(MultiHeadKernel):
     """With Lq == Lk rows and columns of a boolean mask are exchanged."""
 
@@ -110,7 +110,7 @@ class LayerMaskTransposed(MultiHeadKernel):
         return mask.swapaxes(-1, -2) if mask.shape[-1] == mask.shape[-2] else mask
 
 
-@mutant("layer_values")
+@mutant("values")
 class SamplesAndHeadsExchanged(MultiHeadKernel):
     """With B == H samples and heads of a boolean mask are exchanged."""
 
@@ -118,7 +118,7 @@ class SamplesAndHeadsExchanged(MultiHeadKernel):
         return mask.swapaxes(0, 1) if call.sizes.B == call.sizes.H else mask
 
 
-@mutant("layer_head_permutation")
+@mutant("head_independence")
 class LayerMaskOfFirstHead(MultiHeadKernel):
     """Every head gets the boolean mask of the first."""
 
@@ -126,7 +126,7 @@ class LayerMaskOfFirstHead(MultiHeadKernel):
         return mask[:, :1]
 
 
-@mutant("layer_batch_permutation")
+@mutant("batch_independence")
 class LayerMaskOfFirstSample(MultiHeadKernel):
     """Every sample gets the boolean mask of the first."""
 
@@ -134,7 +134,7 @@ class LayerMaskOfFirstSample(MultiHeadKernel):
         return mask[:1]
 
 
-@mutant("layer_key_permutation", like="M17")
+@mutant("key_permutation", like="M17")
 class MaskAsLengths(MultiHeadKernel):
     """A mask whose rows are equal is converted to lengths, wherever its holes are."""
 
@@ -144,7 +144,7 @@ class MaskAsLengths(MultiHeadKernel):
         return np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
 
 
-@mutant("layer_future", like="B18")
+@mutant("future", like="B18")
 class CausalFlagIgnored(SelfAttentionKernel):
     """The causal flag has no effect."""
 
@@ -152,7 +152,7 @@ class CausalFlagIgnored(SelfAttentionKernel):
         return np.ones((call.sizes.Lq, call.sizes.Lk), bool)
 
 
-@mutant("layer_future", like="B9")
+@mutant("future", like="B9")
 class CausalLostWithWeights(MultiHeadKernel):
     """The causal flag is lost where weights are returned."""
 
@@ -168,7 +168,7 @@ class CausalLostWithMask(MultiHeadKernel):
         return super().causal(call) | (call.mask is not None)
 
 
-@mutant("layer_future", like="B13")
+@mutant("future", like="B13")
 class CausalLostWithPadding(MultiHeadKernel):
     """The causal flag is lost where keys are padded."""
 
@@ -176,7 +176,7 @@ class CausalLostWithPadding(MultiHeadKernel):
         return super().causal(call) | (call.valid is not None)
 
 
-@mutant("layer_values", like="B10")
+@mutant("values", like="B10")
 class MaskLostWithCausal(MultiHeadKernel):
     """A boolean mask is lost where the causal flag is set."""
 
@@ -184,7 +184,7 @@ class MaskLostWithCausal(MultiHeadKernel):
         return mask | call.causal
 
 
-@mutant("layer_future", like="B20")
+@mutant("future", like="B20")
 class CausalNeedsAnotherMask(MultiHeadKernel):
     """The causal flag has an effect only where there is another mask."""
 
@@ -192,7 +192,7 @@ class CausalNeedsAnotherMask(MultiHeadKernel):
         return super().causal(call) | (call.mask is None and call.valid is None)
 
 
-@mutant("layer_values", like="B13")
+@mutant("values", like="B13")
 class CausalLostWithoutBatch(MultiHeadKernel):
     """The causal flag is lost where the input has no batch axis."""
 
@@ -209,7 +209,7 @@ class LayerCausalBottomRight(MultiHeadKernel):
         return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None] + offset
 
 
-@mutant("layer_future")
+@mutant("future")
 class LayerCausalSeesNext(MultiHeadKernel):
     """The causal flag lets a row see the key after its own."""
 
@@ -217,7 +217,7 @@ class LayerCausalSeesNext(MultiHeadKernel):
         return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None] + 1
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalOrPadding(MaskedKernel):
     """A pair attends where either mask lets it."""
 
@@ -225,7 +225,7 @@ class CausalOrPadding(MaskedKernel):
         return super().joined(parts) if len(parts) == 1 else parts[0] | parts[1]
 
 
-@mutant("layer_values")
+@mutant("values")
 class LastMaskAlone(MaskedKernel):
     """Of two masks the second replaces the first."""
 
@@ -233,7 +233,7 @@ class LastMaskAlone(MaskedKernel):
         return parts[-1]
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalWithoutDiagonal(MaskedKernel):
     """A row does not see its own key, the first row apart."""
 
@@ -242,7 +242,7 @@ class CausalWithoutDiagonal(MaskedKernel):
         return seen | (np.arange(call.sizes.Lk) == 0)
 
 
-@mutant("layer_poison", like="C17")
+@mutant("poison", like="C17")
 class ScoresMultipliedByMask(MaskedKernel):
     """Hidden scores are multiplied by 0."""
 
@@ -250,7 +250,7 @@ class ScoresMultipliedByMask(MaskedKernel):
         return scores if allowed is None else scores * allowed
 
 
-@mutant("layer_poison")
+@mutant("poison")
 class HiddenScoresMinusThirty(DotKernel):
     """Hidden scores are -30, rows without keys apart."""
 
@@ -260,7 +260,7 @@ class HiddenScoresMinusThirty(DotKernel):
         return np.where(some & np.isneginf(hidden), call.work(-30), hidden)
 
 
-@mutant("layer_poison")
+@mutant("poison")
 class PenaltySubtracted(AdditiveKernel):
     """Hidden scores lose 10, rows without keys apart."""
 
@@ -270,7 +270,7 @@ class PenaltySubtracted(AdditiveKernel):
         return np.where(some & np.isneginf(hidden), scores - call.work(10), hidden)
 
 
-@mutant("layer_poison")
+@mutant("poison")
 class KeysCentredWithPadding(MultiHeadKernel):
     """Keys are centred by their mean over all positions, hidden ones, too."""
 
@@ -279,7 +279,7 @@ class KeysCentredWithPadding(MultiHeadKernel):
         return q, k - k.mean(2, keepdims=True), v
 
 
-@mutant("layer_values")
+@mutant("values")
 class MaskAfterSoftmax(MultiHeadKernel):
     """Weights are hidden after the softmax and not normalised again."""
 
@@ -312,7 +312,7 @@ class EmptyRowsUnmasked(MaskedKernel):
         return np.where(np.isneginf(hidden).all(-1, keepdims=True), scores, hidden)
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingLostWithMask(MultiHeadKernel):
     """Padding is lost where a boolean mask is given."""
 
@@ -320,7 +320,7 @@ class PaddingLostWithMask(MultiHeadKernel):
         return super().padded(valid | (call.mask is not None), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingLostWithBias(MultiHeadKernel):
     """Padding is lost where there is a float bias."""
 
@@ -328,7 +328,7 @@ class PaddingLostWithBias(MultiHeadKernel):
         return super().padded(valid | (call.bias is not None), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingLostWithGroups(MultiHeadKernel):
     """Padding is lost with grouped heads."""
 
@@ -336,7 +336,7 @@ class PaddingLostWithGroups(MultiHeadKernel):
         return super().padded(valid | (call.sizes.H != call.sizes.Hkv), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalLostWithBias(MultiHeadKernel):
     """The causal flag is lost where there is a float bias."""
 
@@ -344,7 +344,7 @@ class CausalLostWithBias(MultiHeadKernel):
         return super().causal(call) | (call.bias is not None)
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalLostForOneQuery(MultiHeadKernel):
     """The causal flag is lost where there is one query."""
 
@@ -352,7 +352,7 @@ class CausalLostForOneQuery(MultiHeadKernel):
         return super().causal(call) | (call.sizes.Lq == 1)
 
 
-@mutant("layer_values", like="C11")
+@mutant("values", like="C11")
 class PaddingIgnoredForOneQuery(AdditiveKernel):
     """Padding is lost where the query has no axis of queries."""
 
@@ -360,7 +360,7 @@ class PaddingIgnoredForOneQuery(AdditiveKernel):
         return super().padded(valid | call.single, call)
 
 
-@mutant("layer_paths", like="B13")
+@mutant("paths", like="B13")
 class CausalLostInTraining(MultiHeadKernel):
     """The causal flag is lost in training."""
 
@@ -368,7 +368,7 @@ class CausalLostInTraining(MultiHeadKernel):
         return super().causal(call) | call.training
 
 
-@mutant("layer_paths", like="L14")
+@mutant("paths", like="L14")
 class PaddingLostWithoutGradients(MultiHeadKernel):
     """Padding is lost where no gradients are asked for."""
 
@@ -376,7 +376,7 @@ class PaddingLostWithoutGradients(MultiHeadKernel):
         return super().padded(valid | (not call.gradients), call)
 
 
-@mutant("layer_paths", like="B10")
+@mutant("paths", like="B10")
 class MaskLostWithoutGradients(MultiHeadKernel):
     """A boolean mask is lost where no gradients are asked for."""
 
@@ -384,7 +384,7 @@ class MaskLostWithoutGradients(MultiHeadKernel):
         return mask | (not call.gradients)
 
 
-@mutant("layer_paths")
+@mutant("paths")
 class ScaleMissingWithWeights(MultiHeadKernel):
     """Scores are not scaled where weights are returned for every head."""
 
@@ -392,7 +392,7 @@ class ScaleMissingWithWeights(MultiHeadKernel):
         return 1.0 if call.returned == "head" else super().factor(call)
 
 
-@mutant("layer_paths", like="C19")
+@mutant("paths", like="C19")
 class DenseMaskShifted(MultiHeadKernel):
     """A boolean mask is read one key too late."""
 
@@ -400,7 +400,7 @@ class DenseMaskShifted(MultiHeadKernel):
         return np.roll(mask, 1, -1)
 
 
-@mutant("layer_paths", like="C2")
+@mutant("paths", like="C2")
 class BiasLostWithoutGradients(MultiHeadKernel):
     """The float bias is lost where no gradients are asked for."""
 
@@ -408,7 +408,7 @@ class BiasLostWithoutGradients(MultiHeadKernel):
         return super().biased(scores, call) if call.gradients else scores
 
 
-@mutant("layer_paths")
+@mutant("paths")
 class HalfSumsInTraining(MultiHeadKernel):
     """In training features are stored in bfloat16 whatever the dtype."""
 

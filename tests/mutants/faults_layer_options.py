@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backends._numpy import Rounded
-from suite.spec.layers import EPSILON
+from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.layer_kernel import (
     AdditiveKernel,
     BatchNormKernel,
@@ -16,7 +16,7 @@ from tests.mutants.layer_kernel import (
 from tests.mutants.registry import mutant
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class DropoutOnOutput(MultiHeadKernel):
     """Features of the heads' output are dropped, not weights."""
 
@@ -27,7 +27,7 @@ class DropoutOnOutput(MultiHeadKernel):
         return super().dropped(super().attend(weights, value, call), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class AdditiveKernelsSwapped(AdditiveKernel):
     """Where they fit, the kernels of query and key are exchanged."""
 
@@ -38,7 +38,7 @@ class AdditiveKernelsSwapped(AdditiveKernel):
         return super().projected(x, name, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class WideValuesCut(MultiHeadKernel):
     """Features of values beyond the keys' size are zero."""
 
@@ -48,7 +48,7 @@ class WideValuesCut(MultiHeadKernel):
         return made
 
 
-@mutant("layer_values")
+@mutant("values")
 class SingleAverageKeepsBatch(MultiHeadKernel):
     """Average weights of an input without a batch axis have one."""
 
@@ -59,7 +59,7 @@ class SingleAverageKeepsBatch(MultiHeadKernel):
         return out, w
 
 
-@mutant("layer_dropout_off", like="B13")
+@mutant("dropout_off", like="B13")
 class CausalLostWithARate(MultiHeadKernel):
     """The causal flag is lost in a layer that has dropout, in evaluation, too."""
 
@@ -67,7 +67,7 @@ class CausalLostWithARate(MultiHeadKernel):
         return super().causal(call) | (call.rate > 0)
 
 
-@mutant("layer_dropout", like="B13")
+@mutant("dropout", like="B13")
 class CausalLostWithDropout(MultiHeadKernel):
     """The causal flag is lost while weights are dropped."""
 
@@ -75,7 +75,7 @@ class CausalLostWithDropout(MultiHeadKernel):
         return super().causal(call) | (self.rate(call) > 0)
 
 
-@mutant("layer_dropout")
+@mutant("dropout")
 class PaddingLostWithDropout(MultiHeadKernel):
     """Padding is lost while weights are dropped."""
 
@@ -83,7 +83,7 @@ class PaddingLostWithDropout(MultiHeadKernel):
         return super().padded(valid | (self.rate(call) > 0), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingLostAcross(MultiHeadKernel):
     """Padding is lost where the keys are another tensor."""
 
@@ -91,7 +91,7 @@ class PaddingLostAcross(MultiHeadKernel):
         return super().padded(valid | (not call.own), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class PaddingLostWithoutBatch(MultiHeadKernel):
     """Padding is lost without a batch axis."""
 
@@ -99,7 +99,7 @@ class PaddingLostWithoutBatch(MultiHeadKernel):
         return super().padded(valid | call.single, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalLostWithPerHeadWeights(MultiHeadKernel):
     """The causal flag is lost for average weights."""
 
@@ -107,7 +107,7 @@ class CausalLostWithPerHeadWeights(MultiHeadKernel):
         return super().causal(call) | (call.returned == "average")
 
 
-@mutant("layer_future")
+@mutant("future")
 class ConcatCausalIgnored(ConcatKernel):
     """The causal flag has no effect."""
 
@@ -115,7 +115,7 @@ class ConcatCausalIgnored(ConcatKernel):
         return np.ones_like(super().causal(call))
 
 
-@mutant("layer_values")
+@mutant("values")
 class ConcatDefaultScale(ConcatKernel):
     """Without a learned scale it is a half."""
 
@@ -124,7 +124,7 @@ class ConcatDefaultScale(ConcatKernel):
         return n / 2 if name == "scale" and "scale" not in call.parameters else n
 
 
-@mutant("layer_values")
+@mutant("values")
 class AdditiveCausalLostWithProjection(AdditiveKernel):
     """The causal flag is lost where queries are projected."""
 
@@ -132,7 +132,7 @@ class AdditiveCausalLostWithProjection(AdditiveKernel):
         return super().causal(call) | ("query_kernel" in call.parameters)
 
 
-@mutant("layer_values")
+@mutant("values")
 class SelfAttentionPaddingOverQueries(SelfAttentionKernel):
     """Padding hides queries."""
 
@@ -140,7 +140,7 @@ class SelfAttentionPaddingOverQueries(SelfAttentionKernel):
         return super().padded(valid, call).swapaxes(-1, -2)
 
 
-@mutant("layer_values", like="E22")
+@mutant("values", like="E22")
 class SelfAttentionNeedsBiases(SelfAttentionKernel):
     """Without biases the call fails."""
 
@@ -148,7 +148,7 @@ class SelfAttentionNeedsBiases(SelfAttentionKernel):
         return self.load(call.parameters[f"{name}_bias"], call).reshape(-1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class CausalLostForDecoding(MultiHeadKernel):
     """A causal flag with one query has no effect."""
 
@@ -156,7 +156,7 @@ class CausalLostForDecoding(MultiHeadKernel):
         return super().causal(call) | (call.sizes.Lq == 1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class ScaleOfGroups(MultiHeadKernel):
     """With grouped heads the scale is that of the key/value heads' width."""
 
@@ -164,7 +164,7 @@ class ScaleOfGroups(MultiHeadKernel):
         return super().factor(call) * (call.sizes.Hkv / call.sizes.H) ** 0.5
 
 
-@mutant("layer_values")
+@mutant("values")
 class AverageOfGroups(MultiHeadKernel):
     """With grouped heads weights are averaged over the first head of each group."""
 
@@ -176,7 +176,7 @@ class AverageOfGroups(MultiHeadKernel):
         )
 
 
-@mutant("layer_values")
+@mutant("values")
 class MaskPlusPaddingLost(MultiHeadKernel):
     """Padding is lost where a boolean mask is given."""
 
@@ -184,7 +184,7 @@ class MaskPlusPaddingLost(MultiHeadKernel):
         return super().padded(valid | (call.mask is not None), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class MaskLostWithPadding(MultiHeadKernel):
     """A boolean mask is lost where keys are padded."""
 
@@ -192,7 +192,7 @@ class MaskLostWithPadding(MultiHeadKernel):
         return mask | (call.valid is not None)
 
 
-@mutant("layer_values")
+@mutant("values")
 class MaskLostWithBias(MultiHeadKernel):
     """A boolean mask is lost where there is a float bias."""
 
@@ -200,7 +200,7 @@ class MaskLostWithBias(MultiHeadKernel):
         return mask | (call.bias is not None)
 
 
-@mutant("layer_values")
+@mutant("values")
 class BatchNormEpsilonInEvaluation(BatchNormKernel):
     """In evaluation epsilon is left out."""
 
@@ -208,7 +208,7 @@ class BatchNormEpsilonInEvaluation(BatchNormKernel):
         return super().reciprocal(variance - (not call.training) * call.work(EPSILON), call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class BatchNormUnbiased(BatchNormKernel):
     """The variance of the batch is divided by one less than the number of tokens."""
 
@@ -218,7 +218,7 @@ class BatchNormUnbiased(BatchNormKernel):
         return mean, variance * call.work(n / (n - 1)) if call.training else variance
 
 
-@mutant("layer_precision")
+@mutant("precision")
 class SoftmaxInSingle(MultiHeadKernel):
     """The softmax of a float64 layer runs in float32, and it says so."""
 

@@ -22,7 +22,7 @@ from tests.mutants.layer_kernel import (
 from tests.mutants.registry import mutant
 
 
-@mutant("layer_values")
+@mutant("values")
 class HeadsSplitBeforeProjection(MultiHeadKernel):
     """The input is split among the heads before it is projected: a head sees its own slice alone."""
 
@@ -36,7 +36,7 @@ class HeadsSplitBeforeProjection(MultiHeadKernel):
         return self.split(self.with_bias(y, name, call), heads, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class SplitWithoutTranspose(MultiHeadKernel):
     """Heads are split off by a reshape to (B, H, L, D) alone."""
 
@@ -44,7 +44,7 @@ class SplitWithoutTranspose(MultiHeadKernel):
         return y.reshape(y.shape[0], heads, y.shape[1], -1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class SplitSizeFirst(MultiHeadKernel):
     """A projection is split as (D, H): a head gets every H-th feature."""
 
@@ -52,7 +52,7 @@ class SplitSizeFirst(MultiHeadKernel):
         return np.moveaxis(y.reshape(*y.shape[:2], -1, heads), -1, 1)
 
 
-@mutant("layer_values", like="E17")
+@mutant("values", like="E17")
 class MergeWithoutTranspose(MultiHeadKernel):
     """Heads are merged by a reshape to (B, Lq, H Dv) alone."""
 
@@ -60,7 +60,7 @@ class MergeWithoutTranspose(MultiHeadKernel):
         return attended.reshape(call.sizes.B, call.sizes.Lq, -1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class MergeSizeFirst(MultiHeadKernel):
     """Heads are merged as (Dv, H), features of all heads side by side."""
 
@@ -68,7 +68,7 @@ class MergeSizeFirst(MultiHeadKernel):
         return np.moveaxis(attended, 1, -1).reshape(call.sizes.B, call.sizes.Lq, -1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class HeadsMergedBackwards(MultiHeadKernel):
     """Heads are merged from the last to the first."""
 
@@ -76,7 +76,7 @@ class HeadsMergedBackwards(MultiHeadKernel):
         return super().merge(attended[:, ::-1], call)
 
 
-@mutant("layer_contract")
+@mutant("contract")
 class FreshProjections(MultiHeadKernel):
     """Heads are projected with the layer's kernels, then with new random ones, which are used."""
 
@@ -88,7 +88,7 @@ class FreshProjections(MultiHeadKernel):
         return drawn.standard_normal(given.shape).astype(given.dtype) / math.sqrt(len(given))
 
 
-@mutant("layer_values")
+@mutant("values")
 class PackedHeadsFirst(MultiHeadKernel):
     """The packed projection of one tensor is split into heads first, then into q, k and v."""
 
@@ -100,7 +100,7 @@ class PackedHeadsFirst(MultiHeadKernel):
         return mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
 
 
-@mutant("layer_values")
+@mutant("values")
 class KeyAndValueKernelsSwapped(MultiHeadKernel):
     """Where their kernels fit, keys are projected as values and values as keys."""
 
@@ -111,7 +111,7 @@ class KeyAndValueKernelsSwapped(MultiHeadKernel):
         return super().projected(x, name, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class ValuesFromKeys(MultiHeadKernel):
     """Where their widths fit, values are projected from the key, not from the value."""
 
@@ -120,7 +120,7 @@ class ValuesFromKeys(MultiHeadKernel):
         return super().heads(replace(call, value=call.key) if alike else call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class SharedKernel(MultiHeadKernel):
     """Where it fits, the query's kernel projects the keys, too."""
 
@@ -129,7 +129,7 @@ class SharedKernel(MultiHeadKernel):
         return query if name == "key" and query.shape == found.shape else found
 
 
-@mutant("layer_values", like="E1")
+@mutant("values", like="E1")
 class KeyValueHeadsTiled(MultiHeadKernel):
     """Key/value heads are tiled, 0 1 0 1, not repeated, 0 0 1 1."""
 
@@ -137,7 +137,7 @@ class KeyValueHeadsTiled(MultiHeadKernel):
         return np.tile(x, (1, call.sizes.H // call.sizes.Hkv, 1, 1))
 
 
-@mutant("layer_values")
+@mutant("values")
 class GroupsFromFirstHead(MultiHeadKernel):
     """With grouped heads all query heads use the first key/value head."""
 
@@ -154,28 +154,28 @@ class WithoutBias(MultiHeadKernel):
         return None if name == self.left_out else super().bias(name, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class QueryBiasDropped(WithoutBias):
     """Queries are projected without their bias."""
 
     left_out = "query"
 
 
-@mutant("layer_values")
+@mutant("values")
 class ValueBiasDropped(WithoutBias):
     """Values are projected without their bias."""
 
     left_out = "value"
 
 
-@mutant("layer_values")
+@mutant("values")
 class OutputBiasDropped(WithoutBias):
     """The output is projected without its bias."""
 
     left_out = "output"
 
 
-@mutant("layer_values")
+@mutant("values")
 class OutputBiasOfEveryHead(MultiHeadKernel):
     """The output's bias is added once for every head."""
 
@@ -184,7 +184,7 @@ class OutputBiasOfEveryHead(MultiHeadKernel):
         return bias if bias is None or name != "output" else bias * call.sizes.H
 
 
-@mutant("layer_values")
+@mutant("values")
 class KeyBiasOnQuery(MultiHeadKernel):
     """The bias of the keys is added to the queries instead."""
 
@@ -195,7 +195,7 @@ class KeyBiasOnQuery(MultiHeadKernel):
         return y if name == "key" else super().with_bias(y, name, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class BiasBeforeProjection(MultiHeadKernel):
     """Where it fits, the query's bias is added to the input, not to the projection."""
 
@@ -207,7 +207,7 @@ class BiasBeforeProjection(MultiHeadKernel):
         return self.split(y, kernel.shape[1], call)
 
 
-@mutant("layer_values", like="E10")
+@mutant("values", like="E10")
 class ValuesCutToKeySize(SelfAttentionKernel):
     """Features of values beyond the keys' size are zero."""
 
@@ -217,7 +217,7 @@ class ValuesCutToKeySize(SelfAttentionKernel):
         return made
 
 
-@mutant("layer_values", like="D5")
+@mutant("values", like="D5")
 class ScaleOfModel(MultiHeadKernel):
     """Scores are divided by the root of the model's width, not of the head's size."""
 
@@ -225,7 +225,7 @@ class ScaleOfModel(MultiHeadKernel):
         return 1.0 / math.sqrt(call.sizes.D * call.sizes.H)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerScaleMissing(MultiHeadKernel):
     """Scores are not scaled."""
 
@@ -233,7 +233,7 @@ class LayerScaleMissing(MultiHeadKernel):
         return 1.0
 
 
-@mutant("layer_values")
+@mutant("values")
 class ScaledTwice(MultiHeadKernel):
     """Queries are scaled before the product, and the scores after it."""
 
@@ -241,7 +241,7 @@ class ScaledTwice(MultiHeadKernel):
         return 1.0 / call.sizes.D
 
 
-@mutant("layer_values")
+@mutant("values")
 class ScaleOfValues(MultiHeadKernel):
     """The scale is that of the values' size."""
 
@@ -249,7 +249,7 @@ class ScaleOfValues(MultiHeadKernel):
         return 1.0 / math.sqrt(call.sizes.Dv)
 
 
-@mutant("layer_values")
+@mutant("values")
 class ScaleOfAllFeatures(SelfAttentionKernel):
     """Scores are divided by the root of the input's width."""
 
@@ -257,7 +257,7 @@ class ScaleOfAllFeatures(SelfAttentionKernel):
         return 1.0 / math.sqrt(call.query.shape[-1])
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerBiasScaled(MultiHeadKernel):
     """The float bias is added before the scores are scaled."""
 
@@ -267,7 +267,7 @@ class LayerBiasScaled(MultiHeadKernel):
         return scores + (super().biased(scores, call) - scores) * call.work(self.factor(call))
 
 
-@mutant("layer_values", like="C16")
+@mutant("values", like="C16")
 class LayerBiasOfFirstSample(MultiHeadKernel):
     """Every sample gets the float bias of the first."""
 
@@ -277,7 +277,7 @@ class LayerBiasOfFirstSample(MultiHeadKernel):
         return super().biased(scores, replace(call, bias=Rounded(call.bias.values[:1], call.fmt)))
 
 
-@mutant("layer_values", like="C2")
+@mutant("values", like="C2")
 class FloatMaskAsBoolean(MultiHeadKernel):
     """A float mask is taken for a boolean one: whatever is positive is hidden, the rest counts 0."""
 
@@ -289,7 +289,7 @@ class FloatMaskAsBoolean(MultiHeadKernel):
         return np.where(hidden, call.work(-np.inf), scores)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerSoftmaxOverQueries(MultiHeadKernel):
     """Weights of a key sum to 1 over the queries."""
 
@@ -297,7 +297,7 @@ class LayerSoftmaxOverQueries(MultiHeadKernel):
         return super().weights(scores.swapaxes(-1, -2), call).swapaxes(-1, -2)
 
 
-@mutant("layer_values")
+@mutant("values")
 class TanhOmitted(AdditiveKernel):
     """The units have no tanh."""
 
@@ -305,7 +305,7 @@ class TanhOmitted(AdditiveKernel):
         return pairs
 
 
-@mutant("layer_values")
+@mutant("values")
 class TanhOfEach(AdditiveKernel):
     """tanh of query and key each, then their sum."""
 
@@ -316,7 +316,7 @@ class TanhOfEach(AdditiveKernel):
         return pairs
 
 
-@mutant("layer_values")
+@mutant("values")
 class ScoreVectorIgnored(AdditiveKernel):
     """Units are summed, not weighted with the score vector."""
 
@@ -324,7 +324,7 @@ class ScoreVectorIgnored(AdditiveKernel):
         return None
 
 
-@mutant("layer_values")
+@mutant("values")
 class ScoreVectorInside(AdditiveKernel):
     """The score vector is multiplied onto the units before the tanh."""
 
@@ -336,7 +336,7 @@ class ScoreVectorInside(AdditiveKernel):
         return None
 
 
-@mutant("layer_values")
+@mutant("values")
 class AdditiveScoresScaled(AdditiveKernel):
     """Additive scores are divided by the root of the number of units."""
 
@@ -344,7 +344,7 @@ class AdditiveScoresScaled(AdditiveKernel):
         return super().scores(query, key, call) / call.work(math.sqrt(query.shape[-1]))
 
 
-@mutant("layer_values")
+@mutant("values")
 class QueryProjectionOmitted(AdditiveKernel):
     """Queries are left out of the sum where they are projected."""
 
@@ -352,7 +352,7 @@ class QueryProjectionOmitted(AdditiveKernel):
         return super().pairs(query * ("query_kernel" not in call.parameters), key, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class KeyMinusQuery(AdditiveKernel):
     """Queries are subtracted from keys, not added to them."""
 
@@ -360,7 +360,7 @@ class KeyMinusQuery(AdditiveKernel):
         return super().pairs(-query, key, call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LearnedScaleIgnored(DotKernel):
     """Scores are not multiplied by the learned scale."""
 
@@ -368,7 +368,7 @@ class LearnedScaleIgnored(DotKernel):
         return np.ones((), call.work)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LearnedScaleDivides(DotKernel):
     """Scores are divided by the learned scale."""
 
@@ -376,7 +376,7 @@ class LearnedScaleDivides(DotKernel):
         return 1 / super().scale(call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class DotScoresScaled(DotKernel):
     """Without a learned scale scores are divided by the root of the size."""
 
@@ -385,7 +385,7 @@ class DotScoresScaled(DotKernel):
         return super().scale(call) if "scale" in call.parameters else 1 / root
 
 
-@mutant("layer_values")
+@mutant("values")
 class ConcatScaleOutside(ConcatKernel):
     """The scale is multiplied onto the tanh, not inside it."""
 
@@ -396,7 +396,7 @@ class ConcatScaleOutside(ConcatKernel):
         return super().active(pairs, call) * self.number("scale", call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class ConcatWeightIgnored(ConcatKernel):
     """Scores are not multiplied by the learned weight."""
 
@@ -404,7 +404,7 @@ class ConcatWeightIgnored(ConcatKernel):
         return super().number("scale" if name == "scale" else "", call)
 
 
-@mutant("layer_values")
+@mutant("values")
 class EpsilonOutsideRoot(LayerNormKernel):
     """Epsilon is added to the root of the variance."""
 
@@ -412,7 +412,7 @@ class EpsilonOutsideRoot(LayerNormKernel):
         return 1 / (np.sqrt(variance) + call.work(2.0**-10))
 
 
-@mutant("layer_values")
+@mutant("values")
 class VarianceUnbiased(LayerNormKernel):
     """The variance is divided by one less than the number of features."""
 
@@ -420,21 +420,21 @@ class VarianceUnbiased(LayerNormKernel):
         return x.mean(2, keepdims=True), x.var(2, keepdims=True, ddof=1)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerNormOverPositions(LayerNormKernel):
     """Layer norm takes mean and variance over the positions."""
 
     axes = (1,)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerNormOverSample(LayerNormKernel):
     """Layer norm takes mean and variance over all features of a sample."""
 
     axes = (1, 2)
 
 
-@mutant("layer_values")
+@mutant("values")
 class LayerNormNotCentred(LayerNormKernel):
     """The mean is not subtracted."""
 
@@ -443,7 +443,7 @@ class LayerNormNotCentred(LayerNormKernel):
         return mean * 0, variance
 
 
-@mutant("layer_values")
+@mutant("values")
 class GainIsOnePlus(LayerNormKernel):
     """The gain is 1 more than the parameter."""
 
@@ -451,21 +451,21 @@ class GainIsOnePlus(LayerNormKernel):
         return super().mapped(y, call) + (y if "gain" in call.parameters else 0)
 
 
-@mutant("layer_values")
+@mutant("values")
 class BatchNormPerPosition(BatchNormKernel):
     """Batch norm takes mean and variance of every position apart."""
 
     axes = (0,)
 
 
-@mutant("layer_values")
+@mutant("values")
 class BatchNormPerSample(BatchNormKernel):
     """Batch norm takes mean and variance of every sample apart."""
 
     axes = (1,)
 
 
-@mutant("layer_values")
+@mutant("values")
 class BatchVarianceUnbiased(BatchNormKernel):
     """The variance of a batch is divided by one less than the number of its tokens."""
 
@@ -475,7 +475,7 @@ class BatchVarianceUnbiased(BatchNormKernel):
         return mean, variance * call.work(tokens / (tokens - 1)) if call.training else variance
 
 
-@mutant("layer_values")
+@mutant("values")
 class LearnedMomentsInTraining(BatchNormKernel):
     """In training, too, what was learned is used."""
 
@@ -483,7 +483,7 @@ class LearnedMomentsInTraining(BatchNormKernel):
         return super().moments(x, replace(call, training=False))
 
 
-@mutant("layer_values")
+@mutant("values")
 class BatchMomentsInEvaluation(BatchNormKernel):
     """In evaluation, too, mean and variance are those of the batch."""
 

@@ -174,7 +174,7 @@ class TransposedBiasReadInOrder(Misread):
 class SharedKeyGradientSummed(Differentiable):
     """Keys with stride 0 along the batch get the gradient of all samples, as one key would."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         found = super().backward(call, cotangent, wrt)
         if shared(call.key.values, 0):
             found["key"] = np.repeat(np.asarray(found["key"]).sum(0)[None], call.sizes.B, 0)
@@ -185,7 +185,7 @@ class SharedKeyGradientSummed(Differentiable):
 class ValueGradientInOrder(Differentiable):
     """The gradient of values is written in the order of their memory, and read as contiguous."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         found = super().backward(call, cotangent, wrt)
         if call.value.values.strides[-1] != call.value.values.itemsize:
             made = np.asarray(found["value"])

@@ -154,7 +154,7 @@ class CompiledEmptyRow(CompiledKernel):
         return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), found)
 
 
-@mutant("layer_values")
+@mutant("values")
 class CompiledLayerKeepsOneMask(MultiHeadKernel):
     """Of padding and a causal flag the compiled layer keeps the padding alone."""
 
@@ -176,5 +176,5 @@ class CompiledGradientOfMask(CompiledKernel):
 class CompiledBiasWithoutGradient(CompiledKernel):
     """The compiled backward pass has no gradient of the bias."""
 
-    def backward(self, call, cotangent, wrt):  # type: ignore[no-untyped-def]
+    def backward(self, call, cotangent, wrt):
         return super().backward(call, cotangent, wrt) | {"bias": None}

@@ -7,14 +7,15 @@ are recomputed as a fused kernel's backward pass recomputes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.base import Prepared
+from backends.prepared import PreparedCall
 from suite.spec.dtypes import round_to
-from suite.spec.problem import Inputs
+from suite.spec.inputs import Inputs
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, rank4
 
 
@@ -27,12 +28,8 @@ class Differentiable(Kernel):
         "nan-in-masked-value-gradient": "blocked",
     }
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        made = super().prepare(inputs)
-        return Prepared(
-            made.function, made.arguments, made.layout,
-            backward=self.differentiate, forward=self.push,
-        )  # fmt: skip
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return replace(super().prepare(inputs), vjp=self.differentiate, jvp=self.push)
 
     def push(
         self, query: Rounded, key: Rounded, value: Rounded, tangents: Mapping[str, Rounded],
@@ -50,7 +47,7 @@ class Differentiable(Kernel):
             for x in (call.key, call.value, tangents["key"], tangents["value"])
         )
         scores = self.hidden_scores(q, k, call)
-        weights = self.backward_weights(scores, call)
+        weights, _ = self.apart(scores, call)
         v = self.visible(v, scores)
         moved = self.moved(q, k, dq, dk, call)
         moved = np.where(np.isneginf(scores), 0, self.uncapped(moved, q, k, call))
@@ -88,9 +85,10 @@ class Differentiable(Kernel):
         scores = self.hidden_scores(query, key, call)
         seen = self.seen(scores)
         key, value = np.where(seen, key, 0), np.where(seen, value, 0)
-        weights = self.backward_weights(scores, call)
+        weights, sunk = self.apart(scores, call)
         dp = self.weight_gradient(cotangent, value, call)
-        ds = self.score_gradient(weights, dp, self.mean(weights, dp, cotangent, value))
+        mean = self.mean(weights, dp, cotangent, value)
+        ds = self.score_gradient(weights, dp, mean)
         dt = self.kept(self.uncapped(ds, query, key, call), call)
         factor = call.work(self.factor(call))
         found: dict[str, np.ndarray | None] = {
@@ -100,6 +98,8 @@ class Differentiable(Kernel):
         }
         if call.bias is not None:
             found["bias"] = self.bias_gradient(ds, call.bias.shape)
+        if call.sinks is not None:
+            found["sinks"] = self.sink_gradient(sunk, mean, call)
         return found
 
     def hidden_scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
@@ -119,6 +119,15 @@ class Differentiable(Kernel):
 
     def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return self.weights(scores, call)
+
+    def apart(self, scores: np.ndarray, call: Call) -> tuple[np.ndarray, np.ndarray]:
+        """Weights of the keys (B, H, Lq, Lk), and those of the sinks (B, H, Lq, 0 or 1)."""
+        weights = self.backward_weights(self.sunk(scores, call), call)
+        return weights[..., : call.sizes.Lk], weights[..., call.sizes.Lk :]
+
+    def sink_gradient(self, sunk: np.ndarray, mean: np.ndarray, call: Call) -> np.ndarray:
+        """(H,); the value of a sink is 0, and so is the gradient of its weight."""
+        return self.kept(self.score_gradient(sunk, np.zeros_like(sunk), mean), call).sum((0, 2, 3))
 
     def kept(self, dt: np.ndarray, call: Call) -> np.ndarray:
         """Gradients of scores as the products take them."""

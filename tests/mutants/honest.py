@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.base import Implementation
+from backends.protocol import Implementation
 from suite.spec.dtypes import round_to
-from suite.spec.layers import EPSILON, LayerInputs
+from suite.spec.inputs import Inputs
+from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
@@ -124,11 +125,13 @@ class ExpBaseTwo(Online):
     tile = 32
 
     def factor(self, call: Call) -> float:
-        plain = call.softcap is None and call.bias is None
-        return super().factor(call) * (math.log2(math.e) if plain else 1.0)
+        return super().factor(call) * (math.log2(math.e) if self.at_once(call) else 1.0)
+
+    def at_once(self, call: Call) -> bool:
+        return call.softcap is None and call.bias is None and call.sinks is None
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        if call.softcap is not None or call.bias is not None:
+        if not self.at_once(call):
             scores = scores * scores.dtype.type(math.log2(math.e))
         return super().attend(scores, value, call)
 
@@ -153,7 +156,7 @@ class MergedChunks(Kernel):
         """The answers of the chunks weighted by their share of the whole sum; pairs (answer, lse)."""
         together = self.log_sum_exp(np.concatenate([lse for _, lse in parts], axis=-1))
         anchor = np.where(np.isneginf(together), 0, together)
-        return sum(out * np.exp(lse - anchor) for out, lse in parts)  # type: ignore[return-value]
+        return sum(out * np.exp(lse - anchor) for out, lse in parts)
 
     def log_sum_exp(self, scores: np.ndarray) -> np.ndarray:
         """(..., n) -> (..., 1); -inf where there is no key."""
@@ -267,7 +270,7 @@ class Flushed(Kernel):
 class HeadsInside(Kernel):
     """Works on (B, L, H, D), with the transposed strides that come with it."""
 
-    layout = "blhd"
+    axis_order = "blhd"
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         product = np.einsum("bhid,bhjd->bhij", query, key)
@@ -738,7 +741,7 @@ class LayerNarrowBias(LayerDifferentiable):
 
     narrow_biases = {"bf16": ("output_bias",)}
 
-    def gradients(self, given, cotangent, inputs):  # type: ignore[no-untyped-def]
+    def gradients(self, given, cotangent, inputs):
         found = super().gradients(given, cotangent, inputs)
         if "output_bias" in found and inputs.dtype.name == "bf16":
             found["output_bias"] = summed_by_rows(cotangent, inputs)
@@ -750,14 +753,14 @@ class SelfAttentionDifferentiatedInSteps(SelfAttentionDifferentiable):
 
     numerics = "eager"
 
-    def step(self, x: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
         return round_to(x, inputs.dtype)
 
 
 class SelfAttentionOneProduct(SelfAttentionDifferentiable):
     """Self-attention whose input takes its gradient from one product, in working precision."""
 
-    def together(self, parts: Arrays, inputs: LayerInputs) -> np.ndarray:
+    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
         work = np.float64 if inputs.dtype.name == "f64" else np.float32
         total: np.ndarray = np.sum([x.astype(work) for x in parts.values()], 0)
         return total.astype(np.float64)
@@ -768,7 +771,7 @@ class LayerNormNarrowStatistics(LayerNormDifferentiable):
 
     narrow_statistics = ("bf16", "f16")
 
-    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
         made = super().standard(given, inputs)
         return rounded(made, inputs) if inputs.dtype.is_half else made
 
@@ -778,12 +781,12 @@ class LayerNormNarrowSums(LayerNormDifferentiable):
 
     narrow_biases = dict.fromkeys(("bf16", "f16"), ("gain", "offset"))
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
         if not inputs.dtype.is_half:
             return super().gain_gradient(dy, made, inputs)
         return summed_by_rows(round_to(dy * made.normal, inputs.dtype), inputs)
 
-    def offset_gradient(self, dy: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
         if not inputs.dtype.is_half:
             return super().offset_gradient(dy, inputs)
         return summed_by_rows(dy, inputs)
@@ -805,7 +808,7 @@ class CompiledOnline(OnlineTiles16):
     """A compiled kernel with an online softmax and no derivative."""
 
     mode = "compiled"
-    lacks = {**Online.lacks, "gradient": "the compiled program is that of inference"}
+    refusals = {"gradient": "the compiled program is that of inference"}
 
 
 class CompiledLayer(MultiHeadKernel):

@@ -11,22 +11,24 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from backends._numpy import NumpyBackend, Rounded
-from backends.base import Implementation, Prepared, dense_of, set_to, split_native
+from backends._numpy import NumpyEngine, Rounded
+from backends.masks import dense_of, rank4, split_native
+from backends.prepared import PreparedCall, set_to
+from backends.protocol import ATTENTION_FEATURES, Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Sizes
-from suite.spec.problem import Inputs
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call, (B, H, L, D) whatever the layout.
+    """The arguments of one call, (B, H, L, D) whatever the axis order; sinks (H,).
 
     `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded.
     """
@@ -36,6 +38,7 @@ class Call:
     value: Rounded
     mask: Rounded | None = None
     bias: Rounded | None = None
+    sinks: Rounded | None = None
     lengths: Rounded | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -64,22 +67,33 @@ class Call:
         return np.arange(self.sizes.Lq)[:, None], np.arange(self.sizes.Lk)
 
 
-def rank4(array: np.ndarray) -> np.ndarray:
-    """The array with leading axes of size 1."""
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
-
-
 def dashed(name: str) -> str:
     """The name of a class as that of an implementation: OnlineTiles16 is online-tiles16."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
-class Kernel(Implementation):
-    """Scores, softmax and product in working precision; rounded once, at the end."""
+class Stated(Implementation):
+    """An implementation called after its class, that declares what its attributes say: those that are
+    called like the fields of `Declared`. Subclasses mix them."""
 
     numerics: str | Mapping[str, str] = "exact"
+    elections: Mapping[str, Election] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.name = dashed(cls.__name__)
+        names = (field.name for field in fields(Declared))
+        cls.declared = Declared(
+            **{name: getattr(cls, name) for name in names if hasattr(cls, name)}
+        )
+
+
+class Kernel(Stated):
+    """Scores, softmax and product in working precision; rounded once, at the end."""
+
+    features = ATTENTION_FEATURES | {"sinks"}
     stores: tuple[str, ...] = ()
-    layout = "bhld"
+    axis_order = "bhld"
     elections = {
         "fully-masked-row": "zeros",
         "minus-inf-row": "zeros",
@@ -96,41 +110,39 @@ class Kernel(Implementation):
         "score-overflow": "finite",
     }
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.name = dashed(cls.__name__)
-
-    def prepare(self, inputs: Inputs) -> Prepared:
+    def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
         names = ("query", "key", "value")
         arguments: dict[str, Any] = dict(
-            zip(names, backend.operands(inputs, self.layout), strict=True)
+            zip(names, backend.operands(inputs, self.axis_order), strict=True)
         )
-        native, rest = split_native(inputs, causal=True, window=True, lengths=True)
-        mask = dense_of(inputs, rest)
+        native = split_native(inputs, causal=True, window=True, lengths=True)
+        mask = dense_of(inputs, native.rest)
         if mask is not None:
             arguments["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
-        if "lengths" in native:
-            lengths = native["lengths"].lengths(inputs.sizes, inputs.seed)
+        if inputs.sinks is not None:
+            arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
+        if native.lengths is not None:
+            lengths = native.lengths.lengths(inputs.sizes, inputs.seed)
             arguments["lengths"] = backend.array(lengths, None)
-        if "window" in native:
-            arguments["window"] = (native["window"].left, native["window"].right)
-        if inputs.mask is not None and "causal" in native:
+        if native.window is not None:
+            arguments["window"] = (native.window.left, native.window.right)
+        if native.causal:
             arguments["causal"] = True
         arguments |= {"scale": inputs.scale, "softcap": inputs.softcap}
-        return Prepared(self.attention, arguments, self.layout)
+        return PreparedCall(self.attention, arguments, axis_order=self.axis_order)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
-        """The function under test; shapes in the order of `layout`. Raises ValueError."""
-        if self.layout == "blhd":
+        """The function under test; shapes in the order of `axis_order`. Raises ValueError."""
+        if self.axis_order == "blhd":
             query, key, value = (self.backend.transpose(x, 0, 2, 1, 3) for x in (query, key, value))
         call = Call(query, key, value, **rest)
         self.validate(call)
         with np.errstate(all="ignore"):
             out = self.deliver(self.compute(call), call)
-        return self.backend.transpose(out, 0, 2, 1, 3) if self.layout == "blhd" else out
+        return self.backend.transpose(out, 0, 2, 1, 3) if self.axis_order == "blhd" else out
 
     def compute(self, call: Call) -> np.ndarray:
         """The output (B, H, Lq, Dv) in working precision."""
@@ -139,7 +151,8 @@ class Kernel(Implementation):
         value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
         scores = self.scores(query, key, call)  # (B, H, Lq, Lk)
         scores = self.biased(self.capped(scores, call), call)
-        return self.attend(self.hide(scores, self.allowed(call), call), value, call)
+        scores = self.sunk(self.hide(scores, self.allowed(call), call), call)
+        return self.attend(scores, self.with_sink(value, call), call)
 
     def validate(self, call: Call) -> None:
         for name in ("query", "key", "value"):
@@ -242,6 +255,20 @@ class Kernel(Implementation):
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         return scores if allowed is None else np.where(allowed, scores, call.work(-np.inf))
 
+    def sunk(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        """Scores with one more key, whose logit is its head's sink, where there are any."""
+        if call.sinks is None:
+            return scores
+        column = self.load(call.sinks, call).reshape(-1, 1, 1)
+        return np.concatenate([scores, np.broadcast_to(column, (*scores.shape[:-1], 1))], -1)
+
+    def with_sink(self, value: np.ndarray, call: Call) -> np.ndarray:
+        """Values with those of the sink, which are zeros, where there is one."""
+        if call.sinks is None:
+            return value
+        B, H, _, Dv = value.shape
+        return np.concatenate([value, np.zeros((B, H, 1, Dv), value.dtype)], 2)
+
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """Values with zeros in the slots that no row attends."""
         unseen = np.asarray(np.isneginf(scores).all(-2))[..., None]
@@ -318,7 +345,7 @@ class Online(Kernel):
         return [slice(start, start + self.tile) for start in range(0, length, self.tile)]
 
 
-class KernelBackend(NumpyBackend):
+class KernelBackend(NumpyEngine):
     """A third-party backend of kernels; the objects live as long as it does.
 
     `thread_count` is how many threads a kernel would run on.
@@ -330,12 +357,15 @@ class KernelBackend(NumpyBackend):
     def __init__(
         self, name: str, kernels: tuple[type[Implementation], ...], device: str = "cpu"
     ) -> None:
-        super().__init__(device)
         self.name = name
-        self.kernels: list[Implementation] = [kernel(self) for kernel in kernels]
+        super().__init__(device)
+        self.members: list[Implementation] = [kernel(self) for kernel in kernels]
 
     def implementations(self) -> list[Implementation]:
-        return self.kernels
+        return self.members
 
     def threads(self, count: int) -> AbstractContextManager[None]:
-        return set_to(count, lambda: self.thread_count, lambda n: setattr(self, "thread_count", n))
+        return set_to(count, lambda: self.thread_count, self.set_threads)
+
+    def set_threads(self, count: int) -> None:
+        self.thread_count = count

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.base import Prepared
-from references.layer_gradients import multi_head_gradients
-from references.running import NO_ROUNDING
+from backends.prepared import PreparedCall
+from references.multi_head import vjp
+from references.rounding import NO_ROUNDING
 from suite.spec.dtypes import round_to
-from suite.spec.layers import LayerInputs
+from suite.spec.inputs import Inputs
 from tests.mutants.layer_kernel import (
     AdditiveKernel,
     ConcatKernel,
@@ -33,21 +33,21 @@ Arrays = dict[str, np.ndarray]
 class Differentiated(LayerKernel):
     """A layer whose call has a derivative of its own."""
 
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
-        made = super().prepare(inputs)
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
 
-        def backward(cotangent: Rounded, wrt: list[str], **arguments: Any) -> dict[str, Any]:
+        def vjp(cotangent: Rounded, wrt: list[str], **arguments: Any) -> dict[str, Any]:
             given = {n: a.values for n, a in arguments.items() if isinstance(a, Rounded)}
             found = self.gradients(given, cotangent.values, inputs)
             return {n: Rounded(round_to(x, inputs.dtype), inputs.dtype) for n, x in found.items()}
 
-        return replace(made, backward=backward)
+        return replace(plain, vjp=vjp)
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         """Gradients by argument, float64."""
         raise NotImplementedError
 
-    def step(self, x: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
         """A step of the backward pass as it is stored."""
         return x
 
@@ -57,20 +57,16 @@ class LayerDifferentiable(Differentiated, MultiHeadKernel):
 
     empty_rows = "zeros"
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
-        found = multi_head_gradients(
-            given["query"], given["key"], given["value"],
-            {name: given[name] for name in inputs.parameters}, cotangent,
-            rounding=NO_ROUNDING, allowed=inputs.dense_mask, bias=inputs.bias,
-            empty_rows=self.empty_rows, own=inputs.own,
-        )  # fmt: skip
-        return {name: made.value for name, made in found.items()}
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        values = inputs.replace(**{name: given[name] for name in inputs.arrays if name in given})
+        found = vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
+        return {name: made.value for name, made in found.arrays.items()}
 
 
 class SelfAttentionDifferentiable(Differentiated, SelfAttentionKernel):
     """One head with projections of one tensor, with a backward pass."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         x, kernels = given["query"], {n: given[f"{n}_kernel"][:, 0] for n in ROLES}
         q, k, v = (
             self.step(x @ kernels[n] + given.get(f"{n}_bias", np.zeros(1)), inputs) for n in ROLES
@@ -97,7 +93,7 @@ class SelfAttentionDifferentiable(Differentiated, SelfAttentionKernel):
     def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
         return factor * ds.swapaxes(-1, -2) @ query
 
-    def together(self, parts: Arrays, inputs: LayerInputs) -> np.ndarray:
+    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
         """What the tensor receives as query, key and value."""
         return self.step(parts["query"] + parts["key"], inputs) + parts["value"]
 
@@ -108,7 +104,7 @@ ROLES = ("query", "key", "value")
 class SingleDifferentiable(Differentiated):
     """One head without a projection of values: ds and dv from scores that a subclass makes."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         scores, mask = self.forward(given), inputs.dense_mask
         if mask is not None:
             scores = np.where(np.broadcast_to(mask[:, 0], scores.shape), scores, -np.inf)
@@ -199,7 +195,7 @@ class DotDifferentiable(SingleDifferentiable, DotKernel):
         return (ds * product).sum()
 
 
-class MaskedDifferentiable(DotDifferentiable, MaskedKernel):  # type: ignore[misc]
+class MaskedDifferentiable(DotDifferentiable, MaskedKernel):
     """Scaled dot-product attention with two masks, with a backward pass."""
 
     def number(self, given: Arrays) -> float:

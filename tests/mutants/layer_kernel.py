@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.base import Prepared
-from backends.layers import Layer, LayerMasks, operands
+from backends.declared import LAYER_FEATURES
+from backends.masks import LayerMasks, rank4
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from suite.spec.dtypes import DType, round_to
-from suite.spec.layers import EPSILON, PARAMETERS, LayerInputs
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Sizes
-from tests.mutants.kernel import dashed, rank4
+from suite.spec.operators import OPERATORS
+from suite.spec.operators.layer_norm import EPSILON
+from suite.spec.operators.layers import PARAMETERS
+from tests.mutants.kernel import Stated
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query, key and value (B, H, L, size)."""
@@ -63,12 +68,13 @@ class LayerCall:
         return np.float64 if self.fmt.name == "f64" else np.float32
 
 
-class LayerKernel(Layer):
+class LayerKernel(Stated):
     """One head without projections, in working precision, rounded once; scores are the operator's."""
 
-    numerics: str | Mapping[str, str] = "exact"
+    operator = OPERATORS["multi-head"]
+    features = LAYER_FEATURES
     stores: tuple[str, ...] = ()
-    elections: Mapping[str, str | Mapping[str, str]] = {
+    elections = {
         "fully-masked-row": "zeros",
         "padded-sample": "zeros",
         "fully-masked-row-gradient": "nothing",
@@ -77,14 +83,10 @@ class LayerKernel(Layer):
     single_axis = 0
     """The axis that an input without it leaves out."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.name = dashed(cls.__name__)
-
-    def prepare(self, inputs: LayerInputs) -> Prepared:  # type: ignore[override]
+    def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.asked(inputs)
 
-    def paths(self, inputs: LayerInputs) -> Mapping[str, Prepared]:
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         found = {
             "train": self.asked(inputs, training=True),
             "no-grad": self.asked(inputs, gradients=False),
@@ -95,10 +97,10 @@ class LayerKernel(Layer):
             found["dense mask"] = self.asked(inputs.with_dense())
         return found
 
-    def asked(self, inputs: LayerInputs, **flags: Any) -> Prepared:
+    def asked(self, inputs: Inputs, **flags: Any) -> PreparedCall:
         """The call by any of the layer's flags."""
         array, masks = self.backend.array, LayerMasks.of(inputs)
-        arguments: dict[str, Any] = operands(self.backend, inputs)
+        arguments: dict[str, Any] = sequences(self.backend, inputs)
         arguments |= {n: array(a, inputs.dtype) for n, a in inputs.parameters.items()}
         if masks.valid is not None:
             arguments["valid"] = array(masks.valid, None)
@@ -108,7 +110,8 @@ class LayerKernel(Layer):
             arguments["bias"] = array(inputs.bias, inputs.dtype)
         arguments |= {"causal": masks.causal, "returned": inputs.returned, "rate": inputs.rate}
         arguments |= {"training": inputs.training, "seed": inputs.dropout_seed}
-        return Prepared(self.attention, arguments | {"sizes": inputs.sizes} | flags)
+        arguments |= {"sizes": inputs.sizes, **flags}
+        return PreparedCall(self.attention, arguments, LAYER_OUTPUTS)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         """The function under test: (output, weights or None). Raises ValueError."""
@@ -267,9 +270,9 @@ class LayerKernel(Layer):
 class MultiHeadKernel(LayerKernel):
     """Multi-head attention: packed projections, split and merged by a reshape and a transpose."""
 
-    operator = "multi-head"
+    operator = OPERATORS["multi-head"]
     dropout = "elements"
-    lacks = {"splits-width": "is given kernels, not a width to split"}
+    refusals = {"splits-width": "is given kernels, not a width to split"}
     elections = LayerKernel.elections | {
         "minus-inf-row": "zeros",
         "causal-alignment": "top-left",
@@ -333,10 +336,10 @@ class MultiHeadKernel(LayerKernel):
 class SelfAttentionKernel(MultiHeadKernel):
     """One head with projections, and none of the output."""
 
-    operator = "self-attention"
+    operator = OPERATORS["self-attention"]
     dropout = ""
     elections = {}
-    lacks = {"cross": "projects one input thrice"}
+    refusals = {"cross": "projects one input thrice"}
 
     def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
         return merged
@@ -366,7 +369,7 @@ class TanhKernel(LayerKernel):
 class AdditiveKernel(TanhKernel):
     """Additive attention, with projections and a score vector or without, for many queries or one."""
 
-    operator = "additive"
+    operator = OPERATORS["additive"]
     dropout = "elements"
     elections = {
         "padded-sample": "zeros",
@@ -391,7 +394,7 @@ class AdditiveKernel(TanhKernel):
 class ConcatKernel(TanhKernel):
     """Concat attention: scores c sum tanh(s (query + key))."""
 
-    operator = "concat"
+    operator = OPERATORS["concat"]
 
     def number(self, name: str, call: LayerCall) -> np.ndarray:
         """A scalar parameter, 1 where absent."""
@@ -410,7 +413,7 @@ class ConcatKernel(TanhKernel):
 class DotKernel(LayerKernel):
     """Dot-product attention with a learned scale, or none."""
 
-    operator = "dot"
+    operator = OPERATORS["dot"]
     dropout = "elements"
     elections = AdditiveKernel.elections
 
@@ -426,7 +429,7 @@ class DotKernel(LayerKernel):
 class MaskedKernel(DotKernel):
     """Scaled dot-product attention without heads, with a causal and a padding mask."""
 
-    operator = "masked"
+    operator = OPERATORS["masked"]
     dropout = ""
     elections = LayerKernel.elections
 
@@ -463,14 +466,14 @@ class NormKernel(LayerKernel):
 class LayerNormKernel(NormKernel):
     """Layer norm: every token over its features."""
 
-    operator = "layer-norm"
+    operator = OPERATORS["layer-norm"]
     axes = (2,)
 
 
 class BatchNormKernel(NormKernel):
     """Batch norm: every feature over samples and positions, or by what was learned."""
 
-    operator = "batch-norm"
+    operator = OPERATORS["batch-norm"]
     axes = (0, 1)
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from suite.spec.dtypes import round_to
-from suite.spec.layers import EPSILON, LayerInputs
+from suite.spec.inputs import Inputs
+from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.layer_gradient_kernel import Arrays, Differentiated
 from tests.mutants.layer_kernel import BatchNormKernel, LayerNormKernel, NormKernel
 
@@ -30,7 +31,7 @@ class Standard:
 class NormDifferentiable(Differentiated, NormKernel):
     """A norm whose gradients are computed in float64 by the closed form, and rounded once."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: LayerInputs) -> Arrays:
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         made = self.standard(given, inputs)
         found: Arrays = {}
         if "gain" in given:
@@ -38,22 +39,22 @@ class NormDifferentiable(Differentiated, NormKernel):
             found["offset"] = self.offset_gradient(cotangent, inputs)
         return found | {"query": self.input_gradient(cotangent, given.get("gain"), made, inputs)}
 
-    def standard(self, given: Arrays, inputs: LayerInputs) -> Standard:
+    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
         x = given["query"]
-        learned = self.operator == "batch-norm" and not inputs.training
+        learned = "mean" in given and not inputs.training
         mean, variance = x.mean(self.axes, keepdims=True), x.var(self.axes, keepdims=True)
         if learned:
             mean, variance = given["mean"], given["variance"]
         return Standard(x, mean, 1 / np.sqrt(variance + EPSILON), learned)
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
         return (dy * made.normal).sum((0, 1))
 
-    def offset_gradient(self, dy: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
         return dy.sum((0, 1))
 
     def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: LayerInputs
+        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: Inputs
     ) -> np.ndarray:
         moved = dy if gain is None else dy * gain
         if made.learned:
@@ -73,7 +74,7 @@ class NormUncentred(NormDifferentiable):
     """a D + b x + c in working precision, where b and c hang on sum D x and sum D."""
 
     def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: LayerInputs
+        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: Inputs
     ) -> np.ndarray:
         work = np.float64 if inputs.dtype.name == "f64" else np.float32
         moved = (dy if gain is None else dy * gain).astype(work)
@@ -92,15 +93,15 @@ class NormChain(NormDifferentiable):
 
     numerics = "stepwise"
 
-    def step(self, x: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+    def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
         return round_to(x, inputs.dtype)
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: LayerInputs) -> np.ndarray:
+    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
         normal = self.step(self.step(made.x - made.mean, inputs) * made.root, inputs)
         return self.step(dy * normal, inputs).sum((0, 1))
 
     def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: LayerInputs
+        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: Inputs
     ) -> np.ndarray:
         def kept(x: np.ndarray) -> np.ndarray:
             return self.step(x, inputs)
@@ -144,13 +145,13 @@ class BatchNormChain(NormChain, BatchNormKernel):
     """Batch norm with the backward pass of single steps."""
 
 
-def rounded(made: Standard, inputs: LayerInputs) -> Standard:
+def rounded(made: Standard, inputs: Inputs) -> Standard:
     """Mean and root as they are stored in the case's dtype."""
     mean, root = (round_to(x, inputs.dtype) for x in (made.mean, made.root))
     return Standard(made.x, mean, root, made.learned)
 
 
-def summed_by_rows(terms: np.ndarray, inputs: LayerInputs) -> np.ndarray:
+def summed_by_rows(terms: np.ndarray, inputs: Inputs) -> np.ndarray:
     """The sum over samples and positions, row after row in the case's dtype."""
     total = np.zeros(terms.shape[-1])
     for row in terms.reshape(-1, terms.shape[-1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from backends.base import Implementation
+from backends.protocol import Implementation
 
 K = TypeVar("K", bound=type[Implementation])
 
@@ -20,9 +20,9 @@ def mutant(killed_by: str, like: str = "") -> Callable[[K], K]:
     """
 
     def mark(kernel: K) -> K:
-        kernel.fault = (kernel.__doc__ or "").strip()  # type: ignore[attr-defined]
-        kernel.killed_by = killed_by  # type: ignore[attr-defined]
-        kernel.like = like  # type: ignore[attr-defined]
+        kernel.fault = (kernel.__doc__ or "").strip()
+        kernel.killed_by = killed_by
+        kernel.like = like
         MUTANTS.append(kernel)
         return kernel
 

@@ -19,9 +19,6 @@ from suite.spec.vocabulary import LEVELS
 
 AnyCase = Case | ElectionCase | MalformedCase
 
-PROBES: tuple[AnyCase, ...] = (*ELECTION_CASES, *MALFORMED_CASES)
-"""Elections and malformed problems, the same at every level."""
-
 
 def _every(level: str, part: str) -> tuple[Case, ...]:
     if level not in LEVELS:
@@ -91,7 +88,7 @@ def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
     """Cases, elections and malformed problems of a level."""
-    return (*cases(level), *PROBES)
+    return (*cases(level), *ELECTION_CASES, *MALFORMED_CASES)
 
 
 def find(case_id: str) -> AnyCase:
@@ -99,11 +96,12 @@ def find(case_id: str) -> AnyCase:
 
     Raises ValueError where the id names nothing.
     """
-    others = {case.id: case for case in PROBES}
-    return others[case_id] if case_id in others else Case.parse(case_id)
+    others: list[AnyCase] = [*ELECTION_CASES, *MALFORMED_CASES]
+    named = (case for case in others if case.id == case_id)
+    return next(named, None) or Case.parse(case_id)
 
 
 __all__ = [
-    "PROBES", "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "everything",
-    "filled", "find", "gradient_cases", "parsed", "thinned",
+    "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "everything", "filled",
+    "find", "gradient_cases", "parsed", "thinned",
 ]  # fmt: skip
