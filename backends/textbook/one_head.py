@@ -17,13 +17,17 @@ ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
 )
 
+MANY_QUERIES = ONE_HEAD.refusing(
+    {"single": "the layer takes many queries, and never one without its axis"}
+)
+
 
 class SelfAttention(Textbook):
     """A self-attention layer: three projections with biases, scaled scores, (output, weights)."""
 
     name = "self-attention"
     operator = OPERATORS["self-attention"]
-    declared = ONE_HEAD.refusing({"cross": "projects one input thrice"})
+    declared = MANY_QUERIES.refusing({"cross": "projects one input thrice"})
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
         return {
@@ -81,7 +85,7 @@ class Luong(Textbook):
 
     name = "luong"
     operator = OPERATORS["dot"]
-    declared = ONE_HEAD
+    declared = MANY_QUERIES
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
@@ -101,7 +105,7 @@ class MaskedInfinity(Textbook):
 
     name = "masked-inf"
     operator = OPERATORS["masked"]
-    declared = ONE_HEAD
+    declared = MANY_QUERIES
 
     def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
         s, split = inputs.sizes, LayerMasks.of(inputs)
