@@ -19,7 +19,8 @@ EXPANDED = {"expanded": (0,), "expanded-heads": (1,), "scalar": (0, 1, 2, 3)}
 INNER = ("reversed", "transposed", "inner-stride")
 """The arrangements in which components do not lie side by side."""
 
-_AXES = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
+AXES = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
+"""The axes of (B, H, L, D) in each of `suite.spec.vocabulary.AXIS_ORDERS`."""
 
 
 def arranged(backend: Backend, values: np.ndarray, dtype: DType | None, how: str) -> Any:
@@ -61,9 +62,9 @@ def in_order(backend: Backend, values: np.ndarray, inputs: Inputs, axis_order: s
     """
     if values.ndim != 4:
         return backend.array(values, inputs.dtype)
-    order = _AXES[inputs.axis_order]
+    order = AXES[inputs.axis_order]
     array = backend.array(np.ascontiguousarray(values.transpose(order)), inputs.dtype)
-    back = tuple(order.index(axis) for axis in _AXES[axis_order])
+    back = tuple(order.index(axis) for axis in AXES[axis_order])
     return array if back == (0, 1, 2, 3) else backend.transpose(array, *back)
 
 

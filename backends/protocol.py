@@ -43,7 +43,7 @@ from suite.spec.dtypes import DType, round_to
 from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.sdpa import SDPA
 from suite.spec.vocabulary import FEATURES
 
 Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
@@ -317,7 +317,7 @@ class Implementation(ABC):
     """
 
     name: str
-    operator: Operator = OPERATORS["sdpa"]
+    operator: Operator = SDPA
     mode = "eager"
     declared = Declared()
 

@@ -83,7 +83,9 @@ def vjp(
         if kernel is not None:
             arrays[f"{name}_kernel"] = kernel_gradient(layer.x[name], inner[name], u)
             arrays[name] = input_gradient(inner[name], kernel, u)
-    return Outputs(arrays, pairs.keys)
+    projected = [(inner[n], w) for n in ("query", "key") if (w := layer.kernel(n)) is not None]
+    dys, kernels = [dy for dy, _ in projected], [w for _, w in projected]
+    return Outputs(one_head.of_one_tensor(inputs, arrays, u, dys, kernels), pairs.keys)
 
 
 @np.errstate(all="ignore")

@@ -50,7 +50,8 @@ def vjp(
     dO = one_head.cotangent_of(inputs, cotangent, u)
     arrays = scores.gradients(headless(attention.score_gradient(dO)))
     arrays["value"] = headless(attention.value_gradient(dO))
-    return Outputs({n: x for n, x in arrays.items() if n in inputs.arrays}, pairs.keys)
+    arrays = {n: x for n, x in arrays.items() if n in inputs.arrays}
+    return Outputs(one_head.of_one_tensor(inputs, arrays, u), pairs.keys)
 
 
 @np.errstate(all="ignore")

@@ -89,7 +89,7 @@ def multi_head(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Multi-head attention head by head: output (B, Lq, Eo) and weights (B, H, Lq, Lk), float64.
 
-    Shapes as in `references.layers.multi_head`.
+    Shapes as in `references.multi_head`.
     """
     H, Hkv = parameters["query_kernel"].shape[1], parameters["key_kernel"].shape[1]
 

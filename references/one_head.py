@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from references.derivatives import Attention, Pairs
 from references.outputs import Outputs, layer_outputs, wide
+from references.projections import from_one_tensor
 from references.rounding import Bounded, Roundoffs, narrowed, precision_for
 from references.softmax import attend
 from suite.spec.inputs import Inputs
@@ -53,6 +54,19 @@ def behind(scores: Bounded, value: np.ndarray, pairs: Pairs, u: Roundoffs) -> At
 def cotangent_of(inputs: Inputs, cotangent: np.ndarray, u: Roundoffs) -> Bounded:
     """dO (B, 1, Lq, Ev) of a cotangent (B, Lq, Ev)."""
     return headed(narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], u))
+
+
+def of_one_tensor(
+    inputs: Inputs, arrays: dict[str, Bounded], u: Roundoffs, dys: Sequence[Bounded] = (),
+    kernels: Sequence[np.ndarray] = (),
+) -> dict[str, Bounded]:  # fmt: skip
+    """The gradients by name; where query, key and value are one tensor, that of "query" is what it
+    receives as all three. `dys` and `kernels` are those of projections (see `references.projections`)."""
+    if not inputs.own:
+        return arrays
+    received = [arrays[name] for name in ("query", "key", "value")]
+    rest = {name: x for name, x in arrays.items() if name not in ("key", "value")}
+    return rest | {"query": from_one_tensor(received, dys, kernels, u)}
 
 
 def moved(

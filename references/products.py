@@ -60,7 +60,7 @@ def vjp(
     arrays = {"query": headless(query), "key": headless(key), "value": headless(value)}
     if "scale" in inputs.arrays:
         arrays["scale"] = inner(dS, chain.products, 0, rounding)
-    return Outputs(arrays, chain.pairs.keys)
+    return Outputs(one_head.of_one_tensor(inputs, arrays, rounding), chain.pairs.keys)
 
 
 @np.errstate(all="ignore")

@@ -147,7 +147,7 @@ def test_adapters_are_not_named_like_frameworks() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "suite, suite.spec.catalogue, references.definition, references.loops, references.online",
+        "suite, suite.spec.catalogue, references.sdpa, references.loops, references.online",
         "suite.report, suite.report.commands, suite.report.tables, suite.report.render",
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
         "suite.judge.oracle, suite.checks, suite.plan",

@@ -133,8 +133,19 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
     assert changed == {"key_bias", "output_bias"}
 
 
-def test_one_tensor_receives_the_sum_of_all_three() -> None:
-    inputs = draw(Case.parse("multi-head/causal/gqa2/f32/b2h4q5k5d3/e6.6.6.6/self"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "multi-head/causal/gqa2/f32/b2h4q5k5d3/e6.6.6.6/self",
+        "additive/causal/mha/f32/b2h1q5k5d3v6/e6.6.6.6/self",
+        "additive/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/identity/self",
+        "concat/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
+        "dot/causal/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
+        "masked/none/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
+    ],
+)
+def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
+    inputs = draw(Case.parse(text))
     assert inputs.own
     cotangent, reference = draw_cotangent(inputs.case), references.of(inputs.operator)
     u = roundoffs("eager", inputs.dtype)

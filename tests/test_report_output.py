@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 from suite.report import FORMATS, tables
+from suite.report.build import load_runs
 from suite.report.commands import add_diff_parser, add_report_parser
-from suite.report.kinds import CONFORMANCE, KINDS, TABLES, load_runs
+from suite.report.kinds import CONFORMANCE, KINDS, TABLES
 from suite.report.render import render
 from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, header, run, write

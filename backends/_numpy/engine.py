@@ -3,7 +3,7 @@ belong to; and it differentiates nothing, so a call brings its own derivatives."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,12 @@ class NumpyEngine(Backend):
             for n, step in zip(values.shape, values.strides, strict=True)
         ]
         return Rounded(np.lib.stride_tricks.as_strided(values, values.shape, strides), array.fmt)
+
+    def multiplied(self, array: Rounded) -> Callable[[], Any]:
+        return lambda: array.values @ array.values
+
+    def copied(self, array: Rounded) -> Callable[[], Any]:
+        return array.values.copy
 
     def vjp(
         self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Rounded

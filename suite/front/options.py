@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from backends import registry
 from backends.registry import UsageError
@@ -113,7 +113,7 @@ class Options:
     mode: str = MODES[0]
 
     @classmethod
-    def of(cls, given: Callable[[str], Any]) -> Options:
+    def of(cls, given: Callable[[str], Any]) -> Self:
         """The options that `given(name)` holds; those it has not keep their defaults."""
         values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
@@ -122,7 +122,7 @@ class Options:
         return cls(**known)
 
     @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Options:
+    def of_arguments(cls, arguments: argparse.Namespace) -> Self:
         """The options of a parsed command line."""
         backend = arguments.backend
         many = [backend] if isinstance(backend, str) else backend

@@ -1,4 +1,4 @@
-"""What asv's benchmarks are made of: a subject memoised in the process, judged before it is timed.
+"""What asv's benchmarks are made of: a call memoised in the process, judged before it is timed.
 
 asv runs `setup` before every timed call and spawns a process for every benchmark and parameter; whatever
 is slow is therefore done once a process. An answer that is wrong fails its benchmark, one that is not
@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from packaging.version import Version
 
 from suite.measure import protocol
-from suite.measure.worker import pin, rate_of
-from suite.spec.catalogue import parse
-from suite.spec.workloads import named
+from suite.measure.call import Accuracy, TimedCall, UnsupportedCall
+from suite.measure.worker import implementations, pin, rate_of
+from suite.spec.case import Case
+from suite.spec.catalogue.workloads import named
 
 THREADS = "ATTENTION_THREADS"
 """The variable that says how many threads frameworks may start; 1 by default, 0 for all CPUs."""
@@ -37,6 +38,19 @@ def version_of(cases: Sequence[str]) -> str:
     return f"protocol-{protocol.VERSION}-{digest}"
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def unit(text: str) -> Callable[[F], F]:
+    """Mark a benchmark that is no time with what asv writes at its axis."""
+
+    def mark(function: F) -> F:
+        function.__dict__["unit"] = text
+        return function
+
+    return mark
+
+
 class Benchmark:
     """Base of all: `backend`, `cases` and `implementations` are set by the module of a framework."""
 
@@ -44,6 +58,8 @@ class Benchmark:
     direction = "forward"
     cases: Sequence[str] = ()
     implementations: Sequence[str] = ()
+    params: ClassVar[list[list[str]]]
+    version: ClassVar[str]
     param_names = ["case", "implementation"]
     timeout = 120
     rounds = 2
@@ -52,14 +68,14 @@ class Benchmark:
     warmup_time = 0
 
     def __init_subclass__(cls) -> None:
-        cls.params = [list(cls.cases), list(cls.implementations)]  # type: ignore[attr-defined]
-        cls.version = version_of(cls.cases)  # type: ignore[attr-defined]
+        cls.params = [list(cls.cases), list(cls.implementations)]
+        cls.version = version_of(cls.cases)
 
     def setup(self, case: str, implementation: str) -> None:
-        self.subject, self.judged = subject(self.backend, case, implementation, self.direction)
+        self.timed, self.accuracy = timed_call(self.backend, case, implementation, self.direction)
 
     def _call(self) -> None:
-        self.subject.backend.sync(self.subject.call())
+        self.timed.backend.sync(self.timed.call())
 
 
 class Forward(Benchmark):
@@ -81,18 +97,18 @@ class Backward(Benchmark):
 class Quality(Benchmark):
     """How right, and how near to what the machine can do."""
 
-    def track_error_ratio(self, case: str, implementation: str) -> float:
-        return self.judged.error_ratio
+    @unit("max |error| / bound")
+    def track_error_ratio(self, case: str, implementation: str) -> float | None:
+        return self.accuracy.error_ratio
 
-    track_error_ratio.unit = "max |error| / bound"  # type: ignore[attr-defined]
-
+    @unit("share of the largest matrix product")
     def track_share_of_gemm(self, case: str, implementation: str) -> float:
-        samples = sorted(self.subject.sample() for _ in range(5))
-        fmt, backend = parse(case).dtype, self.subject.backend
-        best = max(rate_of(backend, "gemm", size, fmt)[0] for size in (512, 1024))
-        return self.subject.work.flops / samples[2] / best
-
-    track_share_of_gemm.unit = "share of the largest matrix product"  # type: ignore[attr-defined]
+        samples = sorted(self.timed.sample() for _ in range(5))
+        fmt, work = self.timed.case.dtype, self.timed.work
+        if work is None:
+            raise NotImplementedError(f"nobody has counted the operations of {case}")
+        best = max(rate_of(self.timed.backend, "gemm", size, fmt)[0] for size in (512, 1024))
+        return work.flops / samples[2] / best
 
 
 class Memory(Benchmark):
@@ -101,11 +117,10 @@ class Memory(Benchmark):
     def peakmem_forward(self, case: str, implementation: str) -> None:
         self._call()
 
+    @unit("bytes")
     def track_peak_bytes(self, case: str, implementation: str) -> float:
-        found = self.subject.peak_bytes()
-        return float("nan") if found is None else float(found)
-
-    track_peak_bytes.unit = "bytes"  # type: ignore[attr-defined]
+        peak = self.timed.peak_bytes()
+        return float("nan") if peak is None else float(peak)
 
 
 class Versions:
@@ -116,12 +131,14 @@ class Versions:
     """
 
     modules: Sequence[str] = ()
+    params: ClassVar[list[str]]
     param_names = ["module"]
     version = f"protocol-{protocol.VERSION}"
 
     def __init_subclass__(cls) -> None:
-        cls.params = list(cls.modules)  # type: ignore[attr-defined]
+        cls.params = list(cls.modules)
 
+    @unit("version")
     def track_version(self, module: str) -> int:
         names = metadata.packages_distributions().get(module)
         if not names:
@@ -129,11 +146,9 @@ class Versions:
         installed = Version(metadata.version(names[0]))
         return installed.major * 10_000 + installed.minor * 100 + installed.micro
 
-    track_version.unit = "version"  # type: ignore[attr-defined]
-
 
 class Conformance:
-    """Cells of the check `values` at smoke, by status, of all implementations of attention.
+    """Cells of the check `values` at smoke, by status, of all implementations of attention itself.
 
     The module of a framework defines `setup_cache` as `counted(self.backend)`: asv knows it by the place
     it is defined at, and would give every framework the counts of one.
@@ -145,49 +160,48 @@ class Conformance:
     timeout = 600
     version = f"protocol-{protocol.VERSION}"
 
+    @unit("cells")
     def track_cells(self, counts: dict[str, int], status: str) -> int:
         return counts.get(status, 0)
 
-    track_cells.unit = "cells"  # type: ignore[attr-defined]
-
 
 def counted(backend: str) -> dict[str, int]:
-    """Cells of the check `values` at smoke by status, manifests read."""
+    """Cells of the check `values` at smoke by status, manifests read; layers are not counted."""
     from collections import Counter
 
     from suite.checks import all_checks
-    from suite.plan import Options, Plan
+    from suite.front.options import Options
+    from suite.front.plan import Plan
 
     plan = Plan.make(Options(backend=(backend,), level="smoke"))
     (values,) = (check for check in all_checks() if check.name == "values")
-    return dict(Counter(plan.judge(cell).status for cell in plan.cells(values)))
+    cells = (cell for cell in plan.cells(values) if not cell.case.operator.is_layer)
+    return dict(Counter(plan.judge(cell).status for cell in cells))
 
 
 @lru_cache(maxsize=1)
 def loaded(backend: str) -> dict[str, Any]:
     """The implementations of a backend by name, its threads and CPUs fixed before it is imported."""
     pin(int(os.environ.get(THREADS, "1")))
-    from suite.measure.worker import implementations
-
     return implementations(backend, "cpu")[1]
 
 
 @lru_cache(maxsize=4)
-def subject(backend: str, case: str, implementation: str, direction: str) -> tuple[Any, Any]:
-    """A subject that is warm and judged right, and its figures.
+def timed_call(
+    backend: str, case: str, implementation: str, direction: str
+) -> tuple[TimedCall, Accuracy]:
+    """A call that is warm and judged right, and how right it is.
 
     Raises NotImplementedError, which asv takes for "no value", where the case is not supported, and
-    Refused where the answer is wrong or its time cannot be true.
+    RefusedTime where the answer is wrong or its time cannot be true.
     """
-    from suite.measure.subject import Subject, Unsupported
-
-    found = loaded(backend)
-    if implementation not in found:
+    every = loaded(backend)
+    if implementation not in every:
         raise NotImplementedError(f"{backend} has no {implementation} in this version")
     try:
-        made = Subject(found[implementation], parse(case), direction)
-        made.prepare()
-        made.sample()
-        return made, made.judge()
-    except Unsupported as error:
+        call = TimedCall(every[implementation], Case.parse(case), direction)
+        call.prepare()
+        call.sample()
+        return call, call.judge()
+    except UnsupportedCall as error:
         raise NotImplementedError(str(error)) from error

@@ -12,15 +12,25 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from suite.front.options import add_options
+from suite.spec.vocabulary import DIRECTIONS
+
 if TYPE_CHECKING:
-    from suite.measure.gate import Verdict
+    from suite.measure.gate import Outcome
+    from suite.measure.run import BenchOptions
     from suite.records.speed import SpeedRecord
 
-DIRECTIONS = ("forward", "backward", "forward+backward")
 QUICK_SAMPLES = 5
+
+SHARED = (
+    "backend", "implementation", "function", "like", "numerics", "dtype", "mode", "device", "seed",
+    "results",
+)  # fmt: skip
+"""The options that `bench` shares with the other ways to run the suite."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,26 +52,26 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         "no regression, 1 regression, 2 wrong answer, 3 nothing measured, 4 too noisy.",
     )
     subparsers._parser_class = before
-    parser.add_argument("--backend", action="append", required=True, metavar="NAME")
+    add_options(
+        parser.add_argument,
+        SHARED,
+        backend="whose implementations are timed, each backend in a process of its own; repeatable",
+        function="time a function with the backend's native attention signature; repeatable",
+        dtype="dtype of the workloads, default f32; repeatable",
+        mode="eager, compiled (by the compilers that people deploy), or all (default)",
+        results="a new file for the records, with --against for the raw pairs",
+    )
     parser.add_argument(
         "--workload", action="append", default=[], metavar="NAME",
         help="a workload, the id of a case, sweep, or all (default); repeatable",
     )  # fmt: skip
-    parser.add_argument("--implementation", action="append", default=[], metavar="NAME")
-    parser.add_argument("--function", action="append", default=[], metavar="PATH.py:NAME")
-    parser.add_argument("--numerics", default="", metavar="CLASS", help="class of a --function")
     parser.add_argument(
         "--direction", action="append", default=[], choices=DIRECTIONS,
         help="default: forward, and the others of workloads that are part of training",
     )  # fmt: skip
-    parser.add_argument("--dtype", action="append", default=[], metavar="NAME", help="default f32")
-    parser.add_argument("--mode", choices=("eager", "compiled", "all"), default="all")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="0: one for every CPU; default 1")
     parser.add_argument("--samples", type=int, metavar="N", help="of each; default 20")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SAMPLES} samples of each")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", metavar="FILE.jsonl", help="a new file for the records")
     parser.add_argument(
         "--against", metavar="OTHER",
         help="another implementation, venv:PATH, or commit:REV of a --function's file",
@@ -69,19 +79,20 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of a gate's pairs, for each case; default 20"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, mode="all")
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `bench`; returns the exit code."""
+    from backends.registry import UsageError
     from suite.measure.gate import NOTHING, GateError
     from suite.measure.run import NothingToMeasure
 
     try:
-        _check(arguments)
-        return _gate(arguments) if arguments.against else _measure(arguments)
-    except (NothingToMeasure, GateError, ValueError) as error:
+        options = _options(arguments)
+        return _gate(arguments, options) if arguments.against else _measure(arguments, options)
+    except (UsageError, NothingToMeasure, GateError) as error:
         print(error, file=sys.stderr)
         return NOTHING
     except FileExistsError:
@@ -89,68 +100,41 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for what can be known to be wrong before anything is started."""
-    from backends.registry import UsageError, canonical
-    from suite.spec.dtypes import dtype
-    from suite.spec.workloads import named
+def _options(arguments: argparse.Namespace) -> BenchOptions:
+    """What the command line asks for.
 
-    try:
-        arguments.backend = [canonical(name) for name in arguments.backend]
-    except UsageError as error:
-        raise ValueError(str(error)) from error
-    for text in arguments.workload:
-        named(text)
-    arguments.dtype = list(dict.fromkeys(dtype(name).name for name in arguments.dtype)) or ["f32"]
-    if arguments.samples is not None and arguments.samples < 1:
-        raise ValueError(f"--samples must be positive, got {arguments.samples}")
-    if arguments.threads < 0:
-        raise ValueError(f"--threads must not be negative, got {arguments.threads}")
+    Raises UsageError, and FileExistsError, for what can be known to be wrong before anything is started.
+    """
+    from backends.registry import UsageError
+    from suite.measure import protocol
+    from suite.measure.run import BenchOptions
+
+    if arguments.samples is None:
+        arguments.samples = QUICK_SAMPLES if arguments.quick else protocol.SAMPLES
+    options = BenchOptions.of_arguments(arguments)
+    options.check()
     if not arguments.seconds > 0:
-        raise ValueError(f"--seconds must be positive, got {arguments.seconds}")
-    if arguments.function and len(arguments.backend) != 1:
-        raise ValueError("--function needs exactly one --backend (whose signature it has)")
+        raise UsageError(f"--seconds must be positive, got {arguments.seconds}")
     if arguments.results and Path(arguments.results).exists():
         raise FileExistsError(arguments.results)
+    return options
 
 
-def _options(arguments: argparse.Namespace) -> Any:
-    from suite.measure import protocol
-    from suite.measure.run import Options
-
-    samples = arguments.samples or (QUICK_SAMPLES if arguments.quick else protocol.SAMPLES)
-    made = Options(
-        backend=tuple(arguments.backend),
-        workload=tuple(arguments.workload) or ("all",),
-        implementation=tuple(arguments.implementation),
-        function=tuple(arguments.function),
-        direction=tuple(dict.fromkeys(arguments.direction)) or DIRECTIONS,
-        dtype=tuple(arguments.dtype),
-        mode=arguments.mode,
-        device=arguments.device,
-        threads=arguments.threads,
-        samples=samples,
-        seed=arguments.seed,
-    )
-    if arguments.numerics:
-        from dataclasses import replace
-
-        made = replace(made, numerics=arguments.numerics)
-    return made
-
-
-def _measure(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
     from suite.measure.gate import NOTHING, OK, WRONG
-    from suite.measure.run import Team, measure
+    from suite.measure.run import header, measure
     from suite.records import speed
 
     statuses: list[str] = []
-    with Team(_options(arguments)) as team:
-        team.implementations()
-        writer = speed.writer(arguments.results, team.header()) if arguments.results else None
+    with options.pool() as pool:
+        # A name that does not exist ends the run before there is a file.
+        pool.offers(options.implementation, options.mode, options.function)
+        writer = (
+            speed.writer(arguments.results, header(options, pool)) if arguments.results else None
+        )
         finished = False
         try:
-            for record in measure(team):
+            for record in measure(options, pool):
                 statuses.append(record.status)
                 print(line(record), flush=True)
                 if writer:
@@ -184,38 +168,36 @@ def line(record: SpeedRecord) -> str:
     return f"{head} {'  '.join(parts)}"
 
 
-def _gate(arguments: argparse.Namespace) -> int:
-    from suite.measure.gate import Comparison, GateError, as_plain, sides, worst
-    from suite.measure.run import asked
+def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
+    from suite.measure.gate import Gate, GateError, sides, worst
     from suite.records.files import new_file
 
-    options = _options(arguments)
     functions = [text.rpartition(":")[2] for text in options.function]
     names = list(options.implementation) or functions
-    if len(options.backend) != 1 or len(names) != 1:
+    if len(options.backends) != 1 or len(names) != 1:
         raise GateError(
             "a gate judges one implementation: name one --backend and one --implementation or "
             "--function"
         )
-    verdicts: list[Verdict] = []
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="attention-gate-") as folder:
-        mine = asked(options, options.backend[0])
-        pair = sides(mine, names[0].rpartition(":")[2], arguments.against, Path(folder))
-        comparison = Comparison(*pair, seconds=arguments.seconds)
+        worker = options.worker(options.backends[0])
+        pair = sides(worker, names[0].rpartition(":")[2], arguments.against, Path(folder))
+        gate = Gate(*pair, seconds=arguments.seconds)
         for workload in options.workloads:
-            for dtype in options.dtype:
-                for direction in arguments.direction or ["forward"]:
+            for dtype in options.dtypes:
+                for direction in options.direction or ("forward",):
                     case = workload.case(dtype).id
-                    verdicts.append(comparison.run(workload.name, case, direction, options.seed))
-                    print(verdict_text(verdicts[-1], pair[0].label, pair[1].label), flush=True)
+                    outcomes.append(gate.run(workload.name, case, direction, options.seed))
+                    print(outcome_text(outcomes[-1], pair[0].label, pair[1].label), flush=True)
     if arguments.results:
         with new_file(arguments.results) as file:
-            json.dump([as_plain(v) for v in verdicts], file, indent=1)
-    return worst(verdicts)
+            json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)
+    return worst(outcomes)
 
 
-def verdict_text(verdict: Verdict, mine: str, other: str) -> str:
-    """A verdict for people, with how far it can be trusted."""
+def outcome_text(outcome: Outcome, mine: str, other: str) -> str:
+    """An outcome for people, with how far it can be trusted."""
     from suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {
@@ -225,19 +207,19 @@ def verdict_text(verdict: Verdict, mine: str, other: str) -> str:
         NOISY: "NOISY",
     }
     lines = [
-        f"{word.get(verdict.code, 'ok')}: {verdict.workload} {verdict.direction}, {mine} against {other}",
-        f"  case      {verdict.case}",
+        f"{word.get(outcome.code, 'ok')}: {outcome.workload} {outcome.direction}, {mine} against {other}",
+        f"  case      {outcome.case}",
     ]
-    if verdict.ratio is not None:
-        times = (verdict.candidate or 0.0) * 1e3, (verdict.baseline or 0.0) * 1e3
+    if outcome.ratio is not None:
+        times = (outcome.candidate or 0.0) * 1e3, (outcome.baseline or 0.0) * 1e3
         lines += [
             f"  time      {times[0]:.4g} ms against {times[1]:.4g} ms",
-            f"  ratio     {verdict.ratio:.4f}, 99 % interval {verdict.low:.4f} to {verdict.high:.4f}, "
-            f"{len(verdict.pairs['verdict'])} pairs",
-            f"  twins     {verdict.twin_ratio:.4f}; called a regression in {verdict.alarms:.1%} of draws",
-            f"  injected  {verdict.injected_ratio:.4f} for {1 + INJECTED:.2f}; missed in "
-            f"{verdict.missed:.1%} of draws",
+            f"  ratio     {outcome.ratio:.4f}, 99 % interval {outcome.low:.4f} to {outcome.high:.4f}, "
+            f"{len(outcome.pairs['verdict'])} pairs",
+            f"  twins     {outcome.twin_ratio:.4f}; called a regression in {outcome.alarms:.1%} of draws",
+            f"  injected  {outcome.injected_ratio:.4f} for {1 + INJECTED:.2f}; missed in "
+            f"{outcome.missed:.1%} of draws",
         ]
-    if verdict.message:
-        lines.append(f"  {verdict.message}")
+    if outcome.message:
+        lines.append(f"  {outcome.message}")
     return "\n".join(lines)

@@ -18,12 +18,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from suite.measure import protocol
-from suite.measure.pool import Asked, Failed, Worker, interpreter
+from suite.measure.pool import Worker, WorkerFailure, WorkerOptions, interpreter
 
 INJECTED = 0.05
 """The slowdown that must be found."""
@@ -48,15 +47,16 @@ class GateError(Exception):
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the comparison: a worker and the implementation it is asked for."""
+    """One side of the comparison: what its worker is started with, and the implementation it is asked
+    for."""
 
-    asked: Asked
+    options: WorkerOptions
     implementation: str
     label: str
 
 
 @dataclass
-class Verdict:
+class Outcome:
     """What came of one workload in one direction; ratios are candidate over baseline.
 
     `alarms` is how often the A/A pairs of this run, drawn again, would have been called a regression;
@@ -80,32 +80,34 @@ class Verdict:
     pairs: dict[str, list[float]] = field(default_factory=dict)
 
 
-def sides(mine: Asked, implementation: str, against: str, folder: Path) -> tuple[Side, Side]:
+def sides(
+    options: WorkerOptions, implementation: str, against: str, folder: Path
+) -> tuple[Side, Side]:
     """The candidate, and the baseline that `against` names: another implementation ("sdpa-math",
     "jax:jax-nn"), another environment ("venv:PATH"), or a function's file as of another commit
     ("commit:REV"), which is laid out in `folder`.
 
     Raises GateError.
     """
-    candidate = Side(mine, implementation, implementation)
+    candidate = Side(options, implementation, implementation)
     kind, _, rest = against.partition(":")
     if kind == "venv":
         try:
-            other = replace(mine, python=interpreter(rest))
+            other = replace(options, python=interpreter(rest))
         except ValueError as error:
             raise GateError(str(error)) from error
         return candidate, Side(other, implementation, f"{implementation} in {rest}")
     if kind == "commit":
-        functions = tuple(_as_of(rest, text, folder) for text in mine.functions)
+        functions = tuple(_as_of(rest, text, folder) for text in options.functions)
         if not functions:
             raise GateError(
                 "commit:REV compares a --function=PATH.py:NAME with itself, none is given"
             )
         label = f"{implementation} as of {rest}"
-        return candidate, Side(replace(mine, functions=functions), implementation, label)
+        return candidate, Side(replace(options, functions=functions), implementation, label)
     if rest:
-        return candidate, Side(replace(mine, backend=kind, functions=()), rest, against)
-    return candidate, Side(mine, against, against)
+        return candidate, Side(replace(options, backend=kind, functions=()), rest, against)
+    return candidate, Side(options, against, against)
 
 
 def _as_of(revision: str, function: str, folder: Path) -> str:
@@ -115,10 +117,10 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
         raise GateError(f"commit:REV needs a file of functions, PATH.py:NAME, got {function!r}")
 
     def git(*words: str) -> bytes:
-        found = subprocess.run(["git", "-C", str(path.parent or "."), *words], capture_output=True)
-        if found.returncode:
-            raise GateError(f"git {' '.join(words)}: {found.stderr.decode().strip()}")
-        return found.stdout
+        done = subprocess.run(["git", "-C", str(path.parent or "."), *words], capture_output=True)
+        if done.returncode:
+            raise GateError(f"git {' '.join(words)}: {done.stderr.decode().strip()}")
+        return done.stdout
 
     top = Path(git("rev-parse", "--show-toplevel").decode().strip())
     archive = git("-C", str(top), "archive", revision)
@@ -130,16 +132,16 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
     return f"{there}:{name}"
 
 
-class Comparison:
+class Gate:
     """The pairs of one case, taken in both orders of starting."""
 
     def __init__(self, candidate: Side, baseline: Side, seconds: float) -> None:
         self.sides = {"baseline": baseline, "candidate": candidate, "twin": candidate}
         self.seconds = seconds
 
-    def run(self, workload: str, case: str, direction: str, seed: int) -> Verdict:
-        """The verdict on one case. Wrong answers are a verdict, too."""
-        made = Verdict(workload, case, direction, OK)
+    def run(self, workload: str, case: str, direction: str, seed: int) -> Outcome:
+        """The outcome of one case. Wrong answers are an outcome, too."""
+        outcome = Outcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
         who = ""
@@ -148,7 +150,7 @@ class Comparison:
                 workers: dict[str, Worker] = {}
                 try:
                     for who in order:
-                        workers[who] = Worker(self.sides[who].asked)
+                        workers[who] = Worker(self.sides[who].options)
                     for who in order:
                         self._open(workers[who], self.sides[who], case, direction, seed)
                     who = "pair"
@@ -158,19 +160,19 @@ class Comparison:
                 finally:
                     for worker in workers.values():
                         worker.end()
-        except Failed as error:
-            made.code = WRONG if error.status == "refused" else NOTHING
+        except WorkerFailure as error:
+            outcome.code = WRONG if error.status == "refused" else NOTHING
             label = self.sides[who].label if who in self.sides else who
-            made.message = f"{who} ({label}): {error.kind or error.status}: {error.message}"
-            return made
-        return judge(made, pairs, times)
+            outcome.message = f"{who} ({label}): {error.kind or error.status}: {error.message}"
+            return outcome
+        return judge(outcome, pairs, times)
 
     @staticmethod
     def _open(worker: Worker, side: Side, case: str, direction: str, seed: int) -> None:
-        names = [offer["name"] for offer in worker.hello["implementations"]]
+        names = [offer.name for offer in worker.offers]
         if side.implementation not in names:
             valid = ", ".join(names)
-            raise Failed("usage", "", f"no {side.implementation!r} there; valid: {valid}", None)
+            raise WorkerFailure("usage", "", f"no {side.implementation!r} there; valid: {valid}")
         worker.ask(
             do="open", key="it", implementation=side.implementation, case=case,
             direction=direction, seed=seed,
@@ -208,31 +210,35 @@ class Comparison:
             rounds += 1
 
 
-def judge(made: Verdict, pairs: dict[str, list[float]], times: dict[str, list[float]]) -> Verdict:
-    """Fill in the figures of a verdict and its code, from paired log-ratios and times."""
+def judge(
+    outcome: Outcome, pairs: dict[str, list[float]], times: dict[str, list[float]]
+) -> Outcome:
+    """Fill in the figures of an outcome and its code, from paired log-ratios and times."""
     low, high = protocol.interval(pairs["verdict"])
-    made.pairs = pairs
-    made.ratio = math.exp(float(np.median(pairs["verdict"])))
-    made.low, made.high = math.exp(low), math.exp(high)
-    made.candidate, made.baseline = (float(np.median(times[n])) for n in ("candidate", "baseline"))
-    made.twin_ratio = math.exp(float(np.median(pairs["twin"])))
-    made.injected_ratio = math.exp(float(np.median(pairs["injected"])))
-    made.alarms = regressions(pairs["twin"])
-    made.missed = 1.0 - regressions(pairs["injected"])
-    if made.alarms > FALSE_ALARMS or made.missed > MISSES:
-        made.code = NOISY
-        made.message = (
-            f"too noisy to judge: {made.alarms:.0%} false alarms between twins (at most "
-            f"{FALSE_ALARMS:.0%}), {made.missed:.0%} of injected {INJECTED:+.0%} missed (at most "
+    outcome.pairs = pairs
+    outcome.ratio = math.exp(float(np.median(pairs["verdict"])))
+    outcome.low, outcome.high = math.exp(low), math.exp(high)
+    outcome.candidate, outcome.baseline = (
+        float(np.median(times[n])) for n in ("candidate", "baseline")
+    )
+    outcome.twin_ratio = math.exp(float(np.median(pairs["twin"])))
+    outcome.injected_ratio = math.exp(float(np.median(pairs["injected"])))
+    outcome.alarms = regressions(pairs["twin"])
+    outcome.missed = 1.0 - regressions(pairs["injected"])
+    if outcome.alarms > FALSE_ALARMS or outcome.missed > MISSES:
+        outcome.code = NOISY
+        outcome.message = (
+            f"too noisy to judge: {outcome.alarms:.0%} false alarms between twins (at most "
+            f"{FALSE_ALARMS:.0%}), {outcome.missed:.0%} of injected {INJECTED:+.0%} missed (at most "
             f"{MISSES:.0%}); give it more --seconds or a quieter machine"
         )
     elif is_regression(pairs["verdict"]):
-        made.code, made.message = REGRESSION, f"slower by more than {MARGIN:.0%}"
-    elif made.high < 1.0 - MARGIN:
-        made.message = "faster"
+        outcome.code, outcome.message = REGRESSION, f"slower by more than {MARGIN:.0%}"
+    elif outcome.high < 1.0 - MARGIN:
+        outcome.message = "faster"
     else:
-        made.message = "no slower" if made.low < 1.0 + MARGIN else ""
-    return made
+        outcome.message = "no slower" if outcome.low < 1.0 + MARGIN else ""
+    return outcome
 
 
 def is_regression(logs: Sequence[float]) -> bool:
@@ -254,16 +260,11 @@ def regressions(logs: Sequence[float], seed: int = 0) -> float:
     return float((drawn[:, int(low)] > math.log1p(MARGIN)).mean())
 
 
-def worst(verdicts: Sequence[Verdict]) -> int:
-    """The exit code of several verdicts: a wrong answer, else a regression, else noise, else nothing
+def worst(outcomes: Sequence[Outcome]) -> int:
+    """The exit code of several outcomes: a wrong answer, else a regression, else noise, else nothing
     measured at all."""
-    codes = {verdict.code for verdict in verdicts}
+    codes = {outcome.code for outcome in outcomes}
     for code in (WRONG, REGRESSION, NOISY):
         if code in codes:
             return code
     return OK if OK in codes else NOTHING
-
-
-def as_plain(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as plain data, raw pairs and all."""
-    return dict(vars(verdict))

@@ -8,35 +8,43 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from suite.measure.worker import cpus_for, thread_variables
 from suite.records.machine import ROOT
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
 
-DEFAULT_FUNCTION_NUMERICS = "stepwise"
 
-
-class Failed(Exception):
+class WorkerFailure(Exception):
     """A worker could not do what it was asked: `status` is a status of speed records, or "usage"."""
 
-    def __init__(self, status: str, kind: str, message: str, error_ratio: float | None) -> None:
+    def __init__(
+        self, status: str, kind: str, message: str, error_ratio: float | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.kind, self.message = status, kind, message
         self.error_ratio = error_ratio
 
 
+class NothingToMeasure(Exception):
+    """No implementation, backend or workload is left; the message says what there is."""
+
+
 @dataclass(frozen=True)
-class Asked:
-    """The worker that is wanted. `threads` 0 means one for every CPU; `python` the interpreter of another
-    environment, "" this one."""
+class WorkerOptions:
+    """What a worker is started with. `threads` 0 means one for every CPU; `python` is the interpreter of
+    another environment, "" this one; functions, numerics and like are those of `suite.front.options`."""
 
     backend: str
     device: str = "cpu"
     threads: int = 1
     functions: tuple[str, ...] = ()
-    numerics: str = DEFAULT_FUNCTION_NUMERICS
+    numerics: str = ""
+    like: str = ""
     python: str = ""
 
     @property
@@ -45,20 +53,29 @@ class Asked:
         return cpus_for(self.threads)
 
 
+@dataclass(frozen=True)
+class Offer:
+    """An implementation that a worker has."""
+
+    name: str
+    mode: str
+    operator: Operator
+
+
 class Worker:
-    """A running worker; a context that ends it. Raises Failed "usage" where the backend cannot be
+    """A running worker; a context that ends it. Raises WorkerFailure "usage" where the backend cannot be
     loaded."""
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-        environment = os.environ | thread_variables(asked.threads)
+    def __init__(self, options: WorkerOptions) -> None:
+        self.options = options
+        environment = os.environ | thread_variables(options.threads)
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
-                [asked.python or sys.executable, "-m", "suite.measure.worker"],
+                [options.python or sys.executable, "-m", "suite.measure.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -67,21 +84,32 @@ class Worker:
                 env=environment,
             )
         except OSError as error:
-            raise Failed("usage", "", f"{asked.python} cannot be started: {error}", None) from error
+            raise WorkerFailure(
+                "usage", "", f"{options.python} cannot be started: {error}"
+            ) from error
         try:
             self.hello = self.ask(
-                backend=asked.backend,
-                device=asked.device,
-                functions=list(asked.functions),
-                numerics=asked.numerics,
-                cpus=asked.cpus,
+                backend=options.backend,
+                device=options.device,
+                functions=list(options.functions),
+                numerics=options.numerics,
+                like=options.like,
+                cpus=options.cpus,
             )
         except BaseException:
             self.end()
             raise
 
+    @property
+    def offers(self) -> list[Offer]:
+        """The implementations it has."""
+        return [
+            Offer(each["name"], each["mode"], OPERATORS[each["operator"]])
+            for each in self.hello["implementations"]
+        ]
+
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The worker's answer. Raises Failed with what it says, or "error" where it died."""
+        """The worker's answer. Raises WorkerFailure with what it says, or "error" where it died."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -95,11 +123,11 @@ class Worker:
             code = self._process.wait()
             self._errors.seek(0)
             last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
-            raise Failed("error", "crash", f"the worker ended with exit code {code}: {last}", None)
+            raise WorkerFailure("error", "crash", f"the worker ended with exit code {code}: {last}")
         answer = json.loads(line)
         if "failed" in answer:
             ratio = answer.get("error_ratio")
-            raise Failed(answer["failed"], answer["kind"], answer["message"], ratio)
+            raise WorkerFailure(answer["failed"], answer["kind"], answer["message"], ratio)
         return answer
 
     def end(self) -> None:
@@ -123,13 +151,60 @@ class Worker:
         self.end()
 
 
+class Pool:
+    """The workers of a run by backend; a context that ends them.
+
+    Entering it raises NothingToMeasure where a worker cannot be started.
+    """
+
+    def __init__(self, options: Iterable[WorkerOptions]) -> None:
+        self._options = list(options)
+        self.workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            for options in self._options:
+                self.workers[options.backend] = Worker(options)
+        except WorkerFailure as error:
+            self.__exit__()
+            raise NothingToMeasure(error.message) from error
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        for worker in self.workers.values():
+            worker.end()
+
+    def offers(
+        self, names: Sequence[str] = (), mode: str = "all", functions: Sequence[str] = ()
+    ) -> list[tuple[str, Offer]]:
+        """Backend and implementation of all that is asked for: by name ("sdpa", "torch:sdpa"), else all
+        of a mode, or of the user's functions where there are any.
+
+        Raises NothingToMeasure for a name that does not exist, and where nothing is left.
+        """
+        every = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
+        called = {(b, o.name): {o.name, f"{b}:{o.name}"} for b, o in every}
+        if unknown := sorted(set(names) - set().union(*called.values())):
+            valid = ", ".join(f"{b}:{o.name}" for b, o in every)
+            raise NothingToMeasure(f"unknown implementation {', '.join(unknown)}; valid: {valid}")
+        if names:
+            return [(b, o) for b, o in every if called[b, o.name] & set(names)]
+        chosen = [(b, o) for b, o in every if mode in ("all", o.mode)]
+        if functions:
+            own = {text.rpartition(":")[2] for text in functions}
+            chosen = [(b, o) for b, o in chosen if o.name.partition("@")[0] in own]
+        if not chosen:
+            raise NothingToMeasure(f"no implementation in mode {mode}")
+        return chosen
+
+
 def interpreter(place: str) -> str:
     """The Python of a virtual environment, given as its folder or as the interpreter itself.
 
     Raises ValueError where there is none.
     """
     path = Path(place).expanduser()
-    found = path / "bin" / "python" if path.is_dir() else path
-    if not found.is_file():
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not python.is_file():
         raise ValueError(f"expected a virtual environment or an interpreter, got {place}")
-    return str(found.absolute())
+    return str(python.absolute())

@@ -1,4 +1,4 @@
-"""The process that holds subjects: one backend, its threads and CPUs fixed before it is imported.
+"""The process that holds timed calls: one backend, its threads and CPUs fixed before it is imported.
 
 Reads requests from standard input and answers each by a line of JSON; whatever frameworks print goes to
 standard error. Started by `suite.measure.pool`, in this environment or in another one.
@@ -23,106 +23,113 @@ THREAD_VARIABLES = (
 """Where frameworks read how many threads they may start. XLA starts as many as it has CPUs."""
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
-"""Rows of the square matrices whose product is the ceiling: the fastest of them counts."""
+"""Rows of the square matrices whose product is the limit: the fastest of them counts."""
 
 GEMM_SECONDS = 0.5
 """A product that takes longer is the last one tried."""
 
+Fields = dict[str, Any]
+"""A request, or the answer to one, as JSON has it."""
 
-class Worker:
-    """Subjects by key, and the ceilings of their process."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        if asked["cpus"]:
-            os.sched_setaffinity(0, asked["cpus"])
+class Server:
+    """Timed calls by key, and the limits of their process; a request names the method that answers it."""
+
+    def __init__(self, request: Fields) -> None:
+        if request["cpus"]:
+            os.sched_setaffinity(0, request["cpus"])
         start = time.perf_counter()
         self.backend, self.implementations = implementations(
-            asked["backend"], asked["device"], asked["functions"], asked["numerics"]
+            request["backend"],
+            request["device"],
+            request["functions"],
+            request["numerics"],
+            request["like"],
         )
         self.imported = time.perf_counter() - start
-        self.subjects: dict[str, Any] = {}
-        self.ceilings: dict[tuple[str, str, int], float] = {}
+        self.calls: dict[str, Any] = {}
+        self.limits: dict[tuple[str, str, int], float] = {}
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> Fields:
         """What was imported, in how many seconds, and what there is to measure."""
-        offered = [
-            {"name": i.name, "mode": i.mode, "operator": i.operator}
+        offers = [
+            {"name": i.name, "mode": i.mode, "operator": i.operator.name}
             for i in self.implementations.values()
         ]
         return {
             "imported": self.imported,
-            "implementations": offered,
+            "implementations": offers,
             "versions": {name: str(text) for name, text in self.backend.versions.items()},
             "python": sys.version.split()[0],
         }
 
-    def open(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Make a subject ready under a key."""
-        from suite.measure.subject import Subject
-        from suite.spec.catalogue import parse
+    def open(self, request: Fields) -> Fields:
+        """Make a call ready under a key."""
+        from suite.measure.call import TimedCall
+        from suite.spec.case import Case
 
-        subject = Subject(
-            self.implementations[asked["implementation"]],
-            parse(asked["case"]),
-            asked["direction"],
-            asked["seed"],
+        call = TimedCall(
+            self.implementations[request["implementation"]],
+            Case.parse(request["case"]),
+            request["direction"],
+            request["seed"],
         )
-        ready = subject.prepare()
-        self.subjects[asked["key"]] = subject
-        return asdict(ready)
+        preparation = call.prepare()
+        self.calls[request["key"]] = call
+        return asdict(preparation)
 
-    def sample(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """One sample of a subject, slowed down by the share `slow`."""
-        subject = self.subjects[asked["key"]]
+    def sample(self, request: Fields) -> Fields:
+        """One sample of a call, slowed down by the share `slow`."""
+        call = self.calls[request["key"]]
         # Another process had the CPU and its caches: the first call after that is none of the sample.
-        subject.slow = 0.0
-        subject.sample(1)
-        subject.slow = asked["slow"]
-        seconds = subject.sample(asked["inner"])
-        return {"seconds": seconds, "device": subject.device_sample() if asked["device"] else None}
+        call.slow = 0.0
+        call.sample(1)
+        call.slow = request["slow"]
+        seconds = call.sample(request["inner"])
+        return {"seconds": seconds, "device": call.device_sample() if request["device"] else None}
 
-    def judge(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Judge what a subject computed while it was timed."""
-        return asdict(self.subjects[asked["key"]].judge())
+    def judge(self, request: Fields) -> Fields:
+        """Judge what a call computed while it was timed."""
+        return asdict(self.calls[request["key"]].judge())
 
-    def facts(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What a subject holds in memory, and which kernels it runs."""
-        subject = self.subjects[asked["key"]]
-        return {"peak_bytes": subject.peak_bytes(), "kernel": subject.kernel()}
+    def facts(self, request: Fields) -> Fields:
+        """What a call holds in memory, and which kernels it runs."""
+        call = self.calls[request["key"]]
+        return {"peak_bytes": call.peak_bytes(), "kernel": call.kernels()}
 
-    def close(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Forget a subject."""
-        self.subjects.pop(asked["key"], None)
+    def close(self, request: Fields) -> Fields:
+        """Forget a call."""
+        self.calls.pop(request["key"], None)
         gc.collect()
         return {}
 
-    def ceiling(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def limit(self, request: Fields) -> Fields:
         """The best matrix product of a dtype, in operations per second, and the best copy of as many
         bytes, in bytes per second; measured again and bettered where `again`."""
         from suite.spec.dtypes import dtype
 
-        fmt, device = dtype(asked["dtype"]), self.backend.device
-        gemm, copy = ("gemm", fmt.name, 0), ("copy", fmt.name, asked["bytes"])
-        if gemm not in self.ceilings or asked["again"]:
-            best = self.ceilings.get(gemm, 0.0)
+        fmt, device = dtype(request["dtype"]), self.backend.device
+        gemm, copy = ("gemm", fmt.name, 0), ("copy", fmt.name, request["bytes"])
+        if gemm not in self.limits or request["again"]:
+            best = self.limits.get(gemm, 0.0)
             for size in GEMM_SIZES[device]:
                 rate, took = rate_of(self.backend, "gemm", size, fmt)
                 best = max(best, rate)
                 if took > GEMM_SECONDS:
                     break
-            self.ceilings[gemm] = best
-        if asked["bytes"] and (copy not in self.ceilings or asked["again"]):
-            size = max(1, asked["bytes"] // 2 // fmt.itemsize)
+            self.limits[gemm] = best
+        if request["bytes"] and (copy not in self.limits or request["again"]):
+            size = max(1, request["bytes"] // 2 // fmt.itemsize)
             rate, _ = rate_of(self.backend, "copy", size, fmt)
-            self.ceilings[copy] = max(self.ceilings.get(copy, 0.0), rate)
-        return {"gemm": self.ceilings[gemm], "copy": self.ceilings.get(copy)}
+            self.limits[copy] = max(self.limits.get(copy, 0.0), rate)
+        return {"gemm": self.limits[gemm], "copy": self.limits.get(copy)}
 
 
 def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]:
-    """Operations or bytes per second of `Backend.ceiling`, the best of five samples, and the seconds."""
+    """Operations or bytes per second of `Backend.limit`, the best of five samples, and the seconds."""
     from suite.measure import protocol
 
-    call, amount = backend.ceiling(what, size, fmt)
+    call, amount = backend.limit(what, size, fmt)
     for _ in range(2):
         once, _ = protocol.timed(call, backend.sync, 1)
     inner = protocol.calls_per_sample(once)
@@ -131,26 +138,32 @@ def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]
 
 
 def implementations(
-    name: str, device: str, functions: Sequence[str] = (), numerics: str = ""
+    name: str, device: str, functions: Sequence[str] = (), numerics: str = "", like: str = ""
 ) -> tuple[Any, dict[str, Any]]:
     """A backend, and by name its implementations, the user's functions, and both through the compilers
     that people deploy.
 
-    Raises UsageError and BackendUnavailable.
+    `like` names the layer that the functions make, "" where they are attention. Raises UsageError and
+    BackendUnavailable.
     """
     from backends import registry
     from backends.compilation import compiled_forms
+    from suite.front.options import DEFAULT_NUMERICS
 
     backend = registry.load(name, device)
-    found = backend.implementations()
+    every = backend.implementations()
     for text in functions:
-        found.append(registry.function_implementation(backend, text, numerics))
+        declared = numerics or DEFAULT_NUMERICS
+        every.append(registry.function_implementation(backend, text, declared, like))
     # Those a backend has for compilers alone are questions to a rewrite, and no workload.
-    own = list(found)
-    for compiled in compiled_forms(backend, found):
+    own = list(every)
+    for compiled in compiled_forms(backend, own):
         if compiled.inner in own and compiled.compiler in backend.timed_compilers:
-            found.append(compiled)
-    return backend, {i.name: i for i in found}
+            every.append(compiled)
+    names = [i.name for i in every]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise registry.UsageError(f"two implementations of {backend.name} are called {twice!r}")
+    return backend, dict(zip(names, every, strict=True))
 
 
 def cpus_for(threads: int) -> list[int]:
@@ -178,31 +191,30 @@ def main() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    worker: Worker | None = None
+    server: Server | None = None
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            if worker is None:
-                worker = Worker(asked)
-                answer = worker.hello()
+            if server is None:
+                server = Server(request)
+                answer = server.hello()
             else:
-                answer = getattr(worker, asked["do"])(asked)
+                answer = getattr(server, request["do"])(request)
         except Exception as error:
             answer = _failure(error)
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    from backends.base import BackendUnavailable
-
+def _failure(error: Exception) -> Fields:
+    from backends.protocol import BackendUnavailable
     from backends.registry import UsageError
-    from suite.measure.subject import Refused, Unsupported
+    from suite.measure.call import RefusedTime, UnsupportedCall
 
-    if isinstance(error, Refused):
+    if isinstance(error, RefusedTime):
         return {"failed": "refused", "kind": error.kind, "message": error.message,
                 "error_ratio": error.error_ratio}  # fmt: skip
-    if isinstance(error, Unsupported):
+    if isinstance(error, UnsupportedCall):
         return {"failed": "unsupported", "kind": "", "message": str(error)}
     if isinstance(error, UsageError | BackendUnavailable):
         return {"failed": "usage", "kind": "", "message": str(error)}

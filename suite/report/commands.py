@@ -14,7 +14,8 @@ from typing import Any
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.kinds import KINDS, SPEED, TABLES, Kind, Request, kind_of
+from suite.report.build import Request, build
+from suite.report.kinds import KINDS, SPEED, TABLES, Kind, kind_of
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -78,7 +79,7 @@ def report(args: argparse.Namespace) -> int:
             raise RecordError(f"--plots draws {SPEED.name}, and none is given")
         tables: dict[str, Any] = {}
         for kind, paths in paths_of.items():
-            tables |= kind.build(paths, _names(args, kind), request)
+            tables |= build(kind, paths, _names(args, kind), request)
         render(tables, args.format, args.output, next(iter(paths_of)).title)
         return 0
 

@@ -8,28 +8,24 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from suite.front.options import add_options
+
 if TYPE_CHECKING:
-    from suite.search.engine import Failure, Search, Summary
+    from suite.search.engine import Search
+    from suite.search.failures import Failure, Summary
 
 MISSING = (
     "the search draws with Hypothesis, which is not installed: "
     'pip install "attention-conformance[search]", or pip install hypothesis'
 )
 
-AXES = (
-    "masks",
-    "sizes",
-    "dtypes",
-    "heads",
-    "biases",
-    "scales",
-    "softcaps",
-    "recipes",
-    "layouts",
-    "forms",
-)
+SHARED = (
+    "backend", "implementation", "function", "like", "numerics", "dtype", "device", "mode", "seed",
+)  # fmt: skip
+"""The options that `search` shares with the other ways to run the suite; its `seed` is one of its own."""
 
 
 def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -37,31 +33,23 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "search",
         help="draw problems at random, judge them, and shrink what fails",
-        description="Draws cases from the whole grammar, judges each as the checks `values` and "
-        "`gradients` do, and shrinks every new way of failing to a minimal case with a script. "
-        "Exit code 1 where something was found.",
+        description="Draws cases from the whole grammar, of every operator that is implemented, judges "
+        "each as the checks `values` and `gradients` do, and shrinks every new way of failing to a "
+        "minimal case with a script. Exit code 1 where something was found.",
     )
-    parser.add_argument("--backend", metavar="NAME", required=True, help="as for pytest suite")
-    parser.add_argument("--implementation", action="append", default=[], metavar="NAME")
-    parser.add_argument("--function", action="append", default=[], metavar="PATH.py:NAME")
-    parser.add_argument("--numerics", default="", metavar="CLASS", help="class of a --function")
-    parser.add_argument("--dtype", action="append", default=[], metavar="NAME")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--mode", default="eager", help="as for pytest suite: eager (default), compiled, all"
-    )
+    add_options(parser.add_argument, SHARED, seed="seed of the cases that are drawn (default 0)")
     parser.add_argument(
         "--minutes", type=float, metavar="N", help="default 1, or as --examples asks"
     )
     parser.add_argument("--examples", type=int, metavar="N", help="cases to draw at most")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of what is drawn")
     parser.add_argument(
         "--gradients", action=argparse.BooleanOptionalAction, default=True,
         help="judge gradients, too, where an implementation has them (default)",
     )  # fmt: skip
     parser.add_argument(
         "--shapes", type=int, metavar="N",
-        help="draw from N sizes alone, 0 from all; default: few where every shape is compiled",
+        help="draw from N sizes of each operator alone, 0 from all; default: few where every shape is "
+        "compiled",
     )  # fmt: skip
     parser.add_argument(
         "--case", action="append", default=[], metavar="ID",
@@ -80,9 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(MISSING, file=sys.stderr)
         return 2
     from backends.registry import UsageError
-    from suite.plan import Options, Plan
+    from suite.front.options import Options
+    from suite.front.plan import Plan
     from suite.search.engine import Search
-    from suite.spec.problem import Case
+    from suite.spec.case import Case
 
     try:
         if arguments.minutes is not None and not arguments.minutes > 0:
@@ -95,34 +84,21 @@ def run(arguments: argparse.Namespace) -> int:
             cases = [Case.parse(text) for text in arguments.case]
         except ValueError as error:
             raise UsageError(str(error)) from error
-        options = Options(
-            backend=(arguments.backend,),
-            implementation=tuple(arguments.implementation),
-            device=arguments.device,
-            dtype=tuple(arguments.dtype),
-            function=tuple(arguments.function),
-            numerics=arguments.numerics,
-            mode=arguments.mode,
-        )
-        plan = Plan.make(options)
-        search = Search(
-            plan,
-            arguments.seed,
-            arguments.minutes,
-            arguments.examples,
-            arguments.gradients,
-            arguments.shapes,
-            found=lambda failure: print(found_text(search, failure), flush=True),
-            drawn=lambda case: print(case.id) if arguments.list else None,
-        )
-        if not search.implementations:
-            names = ", ".join(map(str, plan.implementations))
-            raise UsageError(
-                f"nothing to search: {names} compute layers, and cases of sdpa are drawn"
-            )
+        # The seed is that of the cases; their values are drawn as in `pytest suite`.
+        plan = Plan.make(replace(Options.of_arguments(arguments), seed=Options.seed))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
+    search = Search(
+        plan,
+        arguments.seed,
+        arguments.minutes,
+        arguments.examples,
+        arguments.gradients,
+        arguments.shapes,
+        found=lambda failure: print(found_text(search, failure), flush=True),
+        drawn=lambda case: print(case.id) if arguments.list else None,
+    )
     summary = search.judge_these(cases) if cases else search.run()
     print(summary_text(summary, search))
     if summary.failures:
@@ -132,40 +108,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 def found_text(search: Search, failure: Failure) -> str:
     """A failure for people: the minimal case, how to judge it again, and the script."""
+    from suite.judge.cell import Cell
     from suite.search.script import NoScript, script
 
-    case, check = failure.case, failure.check
-    options = search.plan.options
-    who = [f"--backend={name}" for name in options.backend]
-    who += [f"--function={shlex.quote(text)}" for text in options.function]
-    who += [f"--numerics={options.numerics}"] if options.numerics else []
-    compiled = failure.implementation.mode == "compiled"
-    who += ["--mode=compiled"] if compiled else []
-    if failure.implementation not in search.plan.functions:
-        who.append(f"--implementation={failure.implementation.name}")
+    case, check, implementation = failure.case, failure.check, failure.implementation
+    words = replace(search.plan.options, mode=implementation.mode).words()
+    if implementation not in search.plan.functions:
+        words.append(f"--implementation={implementation.name}")
+    who = " ".join(map(shlex.quote, words))
     module = check.function.__module__.replace(".", "/")
-    node = f"{module}.py::test_{check.name}[{failure.implementation}/{case.id}]"
-    if compiled:
-        home = f"compiled_catalogue.{'GRADIENTS' if check.name == 'gradients' else 'DESIGNED'}"
-    else:
-        home = "gradient_catalogue.DESIGNED" if check.name == "gradients" else "catalogue._designed"
+    node = f"{module}.py::test_{check.name}[{implementation}/{case.id}]"
+    home = {"values": "cases", "gradients": "gradients"}[check.name]
+    if implementation.mode == "compiled":
+        home = {"cases": "compiled"}.get(home, f"compiled_{home}")
     how = "shrunk from" if failure.shrunk else "as drawn, time was over before it was shrunk:"
     lines = [
-        f"\n{failure.verdict.status}: {failure.verdict.kind}, {check.name} of {failure.implementation}",
+        f"\n{failure.verdict.status}: {failure.verdict.kind}, {check.name} of {implementation}",
         f"  case    {case.id}",
         f"  drawn   example {failure.example}, {how} {failure.drawn.id}",
         f"  {failure.verdict.message}",
-        f"  again   python -m suite search {' '.join(who)} --case={case.id}",
+        f"  again   python -m suite search {who} --case={case.id}",
         f"          python -m suite describe {case.id}",
-        f"  to keep paste the id into suite.spec.{home}, then",
-        f"          pytest {shlex.quote(node)} {' '.join(who)} --level=full",
+        f"  to keep paste the id into `{home}` of suite/spec/operators/{case.operator.module}.py, then",
+        f"          pytest {shlex.quote(node)} {who} --level=full",
     ]
     if not failure.repeats:
         lines.append(
             "  It did not fail when it was judged once more: something is not deterministic."
         )
     try:
-        cell = check.cell(check, case, failure.implementation, options.seed)
+        cell = Cell(check, case, implementation, search.plan.options.seed)
         text = script(cell, failure.verdict)
         lines += ["  alone, without this project:", "", *text.splitlines()]
     except NoScript as reason:
@@ -186,17 +158,18 @@ def summary_text(summary: Summary, search: Search) -> str:
         f"\nseed {summary.seed}: {summary.examples} examples in {summary.seconds:.0f} s, "
         f"{rate:.1f} a second, of {names}",
         f"  cells     {cells}; {summary.shrinking} more to shrink failures",
-        "  distinct  " + ", ".join(f"{len(summary.axes.get(n, ()))} {n}" for n in AXES),
+        "  distinct  " + ", ".join(f"{len(values)} {n}" for n, values in summary.axes.items()),
         f"  digest    {summary.digest} of the ids in order",
     ]
-    if search.pool:
+    if search.pools:
+        count = max(len(pool) for pool in search.pools.values())
         lines.append(
-            f"  sizes     from {len(search.pool)}, since every new one is compiled (--shapes)"
+            f"  sizes     {count} of each operator, since every new one is compiled (--shapes)"
         )
-    for found in summary.alike.values():
+    for like in summary.alike.values():
         lines.append(
-            f"  like known, {found.times} times: {found.implementation} {found.case.id}\n"
-            f"            {found.source}: {found.cause}"
+            f"  like known, {like.times} times: {like.implementation} {like.case.id}\n"
+            f"            {like.source}: {like.cause}"
         )
     for failure in summary.failures:
         lines.append(

@@ -9,28 +9,34 @@ that still fails in that way, and the next batch begins.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 import hypothesis
-from backends.base import Implementation
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
 from suite.checks import all_checks
-from suite.judge.cell import Cell, Check
+from suite.front.plan import Plan
+from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
-from suite.plan import Plan
-from suite.records.expectations import Manifest
 from suite.search import strategies
-from suite.spec.dtypes import DTYPES, dtype
-from suite.spec.masks import Sizes
-from suite.spec.problem import Case
-from suite.spec.vocabulary import canonical_check
+from suite.search.failures import (
+    Failure,
+    Key,
+    KnownAlike,
+    Summary,
+    alike,
+    failure_key,
+    values_of,
+)
+from suite.search.strategies import Shape
+from suite.spec.case import Case
+from suite.spec.dtypes import dtype
+from suite.spec.operator import Operator
 
 BATCH = 200
 """Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
@@ -39,93 +45,16 @@ SHRINK_SECONDS = 60.0
 """Time after which a failure is shrunk no further."""
 
 POOL = 4
-"""Number of sizes to draw from where a backend compiles every new shape."""
+"""Number of sizes to draw from, of each operator, where a backend compiles every new shape."""
 
 POOL_PAIRS = 4096
 FORGET_EVERY = 20
 
-Key = tuple[str, str, str, str, str]
-
-
-def failure_key(cell: Cell, verdict: Verdict) -> Key:
-    """What makes two failures one: implementation, check, kind, the message without its numbers, and
-    of wrong numbers the dtype."""
-    text = re.split(r"element \(", verdict.message, maxsplit=1)
-    said = text[0] + ("element" if len(text) > 1 else "")
-    said = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", said)
-    of_dtype = cell.case.dtype.name if verdict.kind in ("value", "non-finite") else ""
-    return str(cell.implementation), cell.check.name, verdict.kind, of_dtype, said
-
-
-@dataclass
-class Failure:
-    """A way of failing that was found: the case as it was drawn, and the minimal one."""
-
-    key: Key
-    implementation: Implementation
-    check: Check
-    drawn: Case
-    case: Case
-    verdict: Verdict
-    example: int
-    shrunk: bool = False
-    repeats: bool = True
-    times: int = 1
-
-
-@dataclass
-class Alike:
-    """Failures like those of an entry of a manifest, in cases that its patterns do not name."""
-
-    source: str
-    cause: str
-    case: Case
-    implementation: str
-    times: int = 1
-
-
-@dataclass
-class Summary:
-    """What a search did."""
-
-    seed: int
-    examples: int = 0
-    """Distinct cases drawn and judged."""
-    shrinking: int = 0
-    """Cells judged on the way to minimal cases."""
-    seconds: float = 0.0
-    statuses: Counter[str] = field(default_factory=Counter)
-    """Cells by status; `like known` beside those of the suite."""
-    axes: dict[str, Counter[str]] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    alike: dict[str, Alike] = field(default_factory=dict)
-    digest: str = ""
-    """Of the ids of the examples, in order."""
-
-
-def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
-    """Source and cause of the entry that knows this failure in other cases of the dtype, or None.
-
-    Entries name cells of the catalogue, whose sizes are few; drawn cases have any.
-    """
-    for entry in manifest.entries:
-        of_dtype = any(_dtype_of(p) in ("*", cell.case.dtype.name) for p in entry.case)
-        named = cell.implementation.name in entry.implementation
-        asked = {"*", canonical_check(cell.check.name)} & set(entry.check)
-        meant = named and asked and of_dtype and verdict.kind == entry.kind
-        if meant and re.search(entry.message, verdict.message):
-            return entry.source, entry.cause
-    return None
-
-
-def _dtype_of(pattern: str) -> str:
-    """The dtype that a pattern of case ids names, "*" where it names none."""
-    named = set(pattern.split("/")) & set(DTYPES)
-    return named.pop() if len(named) == 1 else "*"
+T = TypeVar("T")
 
 
 class Search:
-    """Draws cases for the implementations of a plan, and judges each of them in all.
+    """Draws cases for the implementations of a plan, and judges each of them in all of its operator.
 
     `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
     `found` is told every failure once, when it is shrunk. `pool` draws from a few sizes; by default
@@ -146,7 +75,8 @@ class Search:
         if minutes is None and examples is None:
             minutes = 1.0
         self.plan, self.limit, self.found, self.drawn = plan, examples, found, drawn
-        self.implementations = [i for i in plan.implementations if i.operator == Case.operator]
+        self.implementations = plan.implementations
+        self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
         names = ["values", "gradients"] if gradients else ["values"]
         by_name = {check.name: check for check in all_checks()}
         self.checks = [by_name[name] for name in names]
@@ -157,7 +87,7 @@ class Search:
             i.backend.compiles_shapes or i.mode == "compiled" for i in self.implementations
         )
         count = pool if pool is not None else POOL if compiling else 0
-        self.pool = size_pool(seed, count) if count else []
+        self.pools = {o.name: shape_pool(o, seed, count) for o in self.operators if count}
         self._keys: dict[Key, Failure] = {}
         self._judged: set[str] = set()
         self._hash = hashlib.sha256()
@@ -167,23 +97,18 @@ class Search:
         """Search until the time or the number of examples is over."""
         began = time.monotonic()
         self._deadline = None if self.seconds is None else began + self.seconds
-        drawn = strategies.cases(
-            self.dtypes, self.pool, POOL_PAIRS if self.pool else strategies.PAIRS
-        )
+        cases = strategies.cases(self.operators, self.dtypes, self.pools)
         number = 0
         while not self._over():
             before = self.summary.examples
-            _Batch(self, drawn, number).run()
+            _Batch(self, cases, number).run()
             number += 1
             if self.summary.examples == before and number > 1 and not self._over():
                 break  # nothing new is left to draw
         for failure in self._keys.values():
             if not failure.shrunk:
                 self.found(failure)
-        self.summary.failures = list(self._keys.values())
-        self.summary.seconds = time.monotonic() - began
-        self.summary.digest = self._hash.hexdigest()[:12]
-        return self.summary
+        return self._summed_up(began)
 
     def judge_these(self, cases: Iterable[Case]) -> Summary:
         """Judge these cases, in every implementation, and shrink nothing."""
@@ -195,6 +120,31 @@ class Search:
                 if failure is not None:
                     failure.shrunk = True
                     self.found(failure)
+        return self._summed_up(began)
+
+    def cells(self, case: Case) -> Iterator[Cell]:
+        """The cells of a case: check by check, every implementation of its operator."""
+        for check in self.checks:
+            if not strategies.well_posed(case, "gradient" in check.needs):
+                continue
+            for implementation in self.implementations:
+                if implementation.operator is case.operator:
+                    yield Cell(check, case, implementation, self.plan.options.seed)
+
+    def judge(self, cell: Cell) -> Verdict:
+        """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
+        one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
+        self._cells += 1
+        if self._cells % FORGET_EVERY == 0 and "jax" in sys.modules:
+            from suite.front.plugin import forget_lowered
+
+            forget_lowered()
+        verdict = self.plan.judge(cell)
+        if verdict.kind == "unexpected-pass":
+            return Verdict("pass", measured=verdict.measured, seconds=verdict.seconds)
+        return verdict
+
+    def _summed_up(self, began: float) -> Summary:
         self.summary.failures = list(self._keys.values())
         self.summary.seconds = time.monotonic() - began
         self.summary.digest = self._hash.hexdigest()[:12]
@@ -205,38 +155,18 @@ class Search:
             return True
         return self._deadline is not None and time.monotonic() > self._deadline
 
-    def cells(self, case: Case) -> Iterator[Cell]:
-        """The cells of a case: check by check, every implementation."""
-        for check in self.checks:
-            for implementation in self.implementations:
-                yield check.cell(check, case, implementation, self.plan.options.seed)
-
-    def judge(self, cell: Cell) -> Verdict:
-        """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
-        one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
-        self._cells += 1
-        if self._cells % FORGET_EVERY == 0 and "jax" in sys.modules:
-            from suite.plugin import forget_lowered
-
-            forget_lowered()
-        verdict = self.plan.judge(cell)
-        if verdict.kind == "unexpected-pass":
-            return Verdict("pass", measured=verdict.measured, seconds=verdict.seconds)
-        return verdict
-
     def _record(self, cell: Cell, verdict: Verdict) -> Failure | None:
         """Count the verdict; returns the failure where it is new, or was not shrunk when it was."""
-        status = verdict.status
+        status, case = verdict.status, cell.case
+        assert isinstance(case, Case)
         if status == "fail" and (like := self._alike(cell, verdict)) is not None:
             source, cause = like
             status = "like known"
-            case = cell.case
-            assert isinstance(case, Case)
             if source in self.summary.alike:
                 self.summary.alike[source].times += 1
             else:
                 name = str(cell.implementation)
-                self.summary.alike[source] = Alike(source, cause, case, name)
+                self.summary.alike[source] = KnownAlike(source, cause, case, name)
         self.summary.statuses[status] += 1
         if status not in ("fail", "error"):
             return None
@@ -246,12 +176,8 @@ class Search:
             failure.times += 1
             if failure.shrunk:
                 return None
-            case = cell.case
-            assert isinstance(case, Case)
             failure.case, failure.verdict = case, verdict
             return failure
-        case = cell.case
-        assert isinstance(case, Case)
         self._keys[key] = Failure(
             key, cell.implementation, cell.check, case, case, verdict, self.summary.examples
         )
@@ -266,19 +192,7 @@ class Search:
         self.summary.examples += 1
         self._judged.add(case.id)
         self._hash.update(case.id.encode() + b"\n")
-        p, s = case.problem, case.problem.sizes
-        for axis, value in (
-            ("masks", re.sub(r"\d+", "N", case.mask_token)),
-            ("dtypes", case.dtype.name),
-            ("heads", s.heads),
-            ("sizes", s.token),
-            ("biases", p.bias),
-            ("scales", str(p.scale)),
-            ("softcaps", str(p.softcap)),
-            ("recipes", case.recipe),
-            ("layouts", case.layout),
-            ("forms", case.form),
-        ):
+        for axis, value in values_of(case):
             self.summary.axes.setdefault(axis, Counter())[value] += 1
         self.drawn(case)
 
@@ -290,17 +204,15 @@ class _StillFails(Exception):
 class _Batch:
     """One Hypothesis run: draws until a case fails in a new way, then shrinks that failure."""
 
-    def __init__(self, search: Search, drawn: SearchStrategy[Case], number: int) -> None:
-        self.search, self.drawn = search, drawn
-        self.seed = int.from_bytes(
-            hashlib.sha256(f"{search.summary.seed}/{number}".encode()).digest()[:8], "big"
-        )
+    def __init__(self, search: Search, cases: SearchStrategy[Case], number: int) -> None:
+        self.search, self.cases = search, cases
+        self.seed = seed_of(f"{search.summary.seed}/{number}")
         self.failure: Failure | None = None
         self.verdicts: dict[str, Verdict | None] = {}
         self.until = 0.0
 
     def run(self) -> None:
-        run_batch(self.drawn, self.seed, self._one, BATCH)
+        run_batch(self.cases, self.seed, self._one, BATCH)
         if self.failure is None:
             return
         case = self.failure.case
@@ -318,8 +230,9 @@ class _Batch:
 
     def _fails(self, failure: Failure, case: Case) -> Verdict | None:
         """The verdict on `case` where it is that failure, judged once more; else None."""
-        seed = self.search.plan.options.seed
-        cell = failure.check.cell(failure.check, case, failure.implementation, seed)
+        if failure.implementation.operator is not case.operator:
+            return None
+        cell = Cell(failure.check, case, failure.implementation, self.search.plan.options.seed)
         verdict = self.search.judge(cell)
         self.search.summary.shrinking += 1
         failed = verdict.status in ("fail", "error")
@@ -360,7 +273,7 @@ class _Batch:
 
 
 def run_batch(
-    drawn: SearchStrategy, seed: int, function: Callable[[Case], None], count: int
+    drawn: SearchStrategy[T], seed: int, function: Callable[[T], None], count: int
 ) -> None:
     """Call `function` with `count` draws, the same for the same seed and the same outcomes.
 
@@ -379,8 +292,8 @@ def run_batch(
         print_blob=False,
     )
     @hypothesis.given(drawn)
-    def batch(case: Case) -> None:
-        function(case)
+    def batch(value: T) -> None:
+        function(value)
 
     try:
         batch()
@@ -388,16 +301,20 @@ def run_batch(
         return
 
 
-def size_pool(seed: int, count: int) -> list[Sizes]:
-    """`count` different sizes, the same for the same seed."""
-    found: dict[Sizes, None] = {}
+def seed_of(name: str) -> int:
+    """A seed for Hypothesis, the same for the same name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
-    def take(sizes: object) -> None:
-        assert isinstance(sizes, Sizes)
-        found[sizes] = None
 
-    number = int.from_bytes(hashlib.sha256(f"pool/{seed}".encode()).digest()[:8], "big")
-    run_batch(strategies.sizes(POOL_PAIRS), number, take, 4 * count)  # type: ignore[arg-type]
-    every = list(found)
+def shape_pool(operator: Operator, seed: int, count: int) -> list[Shape]:
+    """`count` different shapes of an operator, the same for the same seed."""
+    shapes: dict[Shape, None] = {}
+
+    def take(shape: Shape) -> None:
+        shapes[shape] = None
+
+    drawn = strategies.shapes(operator, POOL_PAIRS)
+    run_batch(drawn, seed_of(f"pool/{operator}/{seed}"), take, 4 * count)
+    every = list(shapes)
     step = max(1, len(every) // count)
     return every[::step][:count]

@@ -1,16 +1,22 @@
-"""What is drawn: Hypothesis strategies over the dataclasses of the spec.
+"""What is drawn: Hypothesis strategies over the cases of every operator, from what the operator says of
+itself: axes that have one size, options with values worth asking, recipes, axis orders.
 
-Every case drawn can be judged by the checks as it stands: its id parses back, and the combinations
-that mean nothing (see `suite.spec.catalogue.compatible`) are left out. First alternatives are the
-simplest, so that a failure shrinks to few small sizes, no mask, no option.
+Every case drawn can be judged by the checks as it stands: its id parses back, and what has no right
+answer is left out. First alternatives are the simplest, so that a failure shrinks to few small sizes, no
+mask, no option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import hypothesis
 from hypothesis import strategies as st
 
+from suite.spec.case import Case, Widths
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.masks import (
     And,
@@ -23,11 +29,17 @@ from suite.spec.masks import (
     Segments,
     Sizes,
     Window,
+    part_features,
 )
-from suite.spec.problem import BIASES, LAYOUTS, RECIPES, Case, Problem, part_features
+from suite.spec.operator import Operator, Option
+from suite.spec.operators import OPERATORS
+from suite.spec.recipes import FIXED_SCALE, OVERFLOW_SCALE, recipes_of
 
 PAIRS = 16_384
 """The most pairs B x H x Lq x Lk of a case: the oracles of one take some ten milliseconds."""
+
+LAYER_PAIRS = 4_096
+"""The most pairs of a layer, whose oracles take several products more."""
 
 EVERY_DTYPE = tuple(DTYPES[name] for name in ("f32", "bf16", "f16", "f64"))
 
@@ -36,11 +48,29 @@ FAR = (129, 255, 256, 257, 511, 512, 513, 600, 767, 1025)
 
 HEAD_SIZES = (10, 15, 16, 17, 20, 24, 31, 32, 33, 40, 63, 64, 65, 80, 96, 128)
 GROUPS = (1, 1, 1, 2, 2, 3, 4, 5, 7, 8)
-SCALES = (0.3, 0.0, -0.2, 2.5, 1.0, 0.125)
-SOFTCAPS = (2.0, 0.5, 5.0, 30.0)
+FEW_GROUPS = (1, 1, 1, 1, 1, 2, 3)
+"""Query heads to a key's head; most layers have one."""
 
-FIXED_SCALE = ("large", "offset", "sunk")
-"""Recipes that set the size of the scores keep the default scale."""
+OPTION_ONE_IN, TIE_ONE_IN = 4, 3
+"""How often an option is not its default, and one that ties axes."""
+
+WITH_KEYS_ALONE = ("bias", "returned", "single")
+"""Options that mean something where keys are attended to, and nowhere else."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a case and the options that tie some of them: what a program is compiled for."""
+
+    sizes: Sizes
+    widths: Widths | None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def token(self) -> str:
+        """The part of a case's id."""
+        widths = [] if self.widths is None else [self.widths.token]
+        return "/".join([self.sizes.token, *widths])
 
 
 def rarely(common: st.SearchStrategy, rare: st.SearchStrategy, one_in: int) -> st.SearchStrategy:
@@ -54,94 +84,207 @@ def lengths() -> st.SearchStrategy[int]:
     return rarely(near, st.sampled_from(FAR), 8)
 
 
+def alternatives(option: Option, without: Sequence[Any] = ()) -> st.SearchStrategy:
+    """The values of an option besides its default: those it names, and numbers between them."""
+    named = st.sampled_from([value for value in option.values if value not in without])
+    if option.read is not float:
+        return named
+    low, high = (math.ceil(100 * min(option.values)), math.floor(100 * max(option.values)))
+    return st.one_of(named, st.integers(low, high).map(lambda n: n / 100))
+
+
+def binding(operator: Operator) -> list[Option]:
+    """The options that tie axes."""
+    plain = {option.name: option.default for option in operator.options}
+    return [
+        option
+        for option in operator.options
+        if any(
+            operator.tied(plain | {option.name: value}) != operator.tied(plain)
+            for value in option.values
+        )
+        if operator.attends or option.name not in WITH_KEYS_ALONE
+    ]
+
+
+def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
+    """The sizes of axes with those that are tied made equal: to 1, or to that of the first of them."""
+    groups: list[set[str]] = []
+    for tie in ties:
+        group = set(tie).union(*(g for g in groups if g & set(tie)))
+        groups = [g for g in groups if not g & group] + [group]
+    sizes = dict(letters)
+    for group in groups:
+        first = next(letter for letter in letters if letter in group)
+        sizes |= dict.fromkeys(group - {"1"}, 1 if "1" in group else letters[first])
+    return sizes
+
+
+def limited(letters: Mapping[str, int], ties: Iterable[str], pairs: int) -> dict[str, int]:
+    """The sizes of axes, smaller where there are more than `pairs` pairs of a query and a key."""
+    n, ties = tied(letters, ties), tuple(ties)
+    steps = (
+        lambda: {"b": min(n["b"], 2), "h": n["g"] * min(n["h"] // n["g"], 4)},
+        lambda: {"g": min(n["g"], 2), "h": min(n["g"], 2) * min(n["h"] // n["g"], 2)},
+        lambda: {"b": min(n["b"], 1)},
+        lambda: {"q": max(1, pairs // (n["b"] * n["h"] * n["k"]))},
+    )
+    for step in steps:
+        if n["b"] * n["h"] * n["q"] * n["k"] > pairs:
+            n = tied(n | step(), ties)
+    return n
+
+
 @st.composite
-def sizes(draw: st.DrawFn, pairs: int = PAIRS) -> Sizes:
-    """Sizes of at most `pairs` pairs. Batches and numbers of queries may be 0; keys there are always:
-    what becomes of none is an election, and none of the values' matter."""
-    Lq, Lk = draw(lengths()), draw(lengths())
+def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
+    """Sizes of an operator, with at most `pairs` pairs (0: `PAIRS`, of layers `LAYER_PAIRS`), and values
+    of the options that tie axes.
+
+    Plain attention may have no samples and no queries; keys there are always: what becomes of none is an
+    election, and none of the values' matter.
+    """
+    layer = operator.is_layer
+    pairs = pairs or (LAYER_PAIRS if layer else PAIRS)
+    options = {option.name: option.default for option in operator.options}
+    chosen = {
+        option.name: draw(rarely(st.just(option.default), alternatives(option), TIE_ONE_IN))
+        for option in binding(operator)
+    }
+    if not operator.attends:
+        chosen["own"] = True  # what attends to nothing takes one tensor
+    ties = operator.tied(options | chosen)
+    several_heads = not any({"1", "h"} <= set(tie) for tie in ties)
+
+    q, k = draw(lengths()), draw(lengths())
     if draw(st.integers(1, 4)) == 4:
-        Lq = Lk
-    B = draw(rarely(st.integers(1, 4), st.sampled_from((0, 5, 9)), 12))
-    groups, Hkv = draw(st.sampled_from(GROUPS)), draw(st.integers(1, 4))
-    D = draw(st.one_of(st.integers(1, 9), st.sampled_from(HEAD_SIZES)))
-    Dv = draw(rarely(st.just(D), st.integers(1, 20), 5))
-    Lq = draw(rarely(st.just(Lq), st.just(0), 30))
-
-    def beyond() -> bool:
-        return B * groups * Hkv * Lq * Lk > pairs
-
-    if beyond():
-        B, groups = min(B, 2), min(groups, 4)
-    if beyond():
-        Hkv, groups = min(Hkv, 2), min(groups, 2)
-    if beyond():
-        B = min(B, 1)
-    if beyond():
-        Lq = max(1, pairs // (B * groups * Hkv * Lk))
-    return Sizes(B, groups * Hkv, Hkv, Lq, Lk, D, Dv)
+        q = k
+    b = draw(rarely(st.integers(1, 4), st.sampled_from((5, 9) if layer else (0, 5, 9)), 12))
+    group, g = draw(st.sampled_from(FEW_GROUPS if layer else GROUPS)), draw(st.integers(1, 4))
+    head_sizes = HEAD_SIZES[:8] if layer and several_heads else HEAD_SIZES
+    d = draw(st.one_of(st.integers(1, 9), st.sampled_from(head_sizes)))
+    v = draw(rarely(st.just(d), st.integers(1, 20), 5))
+    q = q if layer else draw(rarely(st.just(q), st.just(0), 30))
+    letters = {"b": b, "h": group * g, "g": g, "q": q, "k": k, "d": d, "v": v}
+    if layer:
+        letters |= {letter: draw(st.integers(1, 24)) for letter in "xyzo"}
+        if draw(st.integers(1, 3)) < 3:
+            # What every library's layer can do: one width, which the heads split.
+            ties = (*ties, "xyzo", "dv")
+            n = tied(letters, ties)
+            letters["x"] = n["h"] * n["d"]
+    n = limited(letters, ties, pairs)
+    if layer and "xyzo" in ties:
+        n = tied(n | {"x": n["h"] * n["d"]}, ties)
+    widths = Widths(n["x"], n["y"], n["z"], n["o"]) if layer else None
+    return Shape(Sizes(*(n[letter] for letter in "bhgqkdv")), widths, tuple(chosen.items()))
 
 
 def atoms(reach: int) -> st.SearchStrategy[Mask]:
     """Masks of one part; windows and prefixes reach as far as `reach`."""
     side = st.one_of(st.integers(0, 4), st.integers(0, max(reach, 1)), st.none())
     return st.one_of(
-        st.just(Causal()),
+        usual_atoms(),
         st.just(Causal(bottom_right=True)),
-        st.builds(Padding, st.booleans(), st.booleans()),
-        st.builds(Boolean, st.sampled_from(Boolean.AXES), st.booleans()),
         st.builds(Window, side, side),
         st.builds(Prefix, st.integers(0, max(reach, 1))),
         st.builds(Segments, st.integers(1, 5)),
     )
 
 
+def usual_atoms() -> st.SearchStrategy[Mask]:
+    """The masks that layers have words for."""
+    return st.one_of(
+        st.just(Causal()),
+        st.builds(Padding, st.booleans(), st.booleans()),
+        st.builds(Boolean, st.sampled_from(Boolean.AXES), st.booleans()),
+    )
+
+
 @st.composite
-def masks(draw: st.DrawFn, reach: int) -> Mask | None:
-    """No mask, an atom, alternatives, or a conjunction of up to three of these."""
+def masks(draw: st.DrawFn, reach: int, usual: bool = False) -> Mask | None:
+    """No mask, an atom, alternatives, or a conjunction of up to three of these; mostly of `usual_atoms`
+    where asked."""
     if draw(st.integers(0, 4)) == 0:
         return None
+    every = rarely(usual_atoms(), atoms(reach), 4) if usual else atoms(reach)
     count = draw(rarely(st.just(1), st.integers(2, 3), 3))
     parts: list[Mask] = []
     for _ in range(count):
-        one, other = draw(atoms(reach)), draw(rarely(st.none(), atoms(reach), 6))
+        one, other = draw(every), draw(rarely(st.none(), every, 6))
         parts.append(one if other in (None, one) else Or((one, other)))
     parts = list(dict.fromkeys(parts))
     return parts[0] if len(parts) == 1 else And(tuple(parts))
 
 
 @st.composite
-def cases(
+def cases_of(
     draw: st.DrawFn,
+    operator: Operator,
     dtypes: Sequence[DType] = EVERY_DTYPE,
-    pool: Sequence[Sizes] = (),
-    pairs: int = PAIRS,
+    pool: Sequence[Shape] = (),
 ) -> Case:
-    """A case in one of `dtypes`, of the sizes in `pool` where there are any."""
-    shape = draw(st.sampled_from(list(pool)) if pool else sizes(pairs))
+    """A case of an operator in one of `dtypes`, of the shapes in `pool` where there are any."""
+    shape = draw(st.sampled_from(list(pool)) if pool else shapes(operator))
     fmt = draw(st.sampled_from(list(dtypes)))
-    recipe = draw(rarely(st.just("normal"), st.sampled_from(recipes(fmt)), 3))
-    mask = draw(masks(max(shape.Lq, shape.Lk)))
-    # Beside a mask, -inf in a bias may empty a row that then belongs to two elections.
-    biases = [b for b in BIASES if b != "inf" or mask is None]
-    bias = draw(rarely(st.just("none"), st.sampled_from(biases), 3))
-    softcap = draw(rarely(st.none(), st.sampled_from(SOFTCAPS), 6))
-    scale = None
+    recipes = recipes_of(operator.recipes, fmt)
+    recipe = draw(rarely(st.just(recipes[0]), st.sampled_from(recipes), 3))
+    reach = max(shape.sizes.Lq, shape.sizes.Lk)
+    mask = draw(masks(reach, operator.is_layer)) if operator.attends else None
+    options = dict(shape.options)
+    for option in operator.options:
+        meant = operator.attends or option.name not in WITH_KEYS_ALONE
+        if option.name in options or not option.values or not meant:
+            continue
+        # Beside a mask, -inf in a bias may empty a row that then belongs to two elections.
+        others = alternatives(option, without=[] if mask is None else ["inf"])
+        options[option.name] = draw(rarely(st.just(option.default), others, OPTION_ONE_IN))
     if recipe == "overflow":
-        scale = 2.0**-14
-    elif recipe not in FIXED_SCALE:
-        numbers = st.one_of(st.sampled_from(SCALES), st.integers(-300, 300).map(lambda n: n / 100))
-        scale = draw(rarely(st.none(), numbers, 5))
-    layout = draw(rarely(st.just(LAYOUTS[0]), st.sampled_from(LAYOUTS), 3))
+        options["scale"] = OVERFLOW_SCALE
+    elif recipe in FIXED_SCALE:
+        options["scale"] = None
+    orders = operator.axis_orders
+    axis_order = draw(rarely(st.just(orders[0]), st.sampled_from(orders), 3))
     form = "native"
     if mask is not None:
         flags = set(part_features(mask, "native")) - {"mask"}
         form = draw(st.sampled_from(("native", "dense"))) if flags else "dense"
-    return Case(Problem(shape, mask, bias, scale, softcap), fmt, recipe, layout, form)
+    try:
+        case = Case.of(
+            operator, shape.sizes, fmt, mask, shape.widths,
+            recipe=recipe, axis_order=axis_order, form=form, **options,
+        )  # fmt: skip
+    except ValueError:
+        hypothesis.reject()  # options that exclude each other
+    hypothesis.assume(well_posed(case))
+    return case
 
 
-def recipes(fmt: DType) -> list[str]:
-    """The recipes that mean something in a dtype: scores of -32768 need 24 bits, and what overflows
-    before it is scaled overflows in float16 alone."""
-    left = {"sunk"} if fmt.is_half else set()
-    left |= set() if fmt.name == "f16" else {"overflow"}
-    return [name for name in RECIPES if name not in left]
+def well_posed(case: Case, differentiated: bool = False) -> bool:
+    """Whether it is known what rows without keys give, and where their cotangents go: elections of the
+    operator say so."""
+    if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
+        return True
+    by_lengths = case.operator.is_layer and case.form == "native"
+    question = "padded-sample" if by_lengths else "fully-masked-row"
+    questions = {question, *([f"{question}-gradient"] if differentiated else [])}
+    if case.option("bias") not in (None, "none"):
+        questions.add("minus-inf-row")  # of who hands a mask on as -inf in the bias
+    return questions <= set(case.operator.elections)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    operators: Sequence[Operator] = tuple(OPERATORS.values()),
+    dtypes: Sequence[DType] = EVERY_DTYPE,
+    pools: Mapping[str, Sequence[Shape]] | None = None,
+) -> Case:
+    """A case of one of the operators: of attention itself in half the draws, of some layer in the others.
+
+    `pools`: the shapes to draw from, by the operator's name; any where there are none.
+    """
+    layers = [operator for operator in operators if operator.is_layer]
+    plain = [operator for operator in operators if not operator.is_layer]
+    kinds = [kind for kind in (plain, layers) if kind]
+    operator = draw(st.sampled_from(draw(st.sampled_from(kinds))))
+    return draw(cases_of(operator, dtypes, (pools or {}).get(operator.name, ())))

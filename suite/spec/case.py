@@ -23,7 +23,7 @@ from typing import Any
 
 from suite.spec.dtypes import DType, dtype
 from suite.spec.masks import Mask, Sizes, parse_mask, part_features
-from suite.spec.operator import Axes, Operator, Option, choice
+from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import AXIS_ORDERS, FORMS
@@ -91,6 +91,17 @@ class Case:
             raise ValueError(f"sizes must not be negative, got {s}")
         if s.Hkv < 1 or s.H % s.Hkv:
             raise ValueError(f"H must be a multiple of Hkv, got H={s.H}, Hkv={s.Hkv}")
+        for tie in self.operator.tied({o.name: self.option(o.name) for o in self.operator.options}):
+            sizes = {LETTERS[x]: self.letters[x] for x in tie if x != "1"}
+            if len(set(sizes.values()) | ({1} if "1" in tie else set())) > 1:
+                text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+                size = "the size 1" if "1" in tie else "one size"
+                raise ValueError(f"{self.operator} has {size} here, got {text}")
+        left_out = self.operator.single_axis
+        if self.option("single") and self.option("own") and left_out not in self.axes["key"]:
+            raise ValueError(
+                f"{self.operator}: one tensor as query, key and value keeps its {LETTERS[left_out]}"
+            )
         self.operator.validate(self)
 
     @classmethod

@@ -1,11 +1,7 @@
 """An operator: one thing that implementations compute, and all that the suite must know to ask for it.
 
-Every array has named axes, one letter each, so that checks can permute samples, keys or heads of any
-operator without knowing it:
-
-    b samples    h query heads      g key/value heads    q queries       k keys
-    d size of a query and a key     v size of a value    t units of additive attention
-    x y z o  features of the query, key, value and output of a layer
+Every array has named axes, one letter each (`LETTERS`), so that checks can permute samples, keys or heads
+of any operator without knowing it.
 """
 
 from __future__ import annotations
@@ -25,6 +21,21 @@ if TYPE_CHECKING:
 Axes = Mapping[str, str]
 """Arrays by name, with the letters of their axes."""
 
+LETTERS = {
+    "b": "samples",
+    "h": "query heads",
+    "g": "key/value heads",
+    "q": "queries",
+    "k": "keys",
+    "d": "size of a query and a key",
+    "v": "size of a value",
+    "x": "features of the query",
+    "y": "features of the key",
+    "z": "features of the value",
+    "o": "features of the output",
+}
+"""What the letters of axes mean; features are a layer's. The units of additive attention are d."""
+
 NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 """A number in an id, as a group of a regular expression."""
 
@@ -34,7 +45,8 @@ class Option:
     """Something a case may ask beyond sizes, dtype and mask: a token of its id, where it is not the default.
 
     `pattern` is the token as a regular expression whose first group is the value; `read` makes the value
-    of it, `write` the token of the value.
+    of it, `write` the token of the value. `values` are those that a random search asks for besides the
+    default: any of them, and any number between numbers; none where a check of its own judges the option.
     """
 
     name: str
@@ -42,23 +54,24 @@ class Option:
     read: Callable[[str], Any]
     write: Callable[[Any], str]
     default: Any = None
+    values: tuple[Any, ...] = ()
 
 
 def flag(name: str, word: str) -> Option:
     """An option that is on where the id has `word`."""
-    return Option(name, f"({word})", lambda text: True, lambda value: word, False)
+    return Option(name, f"({word})", lambda text: True, lambda value: word, False, (True,))
 
 
 def choice(name: str, words: Iterable[str], prefix: str = "") -> Option:
     """An option with one of `words`; the first one is the default and has no token."""
     default, *others = words
     pattern = f"{prefix.replace('.', chr(92) + '.')}({'|'.join(others)})"
-    return Option(name, pattern, str, lambda value: f"{prefix}{value}", default)
+    return Option(name, pattern, str, lambda value: f"{prefix}{value}", default, tuple(others))
 
 
-def number(name: str, prefix: str) -> Option:
-    """An option with a number; None is the default."""
-    return Option(name, prefix + NUMBER, float, lambda value: f"{prefix}{value!r}")
+def number(name: str, prefix: str, *values: float) -> Option:
+    """An option with a number; None is the default. `values` are those that a random search asks for."""
+    return Option(name, prefix + NUMBER, float, lambda value: f"{prefix}{value!r}", values=values)
 
 
 @dataclass(frozen=True)
@@ -88,12 +101,14 @@ class Operator:
 
     `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the case's
     dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both may hang on
-    the case's options. `statistics` are arrays without a gradient; `bias_axes`: the operator takes an
-    additive bias (see `suite.spec.vocabulary.BIASES`).
+    the case's options. `statistics` are arrays without a gradient.
 
     `needs(case, arrays, sizes, widths)` says which features an implementation must have to be asked the
-    case, or a variation of it with other arrays and sizes, besides those of masks and biases. `validate` raises ValueError where a case makes no sense. `group` is the row of the conformance
-    table a case is counted in.
+    case, or a variation of it with other arrays and sizes, besides those of masks and biases.
+
+    `ties(options)` says which axes have one size under options, by name: a tie is their letters, with "1"
+    among them where the size is 1. `validate` raises ValueError for a case that makes no sense for another
+    reason. `group` is the row of the conformance table a case is counted in.
 
     `elections` are the questions that are put to implementations, `probe` and `gradient_probe` the ids
     they start from: a mask and a dtype are filled in for {mask} and {dt}. `well_formed` is the id of the
@@ -118,9 +133,10 @@ class Operator:
     draw: Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
     outputs: Callable[[Case], Axes]
     needs: Callable[[Case, Collection[str], Sizes, Any], Mapping[str, bool]]
-    validate: Callable[[Case], None]
     cases: Callable[[str], Iterable[str]]
     options: tuple[Option, ...] = ()
+    ties: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing
+    validate: Callable[[Case], object] = nothing
     gradients: Callable[[str], Iterable[str]] = nothing
     compiled: Callable[[str], Iterable[str]] = nothing
     compiled_gradients: Callable[[str], Iterable[str]] = nothing
@@ -142,6 +158,11 @@ class Operator:
     def option(self, name: str) -> Option | None:
         """The option called `name`; None where the operator has none of that name."""
         return next((option for option in self.options if option.name == name), None)
+
+    def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """All ties under these options: those of the operator, and the axis that `single` leaves out."""
+        left_out = (f"1{self.single_axis}",) if options.get("single") else ()
+        return (*self.ties(options), *left_out)
 
     @property
     def module(self) -> str:

@@ -7,7 +7,7 @@ dtype before anybody sees them, so that the reference and every framework get th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -114,6 +114,20 @@ DRAWS: dict[str, Draw] = {
 
 RECIPES = tuple(DRAWS)
 """Names of the input recipes."""
+
+FIXED_SCALE = ("large", "offset", "sunk")
+"""Recipes that set the size of the scores: they keep the default scale."""
+
+OVERFLOW_SCALE = 2.0**-14
+"""The scale that the recipe "overflow" is meant for."""
+
+
+def recipes_of(names: Iterable[str], fmt: DType) -> list[str]:
+    """Those of the recipes that mean something in a dtype: scores of -32768 need 24 bits, and what
+    overflows before it is scaled overflows in float16 alone."""
+    left_out = {"sunk"} if fmt.is_half else set()
+    left_out |= set() if fmt.name == "f16" else {"overflow"}
+    return [name for name in names if name not in left_out]
 
 
 def generator(name: str, seed: int) -> np.random.Generator:

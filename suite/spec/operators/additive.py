@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ EVERY_DTYPE = ("b2h1q5k9d16v14",)
 def axes(case: Case) -> Axes:
     if case.option("vector"):
         return {**layers.SEQUENCES, "score_vector": "d"}
-    if case.option("bare"):
+    if case.option("without_projections"):
         return layers.SEQUENCES
     return layers.SEQUENCES | {"query_kernel": "xd", "key_kernel": "yd", "score_vector": "d"}
 
@@ -51,18 +51,13 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     return own | {"projection": "query_kernel" in arrays}
 
 
+def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return layers.ties("1hg", "zvo", *(["xyd"] if options["without_projections"] else []))(options)
+
+
 def validate(case: Case) -> None:
-    if case.option("bare"):
-        layers.validate_one_head(case)
-    else:
-        layers.validate(case)
-        layers.validate_output(case)
-        if case.widths is not None and case.sizes.Dv != case.widths.value:
-            raise ValueError(f"{case.operator} does not project values: {case.id}")
-    if case.option("vector") and not case.option("bare"):
+    if case.option("vector") and not case.option("without_projections"):
         raise ValueError(f"a score vector of its own is bare additive attention's: {case.id}")
-    if case.option("single") and case.sizes.Lq != 1:
-        raise ValueError(f"a single query has Lq = 1: {case.id}")
 
 
 def work(inputs: Inputs, direction: str) -> Work:
@@ -80,6 +75,7 @@ ADDITIVE = Operator(
     draw=draw,
     outputs=one_head_outputs("z"),
     needs=needs,
+    ties=ties,
     validate=validate,
     cases=designed(
         (
@@ -116,7 +112,7 @@ ADDITIVE = Operator(
         ),
     ),
     compiled=listed((), ("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",)),
-    options=options("identity", flag("vector", "vector")),
+    options=options("without_projections", "identity", flag("vector", "vector")),
     elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
     probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
     well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",

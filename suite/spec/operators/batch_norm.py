@@ -30,6 +30,11 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     return arrays | {"mean": mean, "variance": np.exp(rng.standard_normal(width))}
 
 
+def validate(case: Case) -> None:
+    if case.option("training") and case.sizes.B * case.sizes.Lq == 1:
+        raise ValueError(f"one token has no variance to train with: {case.id}")
+
+
 BATCH_NORM = Operator(
     name="batch-norm",
     text="batch norm: mean and variance of each feature over all samples and positions",
@@ -37,7 +42,8 @@ BATCH_NORM = Operator(
     draw=draw,
     outputs=lambda case: {"output": "bqx"},
     needs=layers.needs,
-    validate=layers.validate_one_head,
+    ties=layers.ties(*layers.ONE_HEAD),
+    validate=validate,
     cases=designed(
         (
             "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
@@ -65,7 +71,7 @@ BATCH_NORM = Operator(
             ),
         ),
     ),
-    options=options("plain"),
+    options=options("without_affine", "plain", trains=True),
     statistics=STATISTICS,
     is_layer=True,
     attends=False,

@@ -27,7 +27,7 @@ GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
 
 def axes(case: Case) -> Axes:
-    return layers.SEQUENCES if case.option("bare") else {**layers.SEQUENCES, **GAIN}
+    return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -38,14 +38,13 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     arrays["query"] = arrays["query"] * spread + level
     if case.option("own"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    if not case.option("bare"):
+    if not case.option("without_affine"):
         arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
         arrays["offset"] = rng.standard_normal(width)
     return arrays
 
 
 def validate(case: Case) -> None:
-    layers.validate_one_head(case)
     if case.option("training"):
         raise ValueError(f"{case.operator} is not asked in training: {case.id}")
 
@@ -57,6 +56,7 @@ LAYER_NORM = Operator(
     draw=draw,
     outputs=lambda case: {"output": "bqx"},
     needs=layers.needs,
+    ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
     cases=designed(
         ("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",),
@@ -70,7 +70,7 @@ LAYER_NORM = Operator(
             *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
         ),
     ),
-    options=options("plain"),
+    options=options("without_affine", "plain"),
     is_layer=True,
     attends=False,
     single_axis="q",

@@ -6,7 +6,8 @@ asked to, weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,46 +50,30 @@ RATE = Option("rate", r"drop(\d\.\d+)", float, lambda value: f"drop{value!r}", 0
 """Dropout of the weights."""
 
 
-def options(bare: str, *more: Option) -> tuple[Option, ...]:
-    """The options of a layer. `bare`, under the word given, leaves out what the layer can do without; `own`
-    hands one tensor in as query, key and value; `single` leaves out an axis (`Operator.single_axis`)."""
+def options(without: str, word: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
+    """The options of a layer. `without`, in ids under `word`, leaves out what it can do without; `own`
+    hands one tensor in as query, key and value; `single` leaves out an axis (`Operator.single_axis`);
+    `trains`: training computes something else than evaluation, without dropout, too."""
+    training = flag("training", "train")
     return (
         choice("bias", BIASES, "bias."),
-        flag("bare", bare),
+        flag(without, word),
         *more,
         flag("own", "self"),
         flag("single", "single"),
         choice("returned", RETURNED),
         RATE,
-        flag("training", "train"),
+        training if trains else replace(training, values=()),
     )
 
 
-def validate(case: Case, trains: bool = False) -> None:
-    """Raises ValueError where the sizes of any layer make no sense."""
-    s, w = case.sizes, case.widths
-    assert w is not None
-    if case.option("own") and not (w.query == w.key == w.value and s.Lq == s.Lk):
-        raise ValueError(f"one tensor as query, key and value needs equal sizes: {case.id}")
+ONE_HEAD = ("1hg", "zvo", "xyd")
+"""The ties of a layer of one head that projects nothing."""
 
 
-def validate_one_head(case: Case) -> None:
-    """Raises ValueError for sizes that a layer of one head without projections cannot have."""
-    validate(case)
-    validate_output(case)
-    s, w = case.sizes, case.widths
-    assert w is not None
-    if s.Dv != w.value:
-        raise ValueError(f"{case.operator} does not project values: {case.id}")
-    if not w.query == w.key == s.D:
-        raise ValueError(f"{case.operator} needs queries and keys of size d: {case.id}")
-
-
-def validate_output(case: Case) -> None:
-    """Raises ValueError where a layer has several heads, or an output of another size than its values."""
-    s, w = case.sizes, case.widths
-    if s.H != 1 or s.Hkv != 1 or w is None or w.output != s.Dv:
-        raise ValueError(f"{case.operator} has one head and an output of its size: {case.id}")
+def ties(*always: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
+    """The ties of a layer: `always`, and those of one tensor as query, key and value."""
+    return lambda options: (*always, *(("xyz", "qk") if options["own"] else ()))
 
 
 def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

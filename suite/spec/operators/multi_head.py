@@ -42,7 +42,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "dtype": tuple(DTYPES),
     "returned": ("none", "average", "head"),
     "bias": ("none", "qk", "bhqk"),
-    "bare": (False, True),
+    "without_biases": (False, True),
     "form": ("native", "dense"),
 }  # fmt: skip
 
@@ -69,7 +69,7 @@ def id_of(row: Row) -> str:
     sizes, (_, widths, own) = sizes_of(shape), SHAPES[shape]
     parts = ["multi-head", str(row["mask"]), sizes.heads, str(row["dtype"]), sizes.token, widths]
     parts += [f"bias.{row['bias']}"] if row["bias"] != "none" else []
-    parts += ["nobias"] if cast(bool, row["bare"]) else []
+    parts += ["nobias"] if cast(bool, row["without_biases"]) else []
     parts += ["self"] if own else []
     parts += [str(row["returned"])] if row["returned"] != "none" else []
     return "/".join(parts + (["dense"] if row["form"] == "dense" else []))
@@ -142,7 +142,7 @@ def axes(case: Case) -> Axes:
         "output_kernel": "hvo",
     }
     biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "o"}
-    return layers.SEQUENCES | kernels | ({} if case.option("bare") else biases)
+    return layers.SEQUENCES | kernels | ({} if case.option("without_biases") else biases)
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -183,12 +183,6 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     }
 
 
-def validate(case: Case) -> None:
-    layers.validate(case)
-    if case.option("single") and case.sizes.B != 1:
-        raise ValueError(f"an input without a batch axis has B = 1: {case.id}")
-
-
 MULTI_HEAD = Operator(
     name="multi-head",
     text="multi-head attention with projections",
@@ -196,7 +190,7 @@ MULTI_HEAD = Operator(
     draw=draw,
     outputs=outputs,
     needs=needs,
-    validate=validate,
+    ties=layers.ties(),
     cases=designed(
         SMOKE,
         STANDARD,
@@ -205,7 +199,7 @@ MULTI_HEAD = Operator(
     ),
     gradients=GRADIENTS,
     compiled=COMPILED,
-    options=options("nobias"),
+    options=options("without_biases", "nobias"),
     elections=(
         "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
         "causal-alignment", "causal-with-mask", "mask-polarity", "returned-weights",

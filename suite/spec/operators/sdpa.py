@@ -118,8 +118,8 @@ SDPA = Operator(
     compiled_gradients=compiled_gradients,
     options=(
         choice("bias", BIASES, "bias."),
-        number("scale", "scale"),
-        number("softcap", "cap"),
+        number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0, 0.125, 3.0, -3.0),
+        number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
         flag("sinks", "sinks"),
     ),
     group=group,

@@ -16,7 +16,7 @@ from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import HALF, Covering, filled, unique
 from suite.spec.masks import Sizes
-from suite.spec.recipes import RECIPES
+from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.vocabulary import BIASES
 
 # (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX
@@ -88,7 +88,7 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
         mask = str(pair["mask"])
         if mask == "none" or mask.startswith("bool"):
             return pair["form"] == ("native" if mask == "none" else "dense")
-    if "recipe" in pair and "scale" in pair and pair["recipe"] in ("large", "offset"):
+    if "recipe" in pair and "scale" in pair and pair["recipe"] in FIXED_SCALE:
         return pair["scale"] is None
     if "bias" in pair and "mask" in pair and pair["bias"] == "inf":
         return pair["mask"] == "none"

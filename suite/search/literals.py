@@ -1,0 +1,53 @@
+"""Arrays as Python text: their numbers where they are few, else their bytes, packed."""
+
+from __future__ import annotations
+
+import base64
+import re
+import textwrap
+import zlib
+
+import numpy as np
+
+LITERALS = 600
+"""The most numbers that are written out; beyond, arrays are packed."""
+
+IMPORTS = "import base64, zlib"
+"""What packed arrays are unpacked with."""
+
+
+def literal(array: np.ndarray | None) -> str:
+    """An expression for a boolean, integer or float64 array, exact; "None" for None."""
+    if array is None:
+        return "None"
+    if array.dtype == bool:
+        if array.size > LITERALS:
+            data = _packed(np.packbits(array).tobytes())
+            return (
+                f"np.unpackbits(np.frombuffer({data}, np.uint8), count={array.size})"
+                f".astype(bool).reshape{array.shape}"
+            )
+        numbers = ", ".join(str(int(x)) for x in array.ravel())
+        return f"{_listed(numbers)}.astype(bool).reshape{array.shape}"
+    if array.size > LITERALS:
+        data = _packed(np.ascontiguousarray(array, "<f8").tobytes())
+        return f'np.frombuffer({data}, "<f8").reshape{array.shape}'
+    if array.dtype.kind == "i":
+        numbers = ", ".join(str(int(x)) for x in array.ravel())
+        return f"{_listed(numbers)}.astype(np.{array.dtype.name}).reshape{array.shape}"
+    numbers = ", ".join(repr(float(x)) for x in array.ravel())
+    numbers = re.sub(r"\b(inf|nan)\b", r"np.\1", numbers)
+    return f"{_listed(numbers, ', dtype=float')}.reshape{array.shape}"
+
+
+def _listed(numbers: str, more: str = "") -> str:
+    if len(numbers) < 60:
+        return f"np.array([{numbers}]{more})"
+    lines = textwrap.fill(numbers, 96, initial_indent="    ", subsequent_indent="    ")
+    return f"np.array([\n{lines}\n]{more})"
+
+
+def _packed(data: bytes) -> str:
+    text = base64.b85encode(zlib.compress(data, 9)).decode()
+    lines = "\n".join(f'    b"{line}"' for line in textwrap.wrap(text, 90))
+    return f"zlib.decompress(base64.b85decode(\n{lines}\n))"
