@@ -20,13 +20,17 @@ ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
 )
 
+MANY_QUERIES = ONE_HEAD.refusing(
+    {"single": "the layer takes many queries, and never one without its axis"}
+)
+
 
 class SelfAttention(Textbook):
     """A self-attention layer: three projections with biases, scaled scores, (output, weights)."""
 
     name = "self-attention"
     operator = SELF_ATTENTION
-    declared = ONE_HEAD.refusing({"cross": "projects one input thrice"})
+    declared = MANY_QUERIES.refusing({"cross": "projects one input thrice"})
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
         return {
@@ -84,7 +88,7 @@ class Luong(Textbook):
 
     name = "luong"
     operator = DOT
-    declared = ONE_HEAD
+    declared = MANY_QUERIES
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
@@ -104,7 +108,7 @@ class MaskedInfinity(Textbook):
 
     name = "masked-inf"
     operator = MASKED
-    declared = ONE_HEAD
+    declared = MANY_QUERIES
 
     def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
         s, split = inputs.sizes, LayerMasks.of(inputs)

@@ -125,6 +125,8 @@ class Search:
     def cells(self, case: Case) -> Iterator[Cell]:
         """The cells of a case: check by check, every implementation of its operator."""
         for check in self.checks:
+            if not strategies.well_posed(case, "gradient" in check.needs):
+                continue
             for implementation in self.implementations:
                 if implementation.operator is case.operator:
                     yield Cell(check, case, implementation, self.plan.options.seed)
