@@ -29,8 +29,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 @dataclass(frozen=True)
 class Room:
-    """What the modules of a room may import besides each other and the standard library: `ours`, modules of
-    the house with all below them, where `backends` stands for its helpers alone; and `others`."""
+    """What the modules of a room may import besides each other and the standard library: `ours`, modules
+    of the house with all below them, where `backends` stands for its helpers alone; and `others`."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...] = ()

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from suite.spec.layers import LAYER_FEATURES
+from suite.spec.problem import BIASES, FEATURES, RECIPES, Case, Problem
 
 from suite.spec import catalogue
 from suite.spec.covering import each_value, feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES, dtype, round_to
-from suite.spec.layers import LAYER_FEATURES
-from suite.spec.masks import Boolean, Causal, Index, Padding, Segments, Sizes, Window, parse_mask
-from suite.spec.problem import BIASES, FEATURES, RECIPES, Case, Problem
+from suite.spec.masks import Boolean, Causal, Padding, Segments, Window, parse_mask
 from suite.spec.recipes import DRAWS, draw
+from suite.spec.sizes import Index, Sizes
 
 
 def test_levels_nest_and_have_their_sizes() -> None:

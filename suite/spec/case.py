@@ -22,10 +22,11 @@ from functools import cached_property
 from typing import Any
 
 from suite.spec.dtypes import DType, dtype
-from suite.spec.masks import Mask, Sizes, parse_mask, part_features
+from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, FORMS
 
 _EVERY_CASE = (

@@ -22,9 +22,9 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Sizes
 from suite.spec.operators import OPERATORS
 from suite.spec.operators.layers import PARAMETERS
+from suite.spec.sizes import Sizes
 from tests.mutants.kernel import Stated
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]

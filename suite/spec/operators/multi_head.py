@@ -11,10 +11,10 @@ import numpy as np
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Covering, designed, filled, listed
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
+from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
