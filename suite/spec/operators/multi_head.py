@@ -183,6 +183,8 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     }
 
 
+COVERING = Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of)
+
 MULTI_HEAD = Operator(
     name="multi-head",
     text="multi-head attention with projections",
@@ -195,7 +197,7 @@ MULTI_HEAD = Operator(
         SMOKE,
         STANDARD,
         EVERY_DTYPE,
-        Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of),
+        COVERING,
     ),
     gradients=GRADIENTS,
     compiled=COMPILED,
