@@ -22,10 +22,11 @@ from functools import cached_property
 from typing import Any
 
 from suite.spec.dtypes import DType, dtype
-from suite.spec.masks import Mask, Sizes, parse_mask, part_features
+from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, FORMS
 
 _EVERY_CASE = (
@@ -55,8 +56,9 @@ class Case:
     """One thing asked of one operator.
 
     `options` are those that differ from their defaults, as (name, value), in the operator's order. `form`
-    is how the mask is passed, `axis_order` how operands lie in memory, `recipe` what values are drawn.
-    Raises ValueError where the case makes no sense for the operator.
+    is how the mask is passed ("raw": as it stands, in malformed problems alone), `axis_order` how operands
+    lie in memory, `recipe` what values are drawn. Raises ValueError where the case makes no sense for the
+    operator.
     """
 
     operator: Operator
@@ -70,17 +72,24 @@ class Case:
     form: str = "native"
 
     def __post_init__(self) -> None:
-        for name, _ in self.options:
-            if self.operator.option(name) is None:
+        for name, value in self.options:
+            option = self.operator.option(name)
+            if option is None:
                 valid = ", ".join(option.name for option in self.operator.options)
                 raise ValueError(
                     f"{self.operator} has no option {name!r}; valid: {valid or 'none'}"
+                )
+            match = re.fullmatch(option.pattern, option.write(value))
+            if match is None or option.read(match[1]) != value:
+                raise ValueError(
+                    f"{self.operator} has no {name} {value!r}; ids have {option.pattern}"
                 )
         if self.operator.is_layer != (self.widths is not None):
             raise ValueError(f"{self.operator}: widths are given to layers, and to nothing else")
         for what, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
             ("axis order", self.axis_order, self.operator.axis_orders),
+            ("form", self.form, (*FORMS, "raw")),
         ):
             if value not in valid_values:
                 raise ValueError(

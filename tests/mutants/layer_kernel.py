@@ -22,10 +22,10 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Sizes
 from suite.spec.operators.layers import PARAMETERS
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.self_attention import SELF_ATTENTION
+from suite.spec.sizes import Sizes
 from tests.mutants.kernel import Stated
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
