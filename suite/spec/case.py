@@ -176,7 +176,7 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the case asks, by name: sizes from B to Dv, widths, heads, mask, every option, recipe, axis
+        """What the case asks, by name: sizes from B to Dv, widths, heads, mask, options, recipe, axis
         order and form; numbers, words, flags, and None for an option that asks nothing."""
         widths = {} if self.widths is None else vars(self.widths)
         return {
