@@ -26,7 +26,6 @@ from suite.spec.operators.layers import PARAMETERS
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.self_attention import SELF_ATTENTION
 from suite.spec.sizes import Sizes
-from suite.spec.sizes import Sizes
 from tests.mutants.kernel import Stated
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
