@@ -4,7 +4,7 @@ A case and its id determine each other: `Case.parse(case.id) == case`. The id's 
 
     OPERATOR/MASK/HEADS/DTYPE/SIZES[/WIDTHS][/OPTION...]
     sdpa/causal/gqa4/bf16/b2h8q33k47d64
-    sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5/onehot/blhd/dense
+    sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5.0/onehot/blhd/dense
     multi-head/causal+pad/mha/f32/b2h3q7k9d4/e12.10.14.12/bias.qk/nobias/self/average
 
 Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention inside,
@@ -182,6 +182,20 @@ class Case:
         if w is not None:
             sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
         return sizes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the case asks, by name: sizes from B to Dv, widths, heads, mask, options, recipe, axis
+        order and form; numbers, words, flags, and None for an option that asks nothing."""
+        widths = {} if self.widths is None else vars(self.widths)
+        return {
+            **vars(self.sizes),
+            **{f"{name}_width": width for name, width in widths.items()},
+            "heads": self.sizes.heads,
+            "mask": self.mask_token,
+            **{option.name: self.option(option.name) for option in self.operator.options},
+            **{option.name: getattr(self, option.name) for option in _EVERY_CASE},
+        }
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
