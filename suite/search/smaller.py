@@ -10,7 +10,7 @@ from typing import Any
 
 from suite.search.strategies import tied, well_posed
 from suite.spec.case import Case, Widths
-from suite.spec.masks import Sizes
+from suite.spec.sizes import Sizes
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
