@@ -44,11 +44,14 @@ ROOMS = {
     "backends._numpy": Room(("backends", "suite.spec", "references"), ("numpy",)),
     "backends._torch": Room(("backends", "suite.spec"), ("numpy", "torch")),
     "backends._jax": Room(("backends", "suite.spec"), ("numpy", "jax", "jaxlib", "flax")),
-    "backends._tensorflow": Room(("backends", "suite.spec"), ("numpy", "tensorflow")),
-    # Keras on an engine may use that engine's package.
+    # TensorFlow's own layers are those of Keras.
+    "backends._tensorflow": Room(
+        ("backends", "suite.spec", "backends._keras"), ("numpy", "tensorflow")
+    ),
+    # Keras on an engine uses that engine's package.
     "backends._keras": Room(
-        ("backends", "suite.spec", "backends._tensorflow", "backends._torch", "backends._jax"),
-        ("numpy", "keras", "tensorflow", "torch", "jax"),
+        ("backends", "suite.spec", "backends._torch", "backends._jax"),
+        ("numpy", "keras", "torch", "jax"),
     ),
     "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy",)),
     "suite.checks": Room(("suite", "suite.judge.check")),
