@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,15 @@ from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import FEATURES
 
+
+class Setting(NamedTuple):
+    """How a setting of a framework, or of the process, is read and written. What is read can be compared,
+    shown to people, and written back."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
+
 Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 """What `Backend.step` returns."""
 
@@ -53,7 +62,7 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 __all__ = [
     "ARRAYS", "ATTENTION_FEATURES", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
     "Backend", "BackendUnavailable", "DeclarationError", "Declared", "Election", "ForwardOnly",
-    "Implementation", "PreparedCall", "Step", "UsageError", "checked_name",
+    "Implementation", "PreparedCall", "Setting", "Step", "UsageError", "checked_name",
 ]  # fmt: skip
 
 
@@ -230,6 +239,17 @@ class Backend(ABC):
         """A user's layer in the dtype, on the device, switched to evaluation, where the framework's
         layers have these notions."""
         return layer
+
+    # What calls must leave as it is.
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The framework's settings that change what other calls compute, by name, for people."""
+        return {}
+
+    def reseed(self) -> None:
+        """Put the framework's random generators where every cell begins."""
+        return
 
     # Time, memory, and what ran.
 

@@ -38,6 +38,7 @@ KINDS = {
     "not-deterministic": "a second call on the same inputs gave other bits",
     "overwritten": "a later call changed an earlier answer",
     "leak": "what the mask hides has influence",
+    "leaked-state": "the call left a setting of the process or of the framework other than it was",
     "unequal": "two forms of one problem give answers further apart than rounding explains",
     "no-gradient": "an operand that the answer hangs on got no gradient",
     "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
