@@ -36,7 +36,14 @@ from backends.declared import (
     checked_name,
 )
 from backends.memory import arranged, in_order
-from backends.prepared import ARRAYS, LAYER_OUTPUTS, ForwardOnly, PreparedCall
+from backends.prepared import (
+    ARRAYS,
+    ENDS,
+    LAYER_OUTPUTS,
+    ForwardOnly,
+    PreparedCall,
+    TimeOver,
+)
 from backends.sources import Dialect
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType, round_to
@@ -60,14 +67,19 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 
 
 __all__ = [
-    "ARRAYS", "ATTENTION_FEATURES", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
-    "Backend", "BackendUnavailable", "DeclarationError", "Declared", "Election", "ForwardOnly",
-    "Implementation", "PreparedCall", "Setting", "Step", "UsageError", "checked_name",
+    "ARRAYS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
+    "Backend", "BackendUnavailable", "BrokenFramework", "DeclarationError", "Declared", "Election",
+    "ForwardOnly", "Implementation", "PreparedCall", "Setting", "Step", "TimeOver", "UsageError",
+    "checked_name",
 ]  # fmt: skip
 
 
 class BackendUnavailable(Exception):
-    """The framework is not installed, or failed to import; the message says why."""
+    """The framework is not installed, failed to import, or lacks the device; the message says why."""
+
+
+class BrokenFramework(BackendUnavailable):
+    """The framework is installed, and failed to import."""
 
 
 class Backend(ABC):

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.protocol import ForwardOnly, Implementation, PreparedCall
+from backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
 from suite.judge import answer, elections
 from suite.judge.answer import Answer
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import (
-    ENDS,
     Deviation,
     HarnessError,
     Measured,

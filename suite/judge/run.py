@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from backends.protocol import ENDS
 from suite.judge import leaks
 from suite.judge.cell import Cell, first_line
-from suite.judge.verdict import ENDS, Deviation, Measured, NotApplicable, Verdict, said
+from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict, said
 from suite.spec.case import Case
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from backends.protocol import ENDS
 from suite.spec.vocabulary import KINDS, STATUSES
 
 
@@ -28,14 +29,6 @@ class HarnessError(Exception):
 class NotApplicable(Exception):
     """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
 
-
-class TimeOver(BaseException):
-    """The cell ran longer than allowed. No `Exception`, so that who catches these lets it pass."""
-
-
-ENDS = (KeyboardInterrupt, TimeOver)
-"""What ends a cell from outside. Whatever else comes out of a call is the implementation's: `SystemExit`,
-and what tells a test runner that a test is skipped or expected to fail."""
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
