@@ -87,11 +87,14 @@ class PreparedCall:
     def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with other arrays for some of the operands and parameters, by their names.
 
-        What is one array, as the query, key and value of self-attention can be, stays one.
+        What is one array, as the query, key and value of self-attention can be, stays one, but for those
+        that are named.
         """
         new = {self.argument(name): array for name, array in arrays.items()}
-        old = {id(self.arguments[name]): array for name, array in new.items()}
-        old.pop(id(None), None)
+        old: dict[int, Any] = {}
+        for name, array in new.items():
+            if self.arguments.get(name) is not None:
+                old.setdefault(id(self.arguments[name]), array)
         same = {n: old[id(array)] for n, array in self.arguments.items() if id(array) in old}
         return self.arguments | same | new
 

@@ -50,7 +50,7 @@ from suite.spec.dtypes import DType, round_to
 from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.sdpa import SDPA
 from suite.spec.vocabulary import FEATURES
 
 
@@ -242,6 +242,15 @@ class Backend(ABC):
         """What a compiler may have fixed of an array: shape and dtype, strides where there are any."""
         return (tuple(array.shape), self.dtype_name(array))
 
+    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
+        """The compilers that an implementation is asked through."""
+        return self.layer_compilers if implementation.operator.is_layer else self.compilers
+
+    def declared_compiled(self, implementation: Implementation, compiler: str) -> Declared:
+        """What an implementation says of itself in a compiler: what it says anyway, since a compiler may
+        round less, and may not change what is answered."""
+        return implementation.declared
+
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         """The features an implementation loses in a compiler, with the reason; a dtype by its long name,
         and "compiled" where it cannot be compiled at all."""
@@ -340,7 +349,7 @@ class Implementation(ABC):
     """
 
     name: str
-    operator: Operator = OPERATORS["sdpa"]
+    operator: Operator = SDPA
     mode = "eager"
     declared = Declared()
 

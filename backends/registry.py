@@ -27,8 +27,8 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "torch": ("backends._torch", "TorchBackend"),
     "tf": ("backends._tensorflow", "TensorflowBackend"),
     "jax": ("backends._jax", "JaxBackend"),
-    "keras-torch": ("backends._keras", "KerasTorchBackend"),
-    "keras-jax": ("backends._keras", "KerasJaxBackend"),
+    "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
+    "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}

@@ -222,6 +222,15 @@ def test_cells_as_recorded_have_a_column_for_every_ratio() -> None:
     assert "ratios" not in found
 
 
+def test_cells_as_recorded_have_a_column_for_every_fact() -> None:
+    facts = {"Lk": 33, "bias": "inf", "scale": None}
+    found = frames.recorded(frame(cell(CASES[0], facts=facts), cell(CASES[1])))
+    assert found["fact_Lk"].fillna(-1).tolist() == [33, -1]
+    assert found["fact_bias"].tolist() == ["inf", ""]
+    assert found["fact_scale"].tolist() == ["", ""]
+    assert "facts" not in found
+
+
 def test_the_summary_names_operators_where_there_are_several() -> None:
     sdpa = elect("no-keys", {"f32": "zeros"})
     layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]

@@ -208,7 +208,16 @@ class Options:
         words = [f"--backend={name}" for name in self.backend]
         words += [f"--function={name}" for name in self.function]
         words += ["--audit"] if self.audit else []
-        for name in ("like", "device", "level", "mode", "seed", "numerics", "threads", "cell_timeout"):
+        for name in (
+            "like",
+            "device",
+            "level",
+            "mode",
+            "seed",
+            "numerics",
+            "threads",
+            "cell_timeout",
+        ):
             value = getattr(self, name)
             if value != getattr(Options, name):
                 words.append(f"--{_dashed(name)}={value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import math
 from dataclasses import dataclass, field
 
 from backends.protocol import ENDS
@@ -76,6 +77,13 @@ class Measured:
             self.error_ratio = other.error_ratio
             self.max_abs_error = other.max_abs_error
             self.rms, self.grade = other.rms, other.grade
+
+    def worst_of_operand(self, operand: str, other: Measured) -> None:
+        """Take over the larger figures of another comparison of one operand's gradient."""
+        self.worst_of(other)
+        ratio = other.error_ratio
+        if ratio is not None and not ratio <= self.ratios.get(operand, -math.inf):
+            self.ratios[operand] = ratio
 
 
 @dataclass(frozen=True)

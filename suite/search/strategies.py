@@ -27,13 +27,13 @@ from suite.spec.masks import (
     Padding,
     Prefix,
     Segments,
-    Sizes,
     Window,
     part_features,
 )
 from suite.spec.operator import Operator, Option
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import FIXED_SCALE, OVERFLOW_SCALE, recipes_of
+from suite.spec.sizes import Sizes
 
 PAIRS = 16_384
 """The most pairs B x H x Lq x Lk of a case: the oracles of one take some ten milliseconds."""
@@ -259,12 +259,14 @@ def cases_of(
     return case
 
 
-def well_posed(case: Case) -> bool:
-    """Whether it is known what rows without keys give: an election of the operator says so."""
+def well_posed(case: Case, differentiated: bool = False) -> bool:
+    """Whether it is known what rows without keys give, and where their cotangents go: elections of the
+    operator say so."""
     if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
         return True
     by_lengths = case.operator.is_layer and case.form == "native"
-    questions = {"padded-sample" if by_lengths else "fully-masked-row"}
+    question = "padded-sample" if by_lengths else "fully-masked-row"
+    questions = {question, *([f"{question}-gradient"] if differentiated else [])}
     if case.option("bias") not in (None, "none"):
         questions.add("minus-inf-row")  # of who hands a mask on as -inf in the bias
     return questions <= set(case.operator.elections)

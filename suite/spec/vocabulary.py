@@ -27,6 +27,9 @@ INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
 
+BROKEN = ("fail", "error", "crash")
+"""The statuses that fail a run."""
+
 KINDS = {
     "value": "an element is further from the oracle than rounding explains",
     "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
