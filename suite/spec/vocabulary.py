@@ -57,6 +57,9 @@ KINDS = {
 }
 """What can be wrong with a cell that did not pass."""
 
+SEARCHED = ("values", "gradients")
+"""The checks that cases drawn by the search are judged by."""
+
 CHECK_ALIASES = {
     "layer_values": "values",
     "layer_contract": "contract",
