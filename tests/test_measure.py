@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends.base import Prepared
+from suite.measure.subject import Refused, Subject, Unsupported
+from suite.measure.work import Work, count_pairs
+from suite.spec.workloads import WORKLOADS, named, sweep
 
 from backends._numpy import Definition, NumpyBackend, Rounded
-from backends.base import Prepared
 from backends.registry import load
 from suite.__main__ import main
 from suite.measure import gate, protocol
-from suite.measure.subject import Refused, Subject, Unsupported
-from suite.measure.work import Work, count_pairs
 from suite.records import speed
 from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
 from suite.records.speed import SpeedHeader, SpeedRecord
 from suite.spec.catalogue import parse
 from suite.spec.recipes import draw
-from suite.spec.workloads import WORKLOADS, named, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"

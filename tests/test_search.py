@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from suite.plan import Options, Plan
+from suite.spec.problem import FEATURES, Case
 
 from backends.compilation import mode_of
 from suite.judge.cell import Cell, run
-from suite.plan import Options, Plan
 from suite.records.expectations import Expectation, Manifest
 from suite.search import command, engine, script, strategies
 from suite.search.engine import Failure, Search, Summary
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
-from suite.spec.problem import FEATURES, Case
 from suite.spec.recipes import draw
 from suite.test_values import test_values as values
 

@@ -16,7 +16,7 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 """Flax's names of the projections, whose kernels and biases have the canonical shapes."""
@@ -46,7 +46,7 @@ class FlaxLayer(Implementation):
 
     backend: JaxEngine
 
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     declared = Declared(
         features=LAYER_FEATURES,
         refusals={

@@ -108,15 +108,13 @@ class NnxWeights(Nnx):
     """sow_weights=True, or dropout: products and a softmax of its own."""
 
     name = "flax-nnx-weights"
-    declared = (
-        FlaxLayer.declared.electing(
-            {
-                "causal-alignment": "top-left",
-                "causal-with-mask": "intersect",
-                "returned-weights": "before-dropout",
-            }
-        ).but(numerics="stepwise", dropout="shared")
-    )
+    declared = FlaxLayer.declared.electing(
+        {
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "returned-weights": "before-dropout",
+        }
+    ).but(numerics="stepwise", dropout="shared")
     sows = True
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:

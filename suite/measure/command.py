@@ -28,7 +28,7 @@ QUICK_SAMPLES = 5
 
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "mode", "device", "seed",
-    "results",
+    "threads", "results",
 )  # fmt: skip
 """The options that `bench` shares with the other ways to run the suite."""
 
@@ -58,6 +58,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         backend="whose implementations are timed, each backend in a process of its own; repeatable",
         function="time a function with the backend's native attention signature; repeatable",
         dtype="dtype of the workloads, default f32; repeatable",
+        threads="of each worker, and the CPUs that it runs on; 0: one for every CPU (default 1)",
         mode="eager, compiled (by the compilers that people deploy), or all (default)",
         results="a new file for the records, with --against for the raw pairs",
     )
@@ -69,7 +70,6 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--direction", action="append", default=[], choices=DIRECTIONS,
         help="default: forward, and the others of workloads that are part of training",
     )  # fmt: skip
-    parser.add_argument("--threads", type=int, default=1, help="0: one for every CPU; default 1")
     parser.add_argument("--samples", type=int, metavar="N", help="of each; default 20")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SAMPLES} samples of each")
     parser.add_argument(

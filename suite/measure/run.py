@@ -19,7 +19,7 @@ from suite.spec.catalogue.workloads import Workload, named
 from suite.spec.dtypes import dtype
 from suite.spec.vocabulary import DIRECTIONS
 
-UNUSED = ("level", "shard", "audit")
+UNUSED = ("level", "shard", "audit", "cell_timeout", "start_timeout")
 """Options of a run that mean nothing to a measurement."""
 
 
@@ -34,7 +34,6 @@ class BenchOptions(Options):
     mode: str = "all"
     workload: tuple[str, ...] = ()
     direction: tuple[str, ...] = ()
-    threads: int = 1
     samples: int = protocol.SAMPLES
 
     @property
@@ -69,8 +68,6 @@ class BenchOptions(Options):
         _ = self.workloads
         if self.samples < 1:
             raise UsageError(f"--samples must be positive, got {self.samples}")
-        if self.threads < 0:
-            raise UsageError(f"--threads must not be negative, got {self.threads}")
 
     def worker(self, backend: str) -> WorkerOptions:
         """What the worker of a backend is started with."""

@@ -11,6 +11,7 @@ import pandas as pd
 
 from suite.records.cells import CellRecord, Run
 from suite.records.lines import RecordError
+from suite.spec.vocabulary import BROKEN
 
 CHANGES = {
     "new failure": "passed, was known, unsupported or absent before; fails, breaks or crashes now",
@@ -22,7 +23,6 @@ CHANGES = {
 }
 """Every kind of change, in the order they are listed in."""
 
-BROKEN = ("fail", "error", "crash")
 FACTOR = 2.0
 
 COLUMNS = [

@@ -22,9 +22,10 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Sizes
-from suite.spec.operators import OPERATORS
 from suite.spec.operators.layers import PARAMETERS
+from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.self_attention import SELF_ATTENTION
+from suite.spec.sizes import Sizes
 from tests.mutants.kernel import Stated
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -70,7 +71,7 @@ class LayerCall:
 class LayerKernel(Stated):
     """One head without projections, in working precision, rounded once; scores are the operator's."""
 
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     features = LAYER_FEATURES
     stores: tuple[str, ...] = ()
     elections = {
@@ -269,7 +270,7 @@ class LayerKernel(Stated):
 class MultiHeadKernel(LayerKernel):
     """Multi-head attention: packed projections, split and merged by a reshape and a transpose."""
 
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     dropout = "elements"
     refusals = {"splits-width": "is given kernels, not a width to split"}
     elections = LayerKernel.elections | {
@@ -335,7 +336,7 @@ class MultiHeadKernel(LayerKernel):
 class SelfAttentionKernel(MultiHeadKernel):
     """One head with projections, and none of the output."""
 
-    operator = OPERATORS["self-attention"]
+    operator = SELF_ATTENTION
     dropout = ""
     elections = {}
     refusals = {"cross": "projects one input thrice"}

@@ -6,8 +6,12 @@ import math
 
 import numpy as np
 
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.layer_norm import EPSILON
+from suite.spec.operators.additive import ADDITIVE
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.concat import CONCAT
+from suite.spec.operators.dot import DOT
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.masked import MASKED
 from tests.mutants.layer_kernel import Heads, LayerCall, LayerKernel
 
 
@@ -33,7 +37,7 @@ class TanhKernel(LayerKernel):
 class AdditiveKernel(TanhKernel):
     """Additive attention, with projections and a score vector or without, for many queries or one."""
 
-    operator = OPERATORS["additive"]
+    operator = ADDITIVE
     dropout = "elements"
     elections = {
         "padded-sample": "zeros",
@@ -58,7 +62,7 @@ class AdditiveKernel(TanhKernel):
 class ConcatKernel(TanhKernel):
     """Concat attention: scores c sum tanh(s (query + key))."""
 
-    operator = OPERATORS["concat"]
+    operator = CONCAT
 
     def number(self, name: str, call: LayerCall) -> np.ndarray:
         """A scalar parameter, 1 where absent."""
@@ -77,7 +81,7 @@ class ConcatKernel(TanhKernel):
 class DotKernel(LayerKernel):
     """Dot-product attention with a learned scale, or none."""
 
-    operator = OPERATORS["dot"]
+    operator = DOT
     dropout = "elements"
     elections = AdditiveKernel.elections
 
@@ -93,7 +97,7 @@ class DotKernel(LayerKernel):
 class MaskedKernel(DotKernel):
     """Scaled dot-product attention without heads, with a causal and a padding mask."""
 
-    operator = OPERATORS["masked"]
+    operator = MASKED
     dropout = ""
     elections = LayerKernel.elections
 
@@ -130,14 +134,14 @@ class NormKernel(LayerKernel):
 class LayerNormKernel(NormKernel):
     """Layer norm: every token over its features."""
 
-    operator = OPERATORS["layer-norm"]
+    operator = LAYER_NORM
     axes = (2,)
 
 
 class BatchNormKernel(NormKernel):
     """Batch norm: every feature over samples and positions, or by what was learned."""
 
-    operator = OPERATORS["batch-norm"]
+    operator = BATCH_NORM
     axes = (0, 1)
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Option, Work, choice, flag
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES, RETURNED
 
 if TYPE_CHECKING:
