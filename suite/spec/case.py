@@ -27,7 +27,7 @@ from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, FORMS
+from suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
 _EVERY_CASE = (
     choice("recipe", RECIPES),
@@ -89,7 +89,7 @@ class Case:
         for what, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
             ("axis order", self.axis_order, self.operator.axis_orders),
-            ("form", self.form, (*FORMS, "raw")),
+            ("form", self.form, (*FORMS, *VARIED_FORMS)),
         ):
             if value not in valid_values:
                 raise ValueError(
