@@ -154,6 +154,13 @@ def test_imports_are_read_from_the_whole_file(tmp_path: Path) -> None:
         imports(path)
 
 
+def test_what_is_imported_exists() -> None:
+    """Inside functions, too, where nothing fails before they are called."""
+    for name, path in files().items():
+        ours = {module for module in imports(path) if module.split(".")[0] in PACKAGES}
+        assert not ours - files().keys(), name
+
+
 def test_only_a_backends_own_package_imports_a_framework() -> None:
     for name, path in files().items():
         tops = {module.split(".")[0] for module in imports(path)} & FRAMEWORKS
