@@ -28,11 +28,12 @@ class Progress:
         self.owed = Counter(cells)
 
     def take(self, backend: str, seconds: float) -> str:
-        """Count a judged cell, which took some seconds; returns a line where one is due, else ""."""
+        """Count a judged cell, which took some seconds; returns a line where one is due and something is
+        left, else ""."""
         self.judged[backend] += 1
         self._seconds[backend] += seconds  # type: ignore[assignment]
         now = self._clock()
-        if now - self._said < self._every or not self.owed:
+        if now - self._said < self._every or self.judged.total() >= self.owed.total():
             return ""
         self._said = now
         return self.line()
