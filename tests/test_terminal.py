@@ -13,7 +13,7 @@ import pytest
 
 from suite.front.again import go_on
 from suite.front.options import Options
-from suite.front.progress import Progress
+from suite.front.progress import Progress, Steps
 from suite.front.terminal import MOST, Listing
 from suite.records import cells as records
 from tests.records_by_hand import cell
@@ -244,3 +244,31 @@ def test_checks_without_a_backend_are_one_usage_error(words: tuple[str, ...]) ->
 def test_what_judges_nothing_needs_no_backend(words: tuple[str, ...]) -> None:
     out = run(*words)
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr
+
+
+def test_steps_say_what_comes_next_and_what_is_left() -> None:
+    clock, said = Clock(), list[str]()
+    steps = Steps(3, said.append, clock)
+    for name in "abc":
+        steps.next(name)
+        clock.now += 200
+    assert said == ["1 of 3: a", "2 of 3: b; about 7 min left", "3 of 3: c; about 3 min left"]
+
+
+def test_bench_and_the_gate_say_what_they_do() -> None:
+    case = "sdpa/none/mha/f32/b1h2q8k8d8"
+    words = ("bench", "--backend=numpy", "--implementation=definition", f"--workload={case}")
+    out = run(*words, "--direction=forward", "--samples=1", start=("-m", "suite"))
+    assert out.returncode == 0, out.stderr
+    assert out.stderr == f"1 of 1: {case} forward f32, implementations: 1, samples of each: 1\n"
+    assert " of 1: " not in out.stdout
+    out = run(*words, "--against=definition", "--seconds=0.1", start=("-m", "suite"))
+    assert out.stderr.splitlines() == [
+        f"1 of 1: {case} forward, {case}",
+        "  half 1 of 2: starting baseline, candidate, twin",
+        "  half 1 of 2: pairs for 0.05 s",
+        "  half 1 of 2: judging what was timed",
+        "  half 2 of 2: starting twin, candidate, baseline",
+        "  half 2 of 2: pairs for 0.05 s",
+        "  half 2 of 2: judging what was timed",
+    ]
