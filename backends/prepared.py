@@ -25,6 +25,15 @@ class ForwardOnly(Exception):
         self.declared = declared
 
 
+class TimeOver(BaseException):
+    """The cell ran longer than allowed. No `Exception`, so that who catches these lets it pass."""
+
+
+ENDS = (KeyboardInterrupt, TimeOver)
+"""What ends a cell from outside. Whatever else comes out of a call is the implementation's: `SystemExit`,
+and what tells a test runner that a test is skipped or expected to fail."""
+
+
 @dataclass
 class PreparedCall:
     """A call made ready: `function(**arguments)` gives the framework's own output.

@@ -353,6 +353,7 @@ def test_unknown_modes_and_backends_without_compilers() -> None:
         ("jax", "jit", r"2 dot, \d+ fusion"),
         ("jax", "aot", r"2 dot, \d+ fusion"),
         ("jax", "vmap", r"2 dot, \d+ fusion"),
+        ("jax", "ops", "2 dot_general"),
         ("tf", "function", "BatchMatMulV2, Softmax"),
         ("tf", "xla", r"2 dot, \d+ fusion"),
         ("torch", "vmap", "bmm, matmul"),

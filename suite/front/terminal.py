@@ -1,98 +1,144 @@
 """The terminal: what a run says to the person who started it.
 
-After a run come the tables of the summary, then why cells fail, then at most `MOST` failures in full; of
-the others pytest's own short summary has a line each. `-v` shows all of them in full.
+While cells are judged, a line now and then says what is left. After them come the tables of the summary,
+then why cells fail, then a few failures in full; of all of them pytest's short summary has a line each.
+With `-v` every group and every failure is shown in full.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backends.registry import REGISTRY
+from suite.front.again import again, go_on
 from suite.front.options import Options
+from suite.front.progress import EVERY, Progress
 from suite.records.cells import CellRecord, Run
-from suite.search.command import CHECKS as SEARCHED
 
 if TYPE_CHECKING:
+    from suite.front.plugin import RunState
     from suite.report.explanation import Group
 
 MOST = 10
-"""How many failures, and groups of failures, are shown in full."""
+"""How many groups of failures, and how many failures, are shown in full."""
 
 
-def again(node: str, options: Options) -> str:
-    """The one-line command that judges just this cell."""
-    return shlex.join(["pytest", node, *options.words()])
+class Terminal:
+    """The part of the pytest plugin that talks to people, in the process that writes the records."""
 
+    def __init__(self, config: pytest.Config, state: RunState) -> None:
+        self._config, self._state = config, state
+        self._progress: Progress | None = None
+        self._failed: list[Any] | None = None
 
-def go_on(cell: CellRecord, options: Options) -> str:
-    """The command that searches on from a failing cell and saves its script; "" where the search does not
-    judge the check, or not with these values."""
-    if cell.check not in SEARCHED or options.seed != Options.seed:
-        return ""
-    named = (cell.backend,) if "all" in options.backend and cell.backend in REGISTRY else ()
-    asked = replace(
-        options, backend=named or options.backend, mode=cell.mode, level=Options.level, audit=False
-    )
-    words = asked.words()
-    if not options.function or options.implementation:
-        words.append(f"--implementation={cell.implementation}")
-    script = f"{cell.check}-{cell.implementation}.py".replace("@", "-")
-    words += [f"--case={cell.case}", f"--script={script}"]
-    return shlex.join(["python", "-m", "suite", "search", *words])
+    @property
+    def _is_silent(self) -> bool:
+        return self._config.getoption("verbose") < -1
 
+    def take(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
+        """Count a judged cell of those that a run owes, by backend (nothing: not yet known), and say what
+        is left where that is due."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or self._is_silent:
+            return
+        if self._progress is None:
+            self._progress = Progress(EVERY[bool(reporter.isatty)])
+        if owed and not self._progress.owed:
+            self._progress.owe(owed)
+        if line := self._progress.take(cell.backend, cell.seconds):
+            if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
+                reporter.write("\n")
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
-def failure_text(cell: CellRecord, node: str, options: Options) -> str:
-    """One failing cell in full."""
-    worst = "" if cell.error_ratio is None else f"\n  error ratio {cell.error_ratio:.3g}"
-    return (
-        f"{cell.status}: {cell.kind}\n"
-        f"  case   {cell.case}\n"
-        f"  check  {cell.check}, in {cell.backend}:{cell.implementation} "
-        f"({cell.mode}, {cell.device}, numerics {cell.numerics}){worst}\n"
-        f"  {cell.message}\n"
-        f"  again: {again(node, options)}"
-    )
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
+    def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
+        """Tables, and why cells fail, before pytest lists the failures, of which it then has few."""
+        state = self._state
+        if state.cells and not self._is_silent:
+            from suite.report.summary import lines
+
+            assert state.header is not None
+            run = Run(state.header, tuple(state.cells))
+            for text in ("", *lines(run, state.unavailable)):
+                terminalreporter.write_line(text)
+            verbose = self._config.getoption("verbose") > 0
+            listing = Listing(run, state.nodes, state.options, len(run.cells) if verbose else MOST)
+            for text in listing.explanation():
+                terminalreporter.write_line(text)
+            self._failed = terminalreporter.stats.get("failed", [])
+            terminalreporter.stats["failed"] = listing.chosen(self._failed)
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """What is left to say once the failures are listed."""
+        if self._failed is None:
+            return
+        left_out = len(self._failed) - len(terminalreporter.stats["failed"])
+        terminalreporter.stats["failed"] = self._failed
+        if left_out:
+            terminalreporter.write_line(
+                f"... and {left_out} more failures, a line each below; -v shows all of them in full"
+            )
+        state = self._state
+        for text in state.stale:
+            terminalreporter.write_line(f"stale expectation: {text}", red=True)
+        if not any(cell.status == "pass" for cell in state.cells):
+            terminalreporter.write_line("no cell passed: the run fails")
+        if state.writer:
+            terminalreporter.write_line(f"records: {state.results}")
 
 
 class Listing:
-    """The part of pytest's summary that lists failures; a plugin of its own, so that it stands around
-    pytest's part.
+    """What is said of the cells of a run, and which of pytest's reports of failures are shown in full.
 
-    `nodes` are the ids of the tests by the keys of their cells.
+    `nodes` are the ids of the tests by the keys of their cells; `most` is how many groups and failures
+    are shown in full.
     """
 
-    def __init__(self, options: Options, run: Run, nodes: Mapping[tuple, str], all_of_them: bool) -> None:
+    def __init__(
+        self, run: Run, nodes: Mapping[tuple, str], options: Options, most: int = MOST
+    ) -> None:
         from suite.report import explanation, frames
 
-        self.options, self.run, self.nodes = options, run, nodes
-        self.most = len(run.cells) if all_of_them else MOST
-        self.groups = explanation.groups(frames.cells(run))
-        rows = explanation.in_full(self.groups, self.most)
-        self.in_full = [self.nodes[run.cells[row].key] for row in rows]
-        self.failed: list[Any] = []
+        self._run, self._nodes, self._options, self._most = run, nodes, options, most
+        self._groups = explanation.groups(frames.cells(run))
+        rows = explanation.in_full(self._groups, most)
+        self._in_full = [nodes[run.cells[row].key] for row in rows]
 
     def explanation(self) -> Iterator[str]:
-        """Why cells fail, as lines; none where none fails."""
-        if not self.groups:
-            return
-        yield from ("", "Why cells fail", "--------------")
-        for number, group in enumerate(self.groups[: self.most], 1):
-            yield from self._in_full(number, group)
-        for group in self.groups[self.most :]:
-            yield f"    {_head(group)}; {group.separation}"
+        """Why cells fail, as lines of text; none where none fails."""
+        if self._groups:
+            yield from ("", "Why cells fail", "--------------")
+        for number, group in enumerate(self._groups[: self._most], 1):
+            yield from self._in_lines(number, group)
+        rest = self._groups[self._most :]
+        if rest:
+            yield f"and {len(rest)} more, with their cases and commands under -v:"
+        yield from (f"    {_head(group)}; {group.separation}" for group in rest)
 
-    def _in_full(self, number: int, group: Group) -> Iterator[str]:
-        smallest = self.run.cells[group.cells[0]]
-        yield f"{number:3} {_head(group)}"
+    def chosen(self, reports: list[Any]) -> list[Any]:
+        """Of pytest's reports of failures those to show in full: of cells as many as `most`, the smallest
+        of every group first; of other tests all."""
+        by_node = {report.nodeid: report for report in reports}
+        cells = set(self._nodes.values())
+        first = [by_node[node] for node in self._in_full if node in by_node]
+        return first + [report for report in reports if report.nodeid not in cells]
+
+    def _in_lines(self, number: int, group: Group) -> Iterator[str]:
+        smallest = self._run.cells[group.cells[0]]
+        yield f"{number:2}. {_head(group)}"
         yield f"    {group.separation}"
         yield f"    smallest  {smallest.case}"
         yield f"              {' '.join(smallest.message.split())}"
-        yield f"    again     {again(self.nodes[smallest.key], self.options)}"
-        if command := go_on(smallest, self.options):
+        yield f"    again     {again(self._nodes[smallest.key], self._options)}"
+        if command := go_on(smallest, self._options):
             yield f"    go on     {command}"
+
+
+def _head(group: Group) -> str:
+    count = len(group.cells)
+    failures = "1 failure" if count == 1 else f"{count} failures"
+    return f"{group.check} of {group.implementation}: {failures}, {group.kind}"

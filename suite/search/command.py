@@ -116,8 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tell(search: Search, failure: Failure, path: Path | None) -> None:
-    """Print a failure, and save its script in a new file: `path`, or where that exists one beside it whose
-    name ends in a number."""
+    """Print a failure, and save its script in a new file: `path`, or where that exists one beside it with
+    a number in its name."""
     from suite.judge.cell import Cell
     from suite.search.script import NoScript, script
 

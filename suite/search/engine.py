@@ -23,7 +23,7 @@ from suite.checks import all_checks
 from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
-from suite.search import CHECKS, strategies
+from suite.search import strategies
 from suite.search.failures import (
     Failure,
     Key,
@@ -38,6 +38,7 @@ from suite.search.strategies import Shape
 from suite.spec.case import Case
 from suite.spec.dtypes import dtype
 from suite.spec.operator import Operator
+from suite.spec.vocabulary import SEARCHED
 
 BATCH = 200
 """Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
@@ -79,7 +80,7 @@ class Search:
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
         by_name = {check.name: check for check in all_checks()}
-        self.checks = [by_name[name] for name in (CHECKS if gradients else CHECKS[:1])]
+        self.checks = [by_name[name] for name in (SEARCHED if gradients else SEARCHED[:1])]
         self.summary = Summary(seed)
         self.seconds = None if minutes is None else 60.0 * minutes
         self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)

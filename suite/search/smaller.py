@@ -5,7 +5,7 @@ Hypothesis shrinks what it drew itself; a case that comes from elsewhere is made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from suite.search.strategies import tied, well_posed
@@ -45,7 +45,7 @@ def smaller(case: Case) -> Iterator[Case]:
             yield candidate
 
 
-def _less(case: Case) -> Iterator[Mapping[str, Any]]:
+def _less(case: Case) -> Iterator[dict[str, Any]]:
     """What to ask otherwise to ask less, by the names of `Case.of`."""
     if case.mask is not None:
         yield {"mask": None, "form": "native"}
@@ -54,7 +54,7 @@ def _less(case: Case) -> Iterator[Mapping[str, Any]]:
     yield from ({name: getattr(Case, name)} for name in ("recipe", "axis_order", "form"))
 
 
-def _smaller_sizes(case: Case) -> Iterator[Mapping[str, Any]]:
+def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
     """Smaller sizes of every axis: 1, half of it and so on to one less. What is equal stays equal: the
     sizes of keys and values, heads and the width that they split, and what is tied."""
     s, ties = (

@@ -41,6 +41,7 @@ KINDS = {
     "not-deterministic": "a second call on the same inputs gave other bits",
     "overwritten": "a later call changed an earlier answer",
     "leak": "what the mask hides has influence",
+    "leaked-state": "the call left a setting of the process or of the framework other than it was",
     "unequal": "two forms of one problem give answers further apart than rounding explains",
     "no-gradient": "an operand that the answer hangs on got no gradient",
     "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
@@ -55,6 +56,9 @@ KINDS = {
     "harness": "the adapter or the harness broke",
 }
 """What can be wrong with a cell that did not pass."""
+
+SEARCHED = ("values", "gradients")
+"""The checks that cases drawn by the search are judged by."""
 
 CHECK_ALIASES = {
     "layer_values": "values",
