@@ -1,5 +1,5 @@
-"""Promise: gradients lie within bounds that are derived like those of the answer, whichever array asks for
-one, and what a mask hides has neither a gradient nor a part in any."""
+"""Promise: gradients lie within bounds that are derived like those of the answer, whichever array
+asks for one, and what a mask hides has neither a gradient nor a part in any."""
 
 from __future__ import annotations
 
