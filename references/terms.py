@@ -158,7 +158,7 @@ class Collector:
             for array in (magnitude, final, distance):
                 np.copyto(array, 0.0, where=hidden)
             keys = ~hidden
-            attended = keys | block.averaged
+            attended = keys | block.averaged if block.averaged.any() else keys
         a = self.abs_q[:, :, rows] @ self.abs_k
         c = magnitude * 2.0
         square = 2.0 * np.square(magnitude) if self.variance else None
@@ -198,8 +198,9 @@ class Collector:
             t.keys[:, :, rows] = t.summed[:, :, rows] = p.shape[-1]
             t.underflow[:, :, rows] = unit * self.abs_v.sum(-2, keepdims=True)
         else:
-            t.keys[:, :, rows] = keys.sum(-1)
-            t.summed[:, :, rows] = attended.sum(-1)
+            t.keys[:, :, rows] = t.summed[:, :, rows] = keys.sum(-1)
+            if attended is not keys:
+                t.summed[:, :, rows] = attended.sum(-1)
             t.underflow[:, :, rows] = unit * (attended.astype(np.float32) @ self.abs_v)
         if square is not None:
             square += np.square(final)

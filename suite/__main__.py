@@ -1,8 +1,12 @@
 """Command line: `python -m suite COMMAND`; see `suite.front.commands`."""
 
+import os
 import sys
 
-from suite.front.commands import main
+# As in `suite.plugin`, and before NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from suite.front.commands import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -142,6 +142,7 @@ def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
     options = {**arguments(inputs), "terms": True, "variance": True}
     whole = sdpa.attention(*operands(inputs), **options)
     monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr(blocked, "LONG_BLOCK_ELEMENTS", 1)
     rows = sdpa.attention(*operands(inputs), **options)
     # Matrix products may sum in another order for other shapes: equal within a few ulps.
     assert np.abs(whole.output - rows.output).max() < 1e-15 * 8

@@ -44,8 +44,8 @@ def test_every_status_is_counted() -> None:
     found = conformance.statuses(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
-    assert found.columns.tolist() == ["score", "cells", *STATUSES]
-    assert found.loc["torch:sdpa"].tolist() == [1 / 6, 6, 1, 1, 1, 1, 1, 1]
+    assert found.columns.tolist() == ["score", "coverage", "cells", *STATUSES]
+    assert found.loc["torch:sdpa"].tolist() == [1 / 5, 5 / 6, 6, 1, 1, 1, 1, 1, 1]
 
 
 def test_statuses_that_do_not_occur_have_columns() -> None:
@@ -53,25 +53,54 @@ def test_statuses_that_do_not_occur_have_columns() -> None:
     assert found.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
 
 
-def test_an_implementation_that_supports_nothing_scores_zero() -> None:
+def test_an_implementation_that_supports_nothing_has_no_score() -> None:
     found = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
-    assert conformance.statuses(found).loc["mute:all", "score"] == 0
-    assert conformance.conformance(found).loc["mute:all", "score"] == 0
-    assert conformance.conformance(found).loc["mute:all", "none"] == "0/6"
-    assert conformance.statuses(found).loc["torch:sdpa", "score"] == 1
+    for table in (conformance.statuses(found), conformance.conformance(found)):
+        assert table.loc[["mute:all", "torch:sdpa"], "coverage"].tolist() == [0, 1]
+        assert table["score"].fillna(-1).loc[["mute:all", "torch:sdpa"]].tolist() == [-1, 1]
+    assert conformance.conformance(found).loc["mute:all", "none"] == "0/0 (6 unsupported)"
+    shown = "\n".join(lines(run(*(cell(c, "mute:all", "unsupported") for c in CASES)), {}))
+    (row,) = (line.split() for line in shown.splitlines() if line.startswith("mute:all"))
+    assert row[:4] == ["mute:all", "-", "0.00%", "6"]
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_unsupported_cannot_raise_the_score(status: str) -> None:
-    """Declaring a cell unsupported gives a score that is never higher than judging it."""
+def test_what_is_unsupported_counts_in_the_coverage_alone(status: str) -> None:
+    """The score is of what was asked; refusing shows beside it, whatever judging would have given."""
     rest = [cell(CASES[0]), cell(CASES[1], status="fail")]
 
-    def score(*cells: CellRecord) -> float:
-        return conformance.statuses(frame(*cells)).loc["torch:sdpa", "score"]
+    def shares(*cells: CellRecord) -> list[float]:
+        return conformance.statuses(frame(*cells)).loc["torch:sdpa", ["score", "coverage"]].tolist()
 
-    refused = score(*rest, cell(CASES[2], status="unsupported"))
-    assert refused <= score(*rest, cell(CASES[2], status=status))
-    assert refused < score(*rest)
+    assert shares(*rest, cell(CASES[2], status="unsupported")) == [1 / 2, 2 / 3]
+    if status != "unsupported":
+        passes = status == "pass"
+        assert shares(*rest, cell(CASES[2], status=status)) == [(1 + passes) / 3, 1]
+
+
+def test_unsupported_cells_are_tabled_by_reason() -> None:
+    names = [f"torch:{name}" for name in "abcd"]
+    flag = [cell(CASES[0], name, "unsupported", message="has no flag") for name in names]
+    cap = [cell(c, names[0], "unsupported", message="has no softcap") for c in CASES]
+    one = cell(CASES[0], names[1], "unsupported", message="has no sinks", check="contract")
+    found = conformance.unsupported(frame(one, *flag, *cap, cell(CASES[1], message="fine")))
+    assert found.index.tolist() == ["has no softcap", "has no flag", "has no sinks"]
+    assert found["cells"].tolist() == [6, 4, 1]
+    assert found["implementations"].tolist() == ["torch:a", "torch:a and 3 more", "torch:b"]
+    assert found.loc["has no sinks", ["check", "case"]].tolist() == ["contract", CASES[0]]
+
+
+def test_the_summary_ends_with_the_reasons() -> None:
+    cells = [
+        cell(f"{case}/{n}", status="unsupported", message=f"reason {n:02}")
+        for n in range(23)
+        for case in CASES[: 2 if n < 20 else 1]
+    ]
+    shown = lines(run(*cells, cell()), {})
+    assert "Unsupported" in shown
+    assert sum(line.startswith("reason ") for line in shown) == 1 + 20
+    assert shown[-1] == "... and 3 more reasons, of 3 cells"
+    assert shown.index("Unsupported") > shown.index("Statuses")
 
 
 def test_conformance_counts_by_group() -> None:
@@ -85,9 +114,10 @@ def test_conformance_counts_by_group() -> None:
         cell(CASES[0], "jax:jax-nn", group=""),
     )
     shown = conformance.conformance(found)
-    assert shown.columns.tolist() == ["score", "cells", *STATUSES, "causal", "bias", "other"]
+    shares = ["score", "coverage", "cells"]
+    assert shown.columns.tolist() == [*shares, *STATUSES, "causal", "bias", "other"]
     assert shown.loc["torch:sdpa", ["causal", "bias", "other"]].tolist() == [
-        "1/3 (1 fail)", "0/2 (1 crash, 1 known)", "",
+        "1/2 (1 fail, 1 unsupported)", "0/2 (1 crash, 1 known)", "",
     ]  # fmt: skip
     assert shown.loc["jax:jax-nn", ["causal", "bias", "other"]].tolist() == ["", "1/1", "1/1"]
     long = conformance.conformance_long(found)
@@ -220,6 +250,15 @@ def test_cells_as_recorded_have_a_column_for_every_ratio() -> None:
     assert found["ratio_of_key"].fillna(-1).tolist() == [0.5, -1]
     assert found["features"].tolist() == ["mask bias", ""]
     assert "ratios" not in found
+
+
+def test_cells_as_recorded_have_a_column_for_every_fact() -> None:
+    facts = {"Lk": 33, "bias": "inf", "scale": None}
+    found = frames.recorded(frame(cell(CASES[0], facts=facts), cell(CASES[1])))
+    assert found["fact_Lk"].fillna(-1).tolist() == [33, -1]
+    assert found["fact_bias"].tolist() == ["inf", ""]
+    assert found["fact_scale"].tolist() == ["", ""]
+    assert "facts" not in found
 
 
 def test_the_summary_names_operators_where_there_are_several() -> None:

@@ -462,7 +462,7 @@ def with_source(prepared: PreparedCall, lines: list[str]) -> PreparedCall:
         ("torch", "flex@aot_eager", "sdpa/bool.qk/mha/f32/b2h2q5k7d8/bias.1hqk/dense", "values"),
         ("tf", "eager@xla", "sdpa/pad/mha/f32/b2h2q5k7d8/cap2.0", "gradients"),
         ("tf", "keras-ops@function", "sdpa/causal/gqa2/f32/b2h4q5k7d8", "values"),
-        ("jax", "jax-nn@jit", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
+        ("jax", "jax-nn@ops", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
         ("jax", "eager@aot", "sdpa/none/mha/bf16/b2h2q5k7d8", "values"),
     ],
 )

@@ -17,6 +17,9 @@ from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
 DEFAULT_NUMERICS = "stepwise"
 """The class a person's function is held to unless it declares one: the widest in which sums are right."""
 
+CELL_SECONDS, START_SECONDS = 600.0, 600.0
+"""Limits of time that nothing comes near that ends at all."""
+
 ASKED_MODES = (*MODES, "all")
 """What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
 
@@ -76,6 +79,20 @@ OPTIONS: dict[str, Option] = {
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
         "CLASS",
     ),
+    "threads": Option(
+        "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
+        "every CPU, divided among workers (default 1)",
+        "N", 1, kind=int,
+    ),
+    "cell-timeout": Option(
+        f"seconds after which a cell has failed, 0 for no limit (default {CELL_SECONDS:.0f})",
+        "SECONDS", CELL_SECONDS, kind=float,
+    ),
+    "start-timeout": Option(
+        "seconds in which frameworks and kernels must be imported, 0 for no limit "
+        f"(default {START_SECONDS:.0f})",
+        "SECONDS", START_SECONDS, kind=float,
+    ),
     "results": Option("write records to this new file", "FILE.jsonl"),
     "shard": Option("only part I of N of the cells", "I/N"),
     "audit": Option(
@@ -111,10 +128,14 @@ class Options:
     audit: bool = False
     like: str = ""
     mode: str = MODES[0]
+    threads: int = 1
+    cell_timeout: float = CELL_SECONDS
+    start_timeout: float = START_SECONDS
 
     @classmethod
     def of(cls, given: Callable[[str], Any]) -> Self:
-        """The options that `given(name)` holds; those it has not keep their defaults."""
+        """The options that `given(name)` holds, by the names of fields; those it has not keep their
+        defaults."""
         values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
@@ -167,6 +188,10 @@ class Options:
             _one_of("numerics class", self.numerics, NUMERICS)
             if not self.function:
                 raise UsageError("--numerics declares the class of a --function, and none is given")
+        for name in ("threads", "cell_timeout", "start_timeout"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"--{_dashed(name)} must not be negative, got {value}")
         self.part()
 
     def part(self) -> tuple[int, int]:
@@ -183,11 +208,25 @@ class Options:
         words = [f"--backend={name}" for name in self.backend]
         words += [f"--function={name}" for name in self.function]
         words += ["--audit"] if self.audit else []
-        for name in ("like", "device", "level", "mode", "seed", "numerics"):
+        for name in (
+            "like",
+            "device",
+            "level",
+            "mode",
+            "seed",
+            "numerics",
+            "threads",
+            "cell_timeout",
+        ):
             value = getattr(self, name)
             if value != getattr(Options, name):
-                words.append(f"--{name}={value}")
+                words.append(f"--{_dashed(name)}={value}")
         return words
+
+
+def _dashed(name: str) -> str:
+    """A field's name as the command line has it."""
+    return name.replace("_", "-")
 
 
 def _one_of(what: str, value: str, valid: Iterable[str]) -> None:

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.protocol import ForwardOnly, Implementation, PreparedCall
+from backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
 from suite.judge import answer, elections
 from suite.judge.answer import Answer
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable
+from suite.judge.verdict import (
+    Deviation,
+    HarnessError,
+    Measured,
+    NotApplicable,
+    said,
+)
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType
@@ -85,7 +91,9 @@ class Cell:
             if error.declared or self.implementation.declared.may_be_forward_only:
                 raise NotApplicable(f"forward only: {error}") from error
             raise Deviation("raised", first_line(error)) from error
-        except (Exception, SystemExit) as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             raise Deviation("raised", first_line(error)) from error
 
     def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
@@ -174,6 +182,6 @@ class Cell:
 def first_line(error: BaseException) -> str:
     """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's functions
     begin with the place and end with what happened."""
-    lines = str(error).strip().splitlines() or [""]
+    lines = said(error).strip().splitlines() or [""]
     text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
     return f"{type(error).__name__}: {text[:300]}"

@@ -156,8 +156,7 @@ def judge_gradients(
             f"gradient of the {name}, ",
         )  # fmt: skip
         measured.grade = grade(error, partial(limit, name))
-        cell.measured.worst_of(measured)
-        cell.measured.ratios[name] = measured.error_ratio or 0.0
+        cell.measured.worst_of_operand(name, measured)
         if deviation is not None:
             raise deviation
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from references.cache import Cache
-from references.outputs import Outputs
-from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
 
 import references
 from backends.protocol import Declared
+from references.cache import Cache
+from references.outputs import Outputs
+from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
 from suite.judge.comparison import against_oracle, first
 from suite.judge.tolerance import (
     RMS_CLASSES,

@@ -37,9 +37,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from references.rounding import Roundoffs
 
 from backends.protocol import Declared
+from references.rounding import Roundoffs
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.vocabulary import NUMERICS
 

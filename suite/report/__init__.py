@@ -9,13 +9,14 @@ conformance  statuses, conformance, conformance_long, failures, only_here, every
 precision    accuracy, gradients, kernels
 semantics    elections, invariance, layers
 tables       the tables of judged cells by name: build
+build        result files of a kind -> its tables
 speed        speed records -> DataFrames; asv, the results of asv; plots, pictures of speed
 diff         what changed between two runs: compare, new_failures, summary, header_changes
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
 summary      what a person who just ran the suite wants to see
 commands     the command line: add_report_parser, add_diff_parser
 
-Importing the package, `kinds` or `commands` does not yet load pandas.
+Importing the package, `kinds`, `build` or `commands` does not yet load pandas.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from typing import Any
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.kinds import KINDS, SPEED, TABLES, Kind, Request, kind_of
+from suite.report.build import Request, build
+from suite.report.kinds import KINDS, SPEED, TABLES, Kind, kind_of
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -57,9 +58,26 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("old", type=Path, metavar="OLD", help="result file of the old run")
     parser.add_argument("new", type=Path, metavar="NEW", help="result file of the new run")
+    parser.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        type=_rename,
+        metavar="OLD=NEW",
+        help="compare the old run's implementation OLD with the new run's NEW (sdpa=flash, or "
+        "torch:sdpa=jax:jax-nn), and leave out those that one run has alone; repeatable",
+    )
     _add_output(parser)
     parser.set_defaults(run=diff)
     return parser
+
+
+def _rename(text: str) -> tuple[str, str]:
+    """The two names of a --map."""
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
+    return old, new
 
 
 def report(args: argparse.Namespace) -> int:
@@ -78,7 +96,7 @@ def report(args: argparse.Namespace) -> int:
             raise RecordError(f"--plots draws {SPEED.name}, and none is given")
         tables: dict[str, Any] = {}
         for kind, paths in paths_of.items():
-            tables |= kind.build(paths, _names(args, kind), request)
+            tables |= build(kind, paths, _names(args, kind), request)
         render(tables, args.format, args.output, next(iter(paths_of)).title)
         return 0
 
@@ -108,11 +126,14 @@ def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
 
     def work() -> int:
-        from suite.report.diff import compare, header_changes, new_failures, summary
+        from suite.report.diff import compare, header_changes, mapped, new_failures, summary
         from suite.report.render import render
 
         old, new = (load(path, args.partial) for path in (args.old, args.new))
-        changes = compare(old, new)
+        renames = dict(args.map)
+        if len(renames) < len(args.map):
+            raise RecordError("--map names the same old implementation twice; name it once")
+        changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
         tables = {
             "summary": summary(changes),
             "changes": changes,

@@ -1,33 +1,18 @@
-"""Kinds of results: what a path holds, which tables are made of it, and what makes them.
+"""Kinds of results: what a path holds, and which tables are made of it.
 
-The one place that knows them: the commands, their help, captions and errors ask here.
+The one place that knows them: the commands, their help, captions and errors ask here. `build` beside it
+makes the tables.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from suite.records import cells, speed
-from suite.records.cells import IncompleteShards, Run, load, merge
-from suite.records.lines import RecordError, is_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line says of tables: also read unfinished runs; the baseline of the table
-    `speedup`; the new folder for plots of speed."""
-
-    partial: bool = False
-    baseline: str = ""
-    plots: Path | None = None
+from suite.records.lines import is_of
 
 
 @dataclass(frozen=True)
@@ -35,15 +20,14 @@ class Kind:
     """One kind of results.
 
     `accepts` says whether a path holds such results. `tables` are the names of its tables, in their
-    order, with what they say; `build` makes those that are asked for, and the `rare` ones only where they
-    are asked for by name, or for files of data.
+    order, with what they say; the `rare` ones are made only where they are asked for by name, or for
+    files of data.
     """
 
     name: str
     title: str
     accepts: Callable[[Path], bool]
     rare: tuple[str, ...]
-    build: Callable[[list[Path], list[str], Request], dict[str, pd.DataFrame]]
     tables: dict[str, str] = field(hash=False)
 
     def chosen(self, names: Iterable[str] | None = None) -> list[str]:
@@ -57,71 +41,21 @@ class Kind:
         return [name for name in self.tables if name in wanted]
 
 
-def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
-    """The runs of these files, the shards of one run merged into one.
-
-    Shards belong together where their case lists, commits and versions are the same. Raises
-    RecordError where a file cannot be used, or shards are missing; with `partial`, files without a
-    footer and incomplete shards stand for themselves.
-    """
-    groups: dict[str, list[Run]] = {}
-    for number, path in enumerate(paths):
-        run = load(path, partial)
-        h = run.header
-        identity = json.dumps([h.digest, h.commit, h.dirty, h.versions, h.python], sort_keys=True)
-        groups.setdefault(identity if h.shard else f"whole {number}", []).append(run)
-    runs: list[Run] = []
-    for group in groups.values():
-        try:
-            runs += [merge(group)] if group[0].header.shard else group
-        except IncompleteShards:
-            if not partial:
-                raise
-            runs += group
-    return runs
-
-
-def _conformance(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
-    from suite.report.tables import build
-
-    return build(load_runs(paths, request.partial), names)
-
-
-def _speed(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
-    from suite.report.plots import NoPlots, plots
-    from suite.report.speed import build, measurements
-
-    runs = [speed.load(path, request.partial) for path in paths]
-    try:
-        tables = build(runs, names, request.baseline)
-        if request.plots:
-            plots(measurements(runs), request.plots)
-    except (KeyError, NoPlots) as error:
-        raise RecordError(str(error.args[0])) from error
-    return tables
-
-
-def _asv(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
-    from suite.report.asv import build
-
-    return build(paths, names)
-
-
 CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
     accepts=partial(is_of, form=cells.FORM),
     rare=("cells",),
-    build=_conformance,
     tables={
         "runs": "What was run: versions, machine, options.",
         "statuses": (
-            "Cells per status. The score is pass / all cells: what is unsupported counts in the "
-            "denominator."
+            "Cells per status. The score is pass / asked; what is unsupported was not asked, and "
+            "coverage is asked / all cells. - where nothing was asked."
         ),
+        "unsupported": "Why cells were not asked, by reason.",
         "conformance": (
             "Cells passed / asked in every group of cases, with what else became of them in "
-            "brackets; what is then left is unsupported."
+            "brackets; what is unsupported was not asked."
         ),
         "accuracy": (
             "The check values: error ratio = max |error| / bound of the declared numerics "
@@ -154,6 +88,10 @@ CONFORMANCE = Kind(
             "means in a mask, the causal flag beside a mask, which weights it returns while "
             "dropout is on, and what it can be asked for."
         ),
+        "explained": (
+            "Failures by check, kind and implementation: what separates them from the cells of the "
+            "same check that pass, and the smallest case."
+        ),
         "only_here": "Failures of exactly one implementation where at least one other passes.",
         "everywhere": "Failures of every implementation that supports the case, at least two.",
         "failures": "Every cell that crashed, broke or failed, expected or not.",
@@ -167,7 +105,6 @@ SPEED = Kind(
     title="Attention speed",
     accepts=partial(is_of, form=speed.FORM),
     rare=("samples",),
-    build=_speed,
     tables={
         "speed": (
             "What was timed, for answers judged right: the median of a call and its quartiles "
@@ -190,7 +127,6 @@ ASV = Kind(
     title="Attention speed",
     accepts=Path.is_dir,
     rare=("asv",),
-    build=_asv,
     tables={
         "asv_history": "asv's values, a column per commit: seconds, bytes, or what the benchmark counts.",
         "asv": "asv's results, in asv's units; value NaN where a benchmark failed or has no value.",

@@ -27,13 +27,13 @@ from suite.spec.masks import (
     Padding,
     Prefix,
     Segments,
-    Sizes,
     Window,
     part_features,
 )
 from suite.spec.operator import Operator, Option
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import FIXED_SCALE, OVERFLOW_SCALE, recipes_of
+from suite.spec.sizes import Sizes
 
 PAIRS = 16_384
 """The most pairs B x H x Lq x Lk of a case: the oracles of one take some ten milliseconds."""

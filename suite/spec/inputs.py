@@ -18,9 +18,10 @@ import numpy as np
 
 from suite.spec.case import Case, Widths, features
 from suite.spec.dtypes import DType, round_to
-from suite.spec.masks import Index, Mask, Sizes
+from suite.spec.masks import Mask
 from suite.spec.operator import Operator
 from suite.spec.recipes import draw_bias, generator
+from suite.spec.sizes import Index, Sizes
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.masks import Sizes
+from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
     from suite.spec.case import Case

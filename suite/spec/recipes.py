@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from suite.spec.dtypes import DType
-from suite.spec.masks import Index, Sizes, uniform
+from suite.spec.sizes import Index, Sizes, uniform
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv)."""

@@ -96,8 +96,9 @@ def find(case_id: str) -> AnyCase:
 
     Raises ValueError where the id names nothing.
     """
-    others: dict[str, AnyCase] = {case.id: case for case in (*ELECTION_CASES, *MALFORMED_CASES)}
-    return others[case_id] if case_id in others else Case.parse(case_id)
+    others: list[AnyCase] = [*ELECTION_CASES, *MALFORMED_CASES]
+    named = (case for case in others if case.id == case_id)
+    return next(named, None) or Case.parse(case_id)
 
 
 __all__ = [

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.levels import designed, filled, listed
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator, Work, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layers import (
@@ -18,6 +17,7 @@ from suite.spec.operators.layers import (
     one_head_outputs,
     options,
 )
+from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -29,7 +29,7 @@ EVERY_DTYPE = ("b2h1q5k9d16v14",)
 def axes(case: Case) -> Axes:
     if case.option("vector"):
         return {**layers.SEQUENCES, "score_vector": "d"}
-    if case.option("bare"):
+    if case.option("without_projections"):
         return layers.SEQUENCES
     return layers.SEQUENCES | {"query_kernel": "xd", "key_kernel": "yd", "score_vector": "d"}
 
@@ -52,11 +52,11 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return layers.ties("1hg", "zvo", *(["xyd"] if options["bare"] else []))(options)
+    return layers.ties("1hg", "zvo", *(["xyd"] if options["without_projections"] else []))(options)
 
 
 def validate(case: Case) -> None:
-    if case.option("vector") and not case.option("bare"):
+    if case.option("vector") and not case.option("without_projections"):
         raise ValueError(f"a score vector of its own is bare additive attention's: {case.id}")
 
 
@@ -112,7 +112,7 @@ ADDITIVE = Operator(
         ),
     ),
     compiled=listed((), ("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",)),
-    options=options("identity", flag("vector", "vector")),
+    options=options("without_projections", "identity", flag("vector", "vector")),
     elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
     probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
     well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",

@@ -71,7 +71,7 @@ BATCH_NORM = Operator(
             ),
         ),
     ),
-    options=options("plain", trains=True),
+    options=options("without_affine", "plain", trains=True),
     statistics=STATISTICS,
     is_layer=True,
     attends=False,

@@ -18,14 +18,14 @@ EVERY_DTYPE = ("b2h1q5k9d8v6",)
 
 
 def axes(case: Case) -> Axes:
-    scale = {} if case.option("bare") else {"scale": ""}
+    scale = {} if case.option("without_scale") else {"scale": ""}
     return {**layers.SEQUENCES, "concat_weight": "", **scale}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Scale and weight are near 1; the scale is drawn first."""
     arrays = draw_sequences(case, rng)
-    scale = {} if case.option("bare") else {"scale": np.array(0.5 + 0.25 * rng.random())}
+    scale = {} if case.option("without_scale") else {"scale": np.array(0.5 + 0.25 * rng.random())}
     return arrays | {"concat_weight": np.array(0.75 + 0.25 * rng.random())} | scale
 
 
@@ -60,7 +60,7 @@ CONCAT = Operator(
             ("f64", "f16"),
         ),
     ),
-    options=options("unscaled"),
+    options=options("without_scale", "unscaled"),
     elections=("padded-sample", "padded-sample-gradient"),
     probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
     gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",

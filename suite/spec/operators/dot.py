@@ -18,13 +18,13 @@ EVERY_DTYPE = ("b2h1q5k9d8v6",)
 
 
 def axes(case: Case) -> Axes:
-    return layers.SEQUENCES if case.option("bare") else layers.SEQUENCES | {"scale": ""}
+    return layers.SEQUENCES if case.option("without_scale") else layers.SEQUENCES | {"scale": ""}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """The scale is near 1 / sqrt(D)."""
     arrays = draw_sequences(case, rng)
-    if not case.option("bare"):
+    if not case.option("without_scale"):
         arrays["scale"] = np.array((1.0 + 0.25 * rng.random()) / np.sqrt(case.sizes.D))
     return arrays
 
@@ -61,7 +61,7 @@ DOT = Operator(
         ),
     ),
     compiled=listed((), ("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",)),
-    options=options("unscaled"),
+    options=options("without_scale", "unscaled"),
     elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
     probe="dot/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8/unscaled",
     well_formed="dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",

@@ -27,7 +27,7 @@ GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
 
 def axes(case: Case) -> Axes:
-    return layers.SEQUENCES if case.option("bare") else {**layers.SEQUENCES, **GAIN}
+    return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     arrays["query"] = arrays["query"] * spread + level
     if case.option("own"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    if not case.option("bare"):
+    if not case.option("without_affine"):
         arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
         arrays["offset"] = rng.standard_normal(width)
     return arrays
@@ -70,7 +70,7 @@ LAYER_NORM = Operator(
             *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
         ),
     ),
-    options=options("plain"),
+    options=options("without_affine", "plain"),
     is_layer=True,
     attends=False,
     single_axis="q",

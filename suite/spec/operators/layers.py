@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Option, Work, choice, flag
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES, RETURNED
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ RATE = Option("rate", r"drop(\d\.\d+)", float, lambda value: f"drop{value!r}", 0
 """Dropout of the weights."""
 
 
-def options(bare: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
-    """The options of a layer. `bare`, under the word given, leaves out what the layer can do without; `own`
+def options(without: str, word: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
+    """The options of a layer. `without`, in ids under `word`, leaves out what it can do without; `own`
     hands one tensor in as query, key and value; `single` leaves out an axis (`Operator.single_axis`);
     `trains`: training computes something else than evaluation, without dropout, too."""
     training = flag("training", "train")
     return (
         choice("bias", BIASES, "bias."),
-        flag("bare", bare),
+        flag(without, word),
         *more,
         flag("own", "self"),
         flag("single", "single"),

@@ -50,7 +50,7 @@ MASKED = Operator(
             "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
         ),
     ),
-    options=options("nobias"),
+    options=options("without_biases", "nobias"),
     elections=("fully-masked-row", "padded-sample", "padded-sample-gradient"),
     probe="masked/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
     gradient_probe="masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",

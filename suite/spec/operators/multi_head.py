@@ -11,10 +11,10 @@ import numpy as np
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Covering, designed, filled, listed
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
+from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -42,7 +42,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "dtype": tuple(DTYPES),
     "returned": ("none", "average", "head"),
     "bias": ("none", "qk", "bhqk"),
-    "bare": (False, True),
+    "without_biases": (False, True),
     "form": ("native", "dense"),
 }  # fmt: skip
 
@@ -69,7 +69,7 @@ def id_of(row: Row) -> str:
     sizes, (_, widths, own) = sizes_of(shape), SHAPES[shape]
     parts = ["multi-head", str(row["mask"]), sizes.heads, str(row["dtype"]), sizes.token, widths]
     parts += [f"bias.{row['bias']}"] if row["bias"] != "none" else []
-    parts += ["nobias"] if cast(bool, row["bare"]) else []
+    parts += ["nobias"] if cast(bool, row["without_biases"]) else []
     parts += ["self"] if own else []
     parts += [str(row["returned"])] if row["returned"] != "none" else []
     return "/".join(parts + (["dense"] if row["form"] == "dense" else []))
@@ -142,7 +142,7 @@ def axes(case: Case) -> Axes:
         "output_kernel": "hvo",
     }
     biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "o"}
-    return layers.SEQUENCES | kernels | ({} if case.option("bare") else biases)
+    return layers.SEQUENCES | kernels | ({} if case.option("without_biases") else biases)
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -183,6 +183,8 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     }
 
 
+COVERING = Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of)
+
 MULTI_HEAD = Operator(
     name="multi-head",
     text="multi-head attention with projections",
@@ -195,11 +197,11 @@ MULTI_HEAD = Operator(
         SMOKE,
         STANDARD,
         EVERY_DTYPE,
-        Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of),
+        COVERING,
     ),
     gradients=GRADIENTS,
     compiled=COMPILED,
-    options=options("nobias"),
+    options=options("without_biases", "nobias"),
     elections=(
         "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
         "causal-alignment", "causal-with-mask", "mask-polarity", "returned-weights",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator, Work, choice, flag, number
 from suite.spec.operators.sdpa_cases import cases
 from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
 from suite.spec.recipes import DRAWS, RECIPES
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, BIASES
 
 if TYPE_CHECKING:

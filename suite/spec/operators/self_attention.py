@@ -20,7 +20,7 @@ EVERY_DTYPE = ("b2h1q7k7d5v6",)
 def axes(case: Case) -> Axes:
     kernels = {"query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv"}
     biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv"}
-    return layers.SEQUENCES | kernels | ({} if case.option("bare") else biases)
+    return layers.SEQUENCES | kernels | ({} if case.option("without_biases") else biases)
 
 
 SELF_ATTENTION = Operator(
@@ -49,7 +49,7 @@ SELF_ATTENTION = Operator(
             "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
         ),
     ),
-    options=options("nobias"),
+    options=options("without_biases", "nobias"),
     is_layer=True,
     single_axis="q",
     every_dtype=EVERY_DTYPE,

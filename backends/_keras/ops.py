@@ -9,22 +9,17 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.base import (
-    Backend,
-    BackendUnavailable,
-    Implementation,
-    Prepared,
-    accepted_parameters,
-    dense_of,
-    lacking,
-    rank4,
-    split_native,
-)
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import dense_of, rank4, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, BackendUnavailable, Implementation
 from backends.sources import call_source, function_source
-from suite.spec.problem import Inputs
+from backends.user import accepted_parameters, lacking
+from suite.spec.inputs import Inputs
 
 NATIVE = "keras.ops.dot_product_attention"
-KNOWN = ("bias", "mask", "scale", "is_causal")
+PARAMETERS = ("bias", "mask", "scale", "is_causal")
+"""What it takes besides query, key and value."""
 
 
 def import_keras(engine: str) -> Any:
@@ -49,56 +44,58 @@ class KerasOps(Implementation):
     """`keras.ops.dot_product_attention` on the engine of the adapter's backend."""
 
     name = "keras-ops"
-    numerics: str | Mapping[str, str] = "eager"
-    elections: Mapping[str, str | Mapping[str, str]] = {}
-    lacks = {
-        "softcap": "keras.ops takes attn_logits_soft_cap on a TPU only",
-        "native-window": "keras.ops.dot_product_attention has no window",
-    }
-    function: Callable[..., Any] | None = None
+    declared = Declared(
+        features=ATTENTION_FEATURES,
+        refusals={
+            "softcap": "keras.ops takes attn_logits_soft_cap on a TPU only",
+            "native-window": "keras.ops.dot_product_attention has no window",
+            "sinks": "keras.ops.dot_product_attention has no sinks",
+        },
+    )
     takes_flag = True
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        function = self.function
-        if function is None:
-            import keras
-
-            function = keras.ops.dot_product_attention
+    def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
         query, key, value = backend.operands(inputs, "blhd")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        native, rest = split_native(inputs, causal=self.takes_flag)
-        if "causal" in native:
+        native = split_native(inputs, causal=self.takes_flag)
+        if native.causal:
             arguments["is_causal"] = True
-        mask = dense_of(inputs, rest)
+        mask = dense_of(inputs, native.rest)
         if mask is not None:
             arguments["mask"] = backend.array(rank4(mask), None)
         if inputs.bias is not None:
             arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
-        source = self.source(arguments)
-        return Prepared(function, arguments, layout="blhd", source=source, constants=())
+        return PreparedCall(
+            self.function(),
+            arguments,
+            axis_order="blhd",
+            source=self.source(arguments),
+            constants=(),
+        )
+
+    def function(self) -> Callable[..., Any]:
+        """What is called."""
+        import keras
+
+        return keras.ops.dot_product_attention
 
     def source(self, arguments: Mapping[str, Any]) -> str:
-        """The call as text (see `Prepared`)."""
+        """The call as text (see `PreparedCall`)."""
         return f"import keras\n{call_source(NATIVE, arguments)}"
 
 
 class KerasFunction(KerasOps):
-    """A user's function with the signature of `keras.ops.dot_product_attention`."""
-
-    may_be_forward_only = True
-    elections = {}
+    """A user's function with the signature of `keras.ops.dot_product_attention`, called as it is."""
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, numerics: str
     ) -> None:
-        super().__init__(backend)
-        accepted = accepted_parameters(function, KNOWN, 3, NATIVE)
-        self.name, self.numerics = name, numerics
-        self.takes_flag = "is_causal" in accepted
-        lacks = {
+        accepted = accepted_parameters(function, PARAMETERS, 3, NATIVE)
+        self.judged, self.takes_flag = function, "is_causal" in accepted
+        refusals = {
             "softcap": "the native signature takes attn_logits_soft_cap on a TPU only",
             "native-window": "the native signature has no window",
         }
@@ -108,15 +105,19 @@ class KerasFunction(KerasOps):
             "scale": ("scale",),
             "is_causal": ("native-causal",),
         }
-        lacks |= lacking(accepted, needed)
+        refusals |= lacking(accepted, needed)
         if not accepted & {"is_causal", "mask"}:
-            lacks["causal"] = "the function has neither is_causal nor mask"
-        self.lacks = lacks
+            refusals["causal"] = "the function has neither is_causal nor mask"
+        declared = Declared(numerics, ATTENTION_FEATURES, refusals, may_be_forward_only=True)
+        super().__init__(backend, name, declared)
 
-        def call(query, key, value, **rest):  # type: ignore[no-untyped-def]
-            return function(query, key, value, **rest)
+    def function(self) -> Callable[..., Any]:
+        judged = self.judged
 
-        self.function, self.judged = call, function
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            return judged(query, key, value, **rest)
+
+        return call
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         return function_source(self.judged, self.name, arguments)
