@@ -295,14 +295,12 @@ def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> Non
             assert not array.error.any()
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", [name for name, x in OPERATORS.items() if x.attends])
 def test_unknown_row_elections_are_refused(name: str) -> None:
     operator = OPERATORS[name]
     inputs = draw(Case.parse(next(iter(operator.gradients("smoke")))))
     cotangent = np.zeros(inputs.full_shape("output"))
     reference = references.of(operator)
-    if not operator.attends:
-        pytest.skip("no rows without keys")
     with pytest.raises(ValueError, match=r"zeros, nan, uniform, got .scores."):
         reference.forward(inputs, NO_ROUNDING, "scores")
     with pytest.raises(ValueError, match=r"zeros, uniform, scores, got .nan."):

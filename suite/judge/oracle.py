@@ -89,7 +89,7 @@ class Oracle:
         """The oracle of how the output moves as arrays move along `tangents`."""
         u = rounding.roundoffs(inputs)
         reference = references.of(inputs.operator).jvp
-        key = ("jvp", inputs.digest, *(t.tobytes() for t in tangents.values()), u, mode)
+        key = ("jvp", inputs.digest, *((n, t.tobytes()) for n, t in tangents.items()), u, mode)
         return cls(_cached(key, lambda: reference(inputs, tangents, u, mode)), inputs, rounding)
 
     @property
