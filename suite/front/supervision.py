@@ -103,7 +103,7 @@ def _judge_and_leave(judge: Callable[[Board], int], board: Board) -> NoReturn:
         _flush()
         board.say(code=int(code))
         # What frameworks started of their own ends with them; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
         atexit._run_exitfuncs()
         _flush()
         os._exit(int(code))

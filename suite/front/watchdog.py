@@ -47,6 +47,7 @@ def limited(seconds: float, what: str) -> Iterator[None]:
     if _place is None:
         write_to()
     # Without the interpreter's lock, and even where another thread holds it.
+    assert _place is not None
     faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_place)
     before = signal.signal(signal.SIGALRM, over) if in_time else None
     if in_time:
