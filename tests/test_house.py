@@ -84,7 +84,9 @@ ROOMS = {
 }  # fmt: skip
 """Every room by its name, which its modules begin with; docs/architecture.md draws them."""
 
-LONG: dict[str, str] = {}
+LONG = {
+    "backends/protocol.py": "all that an adapter provides, on one page for those who write one",
+}
 """Files of more than 400 lines, each with the reason why it is one thing."""
 
 
