@@ -87,8 +87,8 @@ def load(name: str, device: str = "cpu") -> Backend:
     """The backend called `name` on `device`.
 
     Raises UsageError for an unknown name or for words that nobody knows in what a backend declares,
-    BackendUnavailable where the framework is not installed or has no such device, and BrokenFramework where
-    it is installed and cannot be imported.
+    BackendUnavailable where the framework is not installed or has no such device, and BrokenFramework
+    where it is installed and cannot be imported.
     """
     name = canonical(name)
     if name in REGISTRY:

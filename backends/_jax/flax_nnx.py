@@ -46,8 +46,8 @@ class Nnx(FlaxLayer):
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """Flags: `deterministic`, of the call; `view`: "eval", "train" or "constructor", which say instead
-        of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`."""
+        """Flags: `deterministic`, of the call; `view`: "eval", "train" or "constructor", which say
+        instead of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`."""
         import jax
         from flax import nnx
 

@@ -97,7 +97,7 @@ class RunState:
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_impostors()
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
-    options = Options.of(lambda name: config.getoption(f"--{name}"))
+    options = Options.of(lambda name: config.getoption(f"--{name.replace('_', '-')}"))
     config.stash[OPTIONS] = options
     results = config.getoption("--results")
     if options.backend:

@@ -1,8 +1,9 @@
 """Supervision: a process judges, and its parent sees how it ended.
 
-What a kernel does to its process, no code in that process can see to its end: an exit by C's own function, or
-`os._exit(0)`, is a run that looks finished. So the process that was started forks before anything is imported,
-lets the child judge, and takes its word for the outcome only where the child says that it came to the end.
+What a kernel does to its process, no code in that process can see to its end: an exit by C's own
+function, or `os._exit(0)`, is a run that looks finished. So the process that was started forks before
+anything is imported, lets the child judge, and takes its word for the outcome only where the child
+says that it came to the end.
 
 The child writes what it is doing on a `Board`, memory that both share, which outlives it.
 """
@@ -102,7 +103,7 @@ def _judge_and_leave(judge: Callable[[Board], int], board: Board) -> NoReturn:
         _flush()
         board.say(code=int(code))
         # What frameworks started of their own ends with them; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
         atexit._run_exitfuncs()
         _flush()
         os._exit(int(code))
@@ -117,8 +118,8 @@ def _flush() -> None:
 
 
 def _outcome(child: int, board: Board, what: str) -> tuple[int, dict[str, Any]]:
-    """Wait for the child. An interrupt from the keyboard reaches it, too, and it says what to do; what ends
-    this process alone is handed on."""
+    """Wait for the child. An interrupt from the keyboard reaches it, too, and it says what to do;
+    what ends this process alone is handed on."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
     try:
@@ -143,8 +144,8 @@ def _death(status: int, said: dict[str, Any], what: str) -> str:
         return f"the process {how} before it judged {what}: as it imported frameworks and kernels"
     count = f"{said['judged']} of {said['owed']}" if "owed" in said else str(said["judged"])
     return (
-        f"the process {how} while it judged {said['cell']}, after {count} {what}; the run did not finish. "
-        "With -n 1 such a cell is one crash, and the run goes on"
+        f"the process {how} while it judged {said['cell']}, after {count} {what}; the run did not "
+        "finish. With -n 1 such a cell is one crash, and the run goes on"
     )
 
 
