@@ -93,6 +93,15 @@ class JaxEngine(Backend):
         that have equal constants."""
         return self.programs.jitted(owner.name, prepared)
 
+    def jitted_native(
+        self, owner: Implementation, prepared: PreparedCall, dtype: DType
+    ) -> PreparedCall:
+        """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be: on a
+        CPU its float16 can only be called operation by operation (see finding float16-jit)."""
+        if dtype.name == "f16" and self.device == "cpu":
+            return prepared
+        return self.jitted(owner, prepared)
+
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return transforms.vjp(prepared, wrt, cotangent)
 

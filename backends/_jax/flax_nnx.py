@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends._jax.flax_layers import FlaxLayer, biased, by_parts
+from backends.prepared import PreparedCall
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -34,6 +35,9 @@ class Nnx(FlaxLayer):
         if widths is not None and widths.key != widths.value:
             return "flax.nnx.MultiHeadAttention has one in_kv_features for keys and values"
         return super().unsupported(case)
+
+    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted_native(self, plain, inputs.dtype)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
         w = inputs.widths
@@ -116,6 +120,9 @@ class NnxWeights(Nnx):
         }
     ).but(numerics="stepwise", dropout="shared")
     sows = True
+
+    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted(self, plain)
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {"nnx.jit": {"jit": True}}
