@@ -253,7 +253,7 @@ def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
         cwd=ROOT, capture_output=True, text=True,
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert "reason: OSError: libcudart is missing" in out.stdout, out.stderr
+    assert "failed to import: OSError: libcudart is missing" in out.stdout, out.stderr
 
 
 def test_unknown_names_list_the_valid_ones() -> None:

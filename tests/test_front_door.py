@@ -136,7 +136,7 @@ def test_broken_implementations_fail_with_the_command_to_run_again(tmp_path: Pat
     assert loaded.header.partial
     assert loaded.totals["fail"] > 5
     # The command that is printed runs just that cell.
-    line = next(x for x in out.stdout.splitlines() if x.startswith("pytest '"))
+    line = next(x for x in out.stdout.splitlines() if x.strip().startswith("again: pytest '"))
     node = line.split("'")[1]
     again = run(node, "--backend=tests.miniatures:always_wrong", "--level=smoke")
     assert "1 failed" in again.stdout
