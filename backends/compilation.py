@@ -83,8 +83,7 @@ class Programs:
 class Compiled(Implementation):
     """One implementation through one of `Backend.compilers`, called "sdpa@inductor".
 
-    It is held to all that the implementation itself declares: a compiler may round less, and may not
-    change what is answered.
+    It is held to what the implementation itself declares, or to `Backend.declared_compiled`.
     """
 
     mode = "compiled"
@@ -96,7 +95,8 @@ class Compiled(Implementation):
         self.lacking = inner.backend.lacking_compiled(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in FEATURES}
         name = f"{inner.name}{THROUGH}{compiler}"
-        super().__init__(inner.backend, name, inner.declared.refusing(refusals))
+        declared = inner.backend.declared_compiled(inner, compiler)
+        super().__init__(inner.backend, name, declared.refusing(refusals))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self._prepared(inputs, fresh=False)
@@ -141,7 +141,7 @@ def compiled_forms(backend: Backend, implementations: list[Implementation]) -> l
         Compiled(inner, compiler)
         for inner in [*implementations, *(backend.for_compilers() if own else [])]
         if inner.mode == "eager"
-        for compiler in (backend.layer_compilers if inner.operator.is_layer else backend.compilers)
+        for compiler in backend.compilers_of(inner)
     ]
 
 

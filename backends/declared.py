@@ -197,8 +197,8 @@ class Declared:
         return replace(self, elections={**self.elections, **elections})
 
     def on(self, device: str) -> Declared:
-        """What holds on a device: answers, and where it rounds, were verified on the CPU alone. What a person
-        claims holds everywhere."""
+        """What holds on a device: answers, and where it rounds, were verified on the CPU alone. What a
+        person claims holds everywhere."""
         if device == "cpu" or self.person:
             return self
         return replace(

@@ -15,7 +15,7 @@ from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.sdpa import SDPA
 from suite.spec.vocabulary import FEATURES
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Implementation(ABC):
     """
 
     name: str
-    operator: Operator = OPERATORS["sdpa"]
+    operator: Operator = SDPA
     mode = "eager"
     declared = Declared()
     beside: Implementation | None = None

@@ -59,7 +59,8 @@ class Limits:
         return None
 
     def fitted(self, sizes: Sizes) -> Sizes:
-        """The sizes nearest to these that lie within the limits: the next larger ones where there are any.
+        """The sizes nearest to these that lie within the limits: the next larger ones where there are
+        any.
 
         Values that have the size of keys keep it where they can.
         """

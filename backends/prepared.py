@@ -25,6 +25,15 @@ class ForwardOnly(Exception):
         self.declared = declared
 
 
+class TimeOver(BaseException):
+    """The cell ran longer than allowed. No `Exception`, so that who catches these lets it pass."""
+
+
+ENDS = (KeyboardInterrupt, TimeOver)
+"""What ends a cell from outside. Whatever else comes out of a call is the implementation's: `SystemExit`,
+and what tells a test runner that a test is skipped or expected to fail."""
+
+
 @dataclass
 class PreparedCall:
     """A call made ready: `function(**arguments)` gives the framework's own output.
@@ -78,11 +87,14 @@ class PreparedCall:
     def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with other arrays for some of the operands and parameters, by their names.
 
-        What is one array, as the query, key and value of self-attention can be, stays one.
+        What is one array, as the query, key and value of self-attention can be, stays one, but for those
+        that are named.
         """
         new = {self.argument(name): array for name, array in arrays.items()}
-        old = {id(self.arguments[name]): array for name, array in new.items()}
-        old.pop(id(None), None)
+        old: dict[int, Any] = {}
+        for name, array in new.items():
+            if self.arguments.get(name) is not None:
+                old.setdefault(id(self.arguments[name]), array)
         same = {n: old[id(array)] for n, array in self.arguments.items() if id(array) in old}
         return self.arguments | same | new
 

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,24 +39,45 @@ from backends.declared import (
 from backends.implementation import Implementation
 from backends.limits import Limits
 from backends.memory import arranged, in_order
-from backends.prepared import ARRAYS, LAYER_OUTPUTS, ForwardOnly, PreparedCall
+from backends.prepared import (
+    ARRAYS,
+    ENDS,
+    LAYER_OUTPUTS,
+    ForwardOnly,
+    PreparedCall,
+    TimeOver,
+)
 from backends.sources import Dialect
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
+
+
+class Setting(NamedTuple):
+    """How a setting of a framework, or of the process, is read and written. What is read can be compared,
+    shown to people, and written back."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+
 
 Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 """What `Backend.step` returns."""
 
 
 __all__ = [
-    "ARRAYS", "ATTENTION_FEATURES", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
-    "Backend", "BackendUnavailable", "DeclarationError", "Declared", "Election", "ForwardOnly",
-    "Implementation", "Limits", "PreparedCall", "Step", "UsageError", "checked_name",
+    "ARRAYS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
+    "Backend", "BackendUnavailable", "BrokenFramework", "DeclarationError", "Declared", "Election",
+    "ForwardOnly", "Implementation", "Limits", "PreparedCall", "Setting", "Step", "TimeOver",
+    "UsageError", "checked_name",
 ]  # fmt: skip
 
 
 class BackendUnavailable(Exception):
-    """The framework is not installed, or failed to import; the message says why."""
+    """The framework is not installed, failed to import, or lacks the device; the message says why."""
+
+
+class BrokenFramework(BackendUnavailable):
+    """The framework is installed, and failed to import."""
 
 
 class Backend(ABC):
@@ -226,6 +247,15 @@ class Backend(ABC):
         """What a compiler may have fixed of an array: shape and dtype, strides where there are any."""
         return (tuple(array.shape), self.dtype_name(array))
 
+    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
+        """The compilers that an implementation is asked through."""
+        return self.layer_compilers if implementation.operator.is_layer else self.compilers
+
+    def declared_compiled(self, implementation: Implementation, compiler: str) -> Declared:
+        """What an implementation says of itself in a compiler: what it says anyway, since a compiler may
+        round less, and may not change what is answered."""
+        return implementation.declared
+
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         """The features an implementation loses in a compiler, with the reason; a dtype by its long name,
         and "compiled" where it cannot be compiled at all."""
@@ -236,8 +266,15 @@ class Backend(ABC):
         framework's layers have these notions."""
         return layer
 
-    def seed(self, seed: int) -> None:
-        """Seed the framework's own generator of random numbers, where it has one."""
+    # What calls must leave as it is.
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The framework's settings that change what other calls compute, by name, for people."""
+        return {}
+
+    def reseed(self, seed: int = 0) -> None:
+        """Seed the framework's random generators, by default as every cell begins."""
         return
 
     # Time, memory, and what ran.

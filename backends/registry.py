@@ -12,8 +12,10 @@ from typing import Any
 
 from backends.claims import Claims
 from backends.protocol import (
+    ENDS,
     Backend,
     BackendUnavailable,
+    BrokenFramework,
     DeclarationError,
     Implementation,
     UsageError,
@@ -27,8 +29,8 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "torch": ("backends._torch", "TorchBackend"),
     "tf": ("backends._tensorflow", "TensorflowBackend"),
     "jax": ("backends._jax", "JaxBackend"),
-    "keras-torch": ("backends._keras", "KerasTorchBackend"),
-    "keras-jax": ("backends._keras", "KerasJaxBackend"),
+    "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
+    "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -86,15 +88,13 @@ def check_one_engine(names: list[str]) -> None:
 def load(name: str, device: str = "cpu") -> Backend:
     """The backend called `name` on `device`.
 
-    Raises UsageError for an unknown name or for words that nobody knows in what a backend declares, and
-    BackendUnavailable where the framework cannot be imported or has no such device.
+    Raises UsageError for an unknown name or for words that nobody knows in what a backend declares,
+    BackendUnavailable where the framework is not installed or has no such device, and BrokenFramework
+    where it is installed and cannot be imported.
     """
     name = canonical(name)
     if name in REGISTRY:
-        if name in KERAS_ENGINES:
-            os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
-        module, attribute = REGISTRY[name]
-        return getattr(importlib.import_module(module), attribute)(device)
+        return _registered(name, device)
     backend = load_object(name, "a backend object")
     if isinstance(backend, type) or (callable(backend) and not isinstance(backend, Backend)):
         backend = backend(device)
@@ -105,6 +105,23 @@ def load(name: str, device: str = "cpu") -> Backend:
         )
     checked_name("a backend", backend.name)
     return backend
+
+
+def _registered(name: str, device: str) -> Backend:
+    if name in KERAS_ENGINES:
+        os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
+    module, attribute = REGISTRY[name]
+    try:
+        return getattr(importlib.import_module(module), attribute)(device)
+    except BackendUnavailable as error:
+        # An adapter chains what the import raised; that a device is missing has no cause.
+        if error.__cause__ is None or name not in installed():
+            raise
+        raise BrokenFramework(f"installed, and failed to import: {error}") from error
+    except SystemExit as error:
+        raise BrokenFramework(
+            f"installed, and ended the process as it was imported: exit code {error.code}"
+        ) from error
 
 
 def load_object(text: str, what: str) -> Any:
@@ -128,9 +145,9 @@ def load_object(text: str, what: str) -> Any:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-    except UsageError:
+    except (UsageError, *ENDS):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise UsageError(
             f"{what} {text!r}: importing {place} failed with {type(error).__name__}: {error}"
         ) from error

@@ -21,39 +21,41 @@ from backends.protocol import Backend, Implementation
 from backends.sources import function_source
 from suite.spec.inputs import Inputs
 
-EXTRA = {
-    "softcap": ("softcap",),
-    "window": ("native-window",),
-    "sinks": ("sinks",),
-}
-"""Parameters beyond the native signature, with the features that a function lacks without: `softcap`, a
-number; `window`, (left, right) keys besides the query's own position, None for no end; `sinks` (H,)."""
+EXTRA = {"softcap": "softcap", "window": "native-window", "sinks": "sinks"}
+"""Parameters beyond the native signature, with the feature that each gives: `softcap`, a number;
+`window`, (left, right) keys besides the query's own position, None for no end; `sinks` (H,)."""
 
 
 @dataclass(frozen=True)
 class NativeSignature:
     """The signature of a framework's own attention.
 
-    `parameters` are those that the suite passes besides query, key and value, with the features that a
-    function lacks without; `others` those that it has besides. `masks` are the parameters that take a
-    boolean mask, `causal` is the one of the causal flag.
+    `parameters` are those that the suite passes besides query, key and value, `others` those that it has
+    besides. `features` names the parameters by feature: a function that has none of them lacks it.
     """
 
     name: str
-    parameters: Mapping[str, tuple[str, ...]]
+    parameters: tuple[str, ...]
+    features: Mapping[str, tuple[str, ...]]
     others: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ("mask",)
-    causal: str = "is_causal"
 
     @property
     def known(self) -> tuple[str, ...]:
         """Every parameter that a function can be passed by name."""
         return (*self.parameters, *EXTRA)
 
+    def needed(self) -> dict[str, tuple[str, ...]]:
+        """The parameters by feature, those beyond the signature with them."""
+        needed = dict(self.features)
+        for parameter, feature in EXTRA.items():
+            needed[feature] = (*needed.get(feature, ()), parameter)
+        return needed
+
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a function accepts: the parameters that it can be passed by name, and those that nobody passes."""
+    """What a function accepts: the parameters that it can be passed by name, and those that nobody
+    passes."""
 
     passed: frozenset[str]
     unused: tuple[str, ...] = ()
@@ -92,17 +94,11 @@ class Accepted:
 
     def lacking(self, native: NativeSignature) -> dict[str, str]:
         """The features that a function lacks, with the reason."""
-        reasons = {
-            feature: f"the function has no parameter {parameter}"
-            for parameter, features in {**native.parameters, **EXTRA}.items()
-            if parameter not in self.passed
-            for feature in features
-        }
-        if not self.passed & {native.causal, *native.masks}:
-            names = " nor ".join([native.causal, *native.masks])
-            reasons["causal"] = f"the function has neither {names}"
-        if "window" in self.passed:
-            reasons.pop("window", None)
+        reasons = {}
+        for feature, parameters in native.needed().items():
+            if not self.passed & {*parameters}:
+                several = "neither " if len(parameters) > 1 else "no parameter "
+                reasons[feature] = f"the function has {several}{' nor '.join(parameters)}"
         return reasons
 
 

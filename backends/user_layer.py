@@ -112,8 +112,8 @@ class UserLayer(Implementation):
             ) from error
 
     def loaded(self, first: Case) -> dict[frozenset[str], str]:
-        """What is wrong with how `load_attention` reads sets of parameters, "" where it reads them whole, by
-        the names of the parameters; tried on one case of each set."""
+        """What is wrong with how `load_attention` reads sets of parameters, "" where it reads them
+        whole, by the names of the parameters; tried on one case of each set."""
         operator = self.operator
         ids = dict.fromkeys([*operator.gradients("standard"), *operator.cases("standard")])
         sets: dict[frozenset[str], Case] = {parameters_of(first): first}
@@ -123,7 +123,8 @@ class UserLayer(Implementation):
         return {names: self.misread(draw(case)) for names, case in sets.items()}
 
     def misread(self, inputs: Inputs) -> str:
-        """What `load_attention` does not read of the inputs' parameters, or asks for besides, in words."""
+        """What `load_attention` does not read of the inputs' parameters, or asks for besides, in
+        words."""
         read = _Read(self.parameters(inputs))
         try:
             self.layer(inputs).load_attention(read)
@@ -246,7 +247,7 @@ class UserLayer(Implementation):
 
         def call(**arguments: Any) -> tuple[Any, Any]:
             if drops:
-                backend.seed(inputs.dropout_seed)
+                backend.reseed(inputs.dropout_seed)
             places = [arguments.pop(name) for name in order]
             answer = layer(*places, **arguments)
             pair = isinstance(answer, tuple) and len(answer) == 2

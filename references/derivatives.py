@@ -38,13 +38,14 @@ element by element and delta a bound on an error:
     O'       S' - sum P S' stored where the steps of a softmax are, P (S' - sum P S') like dS, both
              products with values, and their sum, in the case's dtype.
 
-Underflow. Everything that is stored loses up to half the smallest subnormal of its dtype, here a whole one:
-e_e is that of the dtype where steps are stored in it, else of the accumulator. Sums and differences of
-stored numbers lose nothing, since they are multiples of the smallest subnormal. Gradients are small
-where values are: with V near the smallest normal number dP is, P dP is some n times smaller, and what
-is stored of it may be nothing but its underflow. Where subnormals are flushed the smallest normal number
-stands for the smallest subnormal, and a product loses what is subnormal of its operands, too: of |a b| at
-most |b| where a is subnormal, and |a| likewise (`references.rounding.product`).
+Underflow. Everything that is stored loses up to half the smallest subnormal of its dtype, here a whole
+one: e_e is that of the dtype where steps are stored in it, else of the accumulator. Sums and
+differences of stored numbers lose nothing, since they are multiples of the smallest subnormal.
+Gradients are small where values are: with V near the smallest normal number dP is, P dP is some n times
+smaller, and what is stored of it may be nothing but its underflow. Where subnormals are flushed the
+smallest normal number stands for the smallest subnormal, and a product loses what is subnormal of its
+operands, too: of |a b| at most |b| where a is subnormal, and |a| likewise
+(`references.rounding.product`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,4 @@ Three packages make up the checkout: `suite` (what is asked, how answers are jud
 `backends` (one adapter per framework) and `references` (the float64 definition, NumPy only).
 """
 
-from suite.spec.claims import claims
-
-__all__ = ["__version__", "claims"]
 __version__ = "0.1.0"

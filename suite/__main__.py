@@ -1,6 +1,10 @@
 """Command line: `python -m suite COMMAND`; see `suite.front.commands`."""
 
+import os
 import sys
+
+# As in `suite.plugin`, and before NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from suite.front.commands import main
 

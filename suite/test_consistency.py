@@ -2,8 +2,8 @@
 answers nobody promised.
 
 Where the field has no single right answer every answer is one that somebody elects, alone. Together some
-are nobody's: they come from a kernel that forgot something. An answer that was promised (--elect), and one
-that the framework's own attention gives in the same way, are right.
+are nobody's: they come from a kernel that forgot something. An answer that was promised (--elect), and
+one that the framework's own attention gives in the same way, are right.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def like_native(cell: Cell, asked: Sequence[tuple[str, DType]], got: Sequence[st
 
 
 def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], what: str) -> None:
-    """Raise Deviation "election" unless the answers are right, or those of the framework's own attention."""
+    """Raise Deviation "election" unless the answers are right, or those of the framework's own
+    attention."""
     if right or like_native(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))

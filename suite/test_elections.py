@@ -42,8 +42,8 @@ def test_election(cell: Cell) -> None:
 
 
 def answer_of_native(cell: Cell, question: str) -> str:
-    """What the framework's own attention answers, beside which a person's function is shown; "" where there
-    is none, or where it is not asked."""
+    """What the framework's own attention answers, beside which a person's function is shown; "" where
+    there is none, or where it is not asked."""
     native = cell.implementation.beside
     if native is None:
         return ""

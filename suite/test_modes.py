@@ -18,7 +18,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import parsed
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Sizes
+from suite.spec.sizes import Sizes
 
 CASES = parsed(
     (

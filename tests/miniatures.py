@@ -13,30 +13,30 @@ from collections.abc import Callable
 import numpy as np
 
 from backends._numpy import Definition, NumpyBackend, Rounded
-from backends.base import Implementation, Prepared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES
-from suite.spec.problem import Inputs
+from suite.spec.inputs import Inputs
 
 
 class Miniature(Definition):
     """The control, with `answer` between its output and the suite."""
 
     def __init__(self, backend: NumpyBackend) -> None:
-        super().__init__(backend)
-        self.name = type(self).__name__.lower()
+        super().__init__(backend, type(self).__name__.lower())
 
     def answer(self, out: Rounded) -> object:
         return out
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        made = super().prepare(inputs)
-        inner = made.function
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+        inner = plain.function
 
         def call(**arguments: object) -> object:
             return self.answer(inner(**arguments))
 
-        return Prepared(call, made.arguments)
+        return PreparedCall(call, plain.arguments)
 
 
 class AlwaysWrong(Miniature):
@@ -72,22 +72,22 @@ class WrongDevice(Miniature):
 
     def answer(self, out: Rounded) -> Rounded:
         elsewhere = Rounded(out.values, out.fmt)
-        elsewhere.device = "elsewhere"  # type: ignore[attr-defined]
+        elsewhere.device = "elsewhere"
         return elsewhere
 
 
 class ClaimsTooMuch(Miniature):
     """Raises where there is a mask, and does not declare it."""
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        made = super().prepare(inputs)
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
         if inputs.dense_mask is None:
-            return made
+            return plain
 
         def refuse(**arguments: object) -> object:
             raise NotImplementedError("no masks here\nsecond line")
 
-        return Prepared(refuse, made.arguments)
+        return PreparedCall(refuse, plain.arguments)
 
 
 class ClaimsTooLittle(Miniature):
@@ -108,23 +108,23 @@ class RefusesEverything(Miniature):
 class BrokenAdapter(Miniature):
     """The adapter itself breaks, before the framework is called."""
 
-    def prepare(self, inputs: Inputs) -> Prepared:
+    def prepare(self, inputs: Inputs) -> PreparedCall:
         raise KeyError("adapter bug")
 
 
 class Mutates(Miniature):
     """Doubles its query after answering."""
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        made = super().prepare(inputs)
-        inner = made.function
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+        inner = plain.function
 
         def call(**arguments: Rounded) -> object:
             out = inner(**arguments)
             arguments["query"].values *= 2
             return out
 
-        return Prepared(call, made.arguments)
+        return PreparedCall(call, plain.arguments)
 
 
 class Unsteady(Miniature):
@@ -141,27 +141,27 @@ class Unsteady(Miniature):
 class Segfaults(Miniature):
     """Kills its own process on cases of 17 keys, as a segmentation fault does."""
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        made = super().prepare(inputs)
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
 
         def die(**arguments: object) -> object:
             os.kill(os.getpid(), signal.SIGKILL)
             return None
 
-        return Prepared(die, made.arguments) if inputs.sizes.Lk == 17 else made
+        return PreparedCall(die, plain.arguments) if inputs.sizes.Lk == 17 else plain
 
 
 class Hangs(Miniature):
     """Never answers on cases of 17 keys."""
 
-    def prepare(self, inputs: Inputs) -> Prepared:
-        made = super().prepare(inputs)
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
 
         def hang(**arguments: object) -> object:
             time.sleep(600)
             return None
 
-        return Prepared(hang, made.arguments) if inputs.sizes.Lk == 17 else made
+        return PreparedCall(hang, plain.arguments) if inputs.sizes.Lk == 17 else plain
 
 
 class Miniatures(NumpyBackend):

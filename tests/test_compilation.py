@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from backends._numpy import NumpyBackend
-from backends.base import Implementation, Prepared
-from backends.compilation import KEPT, Compiled, Programs, mode_of, signature
+from backends.compilation import KEPT, Compiled, Program, Programs, mode_of, signature
+from backends.prepared import PreparedCall
+from backends.protocol import DeclarationError, Implementation
 from suite.checks import all_checks
-from suite.judge.cell import Cell, run
+from suite.judge.cell import Cell
+from suite.judge.run import run
 from suite.judge.verdict import Verdict
-from suite.spec.problem import Case, Inputs
-from suite.spec.recipes import draw
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs, draw
 from tests.mutants.kernel import Kernel
 
 CHECKS = {check.name: check for check in all_checks()}
@@ -28,7 +30,7 @@ Function = Callable[..., Any]
 class Plain(Kernel):
     """An honest kernel that says what its function hangs on."""
 
-    def prepare(self, inputs: Inputs) -> Prepared:
+    def prepare(self, inputs: Inputs) -> PreparedCall:
         return replace(super().prepare(inputs), constants=(inputs.scale, inputs.softcap))
 
 
@@ -49,9 +51,10 @@ class CompilingBackend(NumpyBackend):
     def implementations(self) -> list[Implementation]:
         return [Plain(self)]
 
-    def compiled(self, prepared: Prepared, compiler: str, batch: int) -> Prepared:
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         self.count += 1
-        return replace(prepared, function=self.make(prepared.function))
+        program = self.make(prepared.function)
+        return replace(prepared, function=program, compiled=program)
 
 
 def stale_query(function: Function) -> Function:
@@ -146,13 +149,13 @@ def test_other_constants_shapes_and_dtypes_are_other_programs(case: str) -> None
 def test_a_signature_tells_values_apart_that_compare_equal() -> None:
     backend = CompilingBackend()
     made = [
-        Prepared(print, {"flag": flag, "scale": scale}, constants=())
+        PreparedCall(print, {"flag": flag, "scale": scale}, constants=())
         for flag in (True, 1)
         for scale in (0.0, -0.0, 0)
     ]
     assert len({signature(backend, one) for one in made}) == 6
-    assert signature(backend, Prepared(print, {})) is None, "constants are not known"
-    assert signature(backend, Prepared(print, {"odd": object()}, constants=())) is None
+    assert signature(backend, PreparedCall(print, {})) is None, "constants are not known"
+    assert signature(backend, PreparedCall(print, {"odd": object()}, constants=())) is None
 
 
 def test_without_known_constants_nothing_is_shared() -> None:
@@ -165,11 +168,11 @@ def test_without_known_constants_nothing_is_shared() -> None:
 def test_as_many_are_kept_as_are_kept() -> None:
     programs = Programs()
     for number in range(KEPT + 3):
-        programs.made[str(number)] = print
-        programs.settle(passed=True)
+        programs.new[str(number)] = Program(print)
+        programs.end_of_cell(passed=True)
     assert len(programs.kept) == KEPT
     assert programs.find("2") is None
-    assert programs.find("3") is print
+    assert programs.find("3") == Program(print)
 
 
 def test_strides_are_part_of_a_signature_in_torch() -> None:
@@ -186,3 +189,22 @@ def test_the_mode_is_in_the_name() -> None:
     assert mode_of(inner.name) == inner.mode == "eager"
     through = Compiled(inner, "once")
     assert mode_of(through.name) == through.mode == "compiled"
+
+
+def test_a_shared_program_brings_its_handle() -> None:
+    backend = CompilingBackend(lambda function: lambda **arguments: function(**arguments))
+    implementation = compiled(backend)
+    first = implementation.prepare(draw(Case.parse(CASE)))
+    assert first.compiled is first.function
+    implementation.end_of_cell(passed=True)
+    again = implementation.prepare(draw(Case.parse(ALIKE)))
+    assert again.function is again.compiled is first.function
+    assert implementation.prepare_fresh(draw(Case.parse(CASE))).function is not first.function
+
+
+def test_only_the_compiled_have_the_sign_in_their_names() -> None:
+    inner = CompilingBackend().implementations()[0]
+    with pytest.raises(DeclarationError, match="'once@more' cannot be the name of a compiler"):
+        Compiled(inner, "once@more")
+    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
+        type(inner)(inner.backend, "a@b")

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from backends.base import Implementation
-from backends.layers import LayerMasks, UserLayer, full
+from backends.masks import LayerMasks, full
+from backends.protocol import Implementation
 from backends.registry import UsageError, function_implementation, load
+from backends.user_layer import UserLayer
 from suite.checks import all_checks
-from suite.judge import cell as cells
-from suite.judge.layers import LayerCell
+from suite.judge.cell import Cell
+from suite.judge.run import run as run_cell
+from suite.judge.verdict import Verdict
 from suite.report import frames, semantics
+from suite.spec.case import Case
+from suite.spec.catalogue import cases
 from suite.spec.dtypes import DTYPES
-from suite.spec.layer_catalogue import SHARED, layer_cases
-from suite.spec.layers import LayerCase, draw_layer
-from suite.test_layer_masking import test_layer_batch_permutation as batches
-from suite.test_layer_masking import test_layer_future as future
-from suite.test_layer_masking import test_layer_key_permutation as keys
-from suite.test_layer_masking import test_layer_poison as poison
-from suite.test_layer_paths import test_layer_paths as paths
-from suite.test_layer_values import test_layer_values as values
+from suite.spec.inputs import draw
+from suite.spec.operators import OPERATORS
 from tests.records_by_hand import cell, run
+
+CHECKS = {check.name: check for check in all_checks()}
 
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 CAUSAL = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
@@ -108,21 +107,21 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def judged(check: Any, text: str, implementation: Implementation) -> Any:
-    return cells.run(LayerCell(check.check, LayerCase.parse(text), implementation))
+def judged(check: str, text: str, implementation: Implementation) -> Verdict:
+    return run_cell(Cell(CHECKS[check], Case.parse(text), implementation))
 
 
 def made(backend: Any, own: Path, name: str) -> Any:
-    return function_implementation(backend, f"{own}:{name}", "stepwise", "multi-head")
+    return function_implementation(backend, f"{own}:{name}", {}, "multi-head")[0]
 
 
 def test_a_layer_that_takes_parameters_is_judged_by_the_reference(
     torch_backend: Any, own: Path
 ) -> None:
     right = made(torch_backend, own, "Loaded")
-    assert judged(values, PLAIN, right).status == "pass"
-    assert judged(values, PADDED, right).status == "pass"
-    wrong = judged(values, PLAIN, made(torch_backend, own, "Scaled"))
+    assert judged("values", PLAIN, right).status == "pass"
+    assert judged("values", PADDED, right).status == "pass"
+    wrong = judged("values", PLAIN, made(torch_backend, own, "Scaled"))
     assert (wrong.status, wrong.kind) == ("fail", "value")
 
 
@@ -130,25 +129,26 @@ def test_a_layer_with_parameters_of_its_own_is_judged_by_what_needs_none(
     torch_backend: Any, own: Path
 ) -> None:
     free, leaky = made(torch_backend, own, "Free"), made(torch_backend, own, "Leaky")
-    assert judged(values, PLAIN, free).status == "unsupported"
-    assert "takes no parameters" in judged(values, PLAIN, free).message
-    for check, text in ((future, PADDED), (future, CAUSAL), (poison, PADDED)):
+    assert judged("values", PLAIN, free).status == "unsupported"
+    assert "takes no parameters" in judged("values", PLAIN, free).message
+    for check, text in (("future", PADDED), ("future", CAUSAL), ("poison", PADDED)):
         assert judged(check, text, free).status == "pass"
-    assert judged(future, CAUSAL, leaky).status == "pass"
-    assert judged(future, PADDED, leaky).kind == "leak"
-    assert judged(batches, PLAIN, free).status == "unsupported"
+    assert judged("future", CAUSAL, leaky).status == "pass"
+    assert judged("future", PADDED, leaky).kind == "leak"
+    assert judged("batch_independence", PLAIN, free).status == "unsupported"
     double = PLAIN.replace("f32", "f64")
-    for check in (batches, keys):
+    for check in ("batch_independence", "key_permutation"):
         assert judged(check, double, free).status == "pass"
-    assert judged(keys, double, made(torch_backend, own, "Placed")).kind == "unequal"
+    assert judged("key_permutation", double, made(torch_backend, own, "Placed")).kind == "unequal"
 
 
 def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
-    lacks = made(torch_backend, own, "Loaded").lacks
+    declared = made(torch_backend, own, "Loaded").declared
+    lacks = declared.refusals
     assert lacks["grouped-heads"] == "the factory has no parameter key_heads"
     assert lacks["mask"] == "the layer has no parameter mask"
     assert lacks["cross"] == "the layer takes one array"
-    assert "native-causal" not in lacks
+    assert "native-causal" in declared.features
 
 
 @pytest.mark.parametrize(
@@ -177,24 +177,24 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
         "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
         "                                     for n, g in names.items()}}\n"
     )
-    found = function_implementation(load("jax"), f"{path}:Bound", "stepwise", "multi-head")
-    assert judged(values, PADDED, found).status == "pass"
+    found = function_implementation(load("jax"), f"{path}:Bound", {}, "multi-head")[0]
+    assert judged("values", PADDED, found).status == "pass"
     cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
-    assert judged(values, cross, found).message == "the layer has no parameter return_weights"
+    assert judged("values", cross, found).message == "the layer has no parameter return_weights"
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
-    from backends._torch_layers import witnessed
+    from backends._torch.layers import witnessed
 
     by_name = {i.name: i for i in torch_backend.implementations()}
     fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]
-    asked = [c for c in layer_cases("standard") if c.operator == "multi-head"]
+    asked = [c for c in cases("standard") if c.operator is fast.operator]
     supported = [c for c in asked if fast.unsupported(c) is None]
     assert len(supported) > 20
     for case in supported:
-        assert witnessed(fast.prepare(draw_layer(case)))[1], case.id
-        assert not witnessed(slow.prepare(draw_layer(case)))[1], case.id
-    crossed = draw_layer(LayerCase.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12"))
+        assert witnessed(fast.prepare(draw(case)))[1], case.id
+        assert not witnessed(slow.prepare(draw(case)))[1], case.id
+    crossed = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12"))
     with pytest.raises(RuntimeError, match="fast path was not taken"):
         fast.prepare(crossed)()
 
@@ -204,18 +204,18 @@ def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.Monkey
     whole = type(layer).paths
 
     def broken(self: Any, inputs: Any) -> Any:
-        other = replace(inputs, query=2 * inputs.query, key=2 * inputs.key, own=False)
+        other = inputs.replace(query=2 * inputs.query, key=2 * inputs.key, own=False)
         return {**whole(self, inputs), "doubled": self.prepare(other)}
 
     monkeypatch.setattr(type(layer), "paths", broken)
-    verdict = judged(paths, PLAIN, layer)
+    verdict = judged("paths", PLAIN, layer)
     assert verdict.status == "fail"
     assert verdict.message.startswith("1 of ")
     assert "paths (doubled): " in verdict.message
 
 
 def test_masks_are_divided_into_what_layers_take() -> None:
-    x = draw_layer(LayerCase.parse(PADDED))
+    x = draw(Case.parse(PADDED))
     taken = LayerMasks.of(x)
     assert taken.causal
     assert taken.valid is not None
@@ -224,11 +224,9 @@ def test_masks_are_divided_into_what_layers_take() -> None:
     rest = LayerMasks.of(x, causal=False, lengths=False).rest
     assert rest is not None
     assert np.array_equal(np.broadcast_to(full(rest, x), x.attends.shape), x.attends)
-    per_head = draw_layer(
-        LayerCase.parse("multi-head/bool.bhqk/mha/f32/b2h4q7k7d3/e12.12.12.12/self/dense")
-    )
+    per_head = draw(Case.parse("multi-head/bool.bhqk/mha/f32/b2h4q7k7d3/e12.12.12.12/self/dense"))
     with pytest.raises(ValueError, match="differs between heads"):
-        full(per_head.dense_mask, per_head, heads=False)  # type: ignore[arg-type]
+        full(per_head.dense_mask, per_head, heads=False)
 
 
 def test_the_table_of_layers_says_what_each_does() -> None:
@@ -268,16 +266,16 @@ def test_user_layers_are_built_once_where_they_keep_their_parameters(
 ) -> None:
     free = made(torch_backend, own, "Free")
     assert isinstance(free, UserLayer)
-    x = draw_layer(LayerCase.parse(PLAIN))
+    x = draw(Case.parse(PLAIN))
     assert free.build(x) is free.build(x)
 
 
-def asked(level: str) -> dict[tuple, set[str]]:
+def asked(level: str) -> dict[tuple[Any, ...], set[str]]:
     """The dtypes, by operator, sizes and widths, in which any check asks a layer."""
-    found: dict[tuple, set[str]] = {}
+    found: dict[tuple[Any, ...], set[str]] = {}
     for check in all_checks():
         for case in check.cases(level):
-            if isinstance(case, LayerCase):
+            if isinstance(case, Case) and case.operator.is_layer:
                 key = (case.operator, case.sizes, case.widths)
                 found.setdefault(key, set()).add(case.dtype.name)
     return found
@@ -292,11 +290,10 @@ def test_layers_are_asked_in_few_sizes_and_dtypes() -> None:
 
 
 def test_shared_sizes_are_asked_in_every_dtype() -> None:
+    every = {(o, token) for o in OPERATORS.values() for token in o.every_dtype}
     at_standard, at_full = asked("standard"), asked("full")
     assert at_standard.keys() == at_full.keys()
-    shared = {key for key in at_standard if (key[0], key[1].token) in SHARED}
-    assert {(operator, sizes.token) for operator, sizes, _ in shared} == SHARED
+    shared = {key for key in at_standard if (key[0], key[1].token) in every}
+    assert {(operator, sizes.token) for operator, sizes, _ in shared} == every
     for key in shared:
         assert at_standard[key] == set(DTYPES), key
-    for key in at_standard.keys() - shared:
-        assert at_standard[key] >= {"f32"}, key

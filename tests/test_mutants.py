@@ -9,8 +9,8 @@ import pytest
 
 from backends.registry import load
 from suite.checks import all_checks
-from suite.judge.cell import run
-from suite.judge.killing import format_table, kill, kill_table
+from suite.judge.kill_table import format_table, kill, kill_table
+from suite.judge.run import run
 from tests.mutants.faults_precision import SingleInside, SumsInDtype
 from tests.mutants.kernel import Kernel, KernelBackend
 from tests.mutants.registry import MUTANTS

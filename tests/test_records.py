@@ -52,6 +52,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         features=("mask", "bias"),
         kernels="triton_fused",
         ratios={"query": 0.25, "key": math.inf},
+        facts={"Lk": 33, "bias": "inf", "scale": -0.25, "softcap": None, "sinks": False},
     )
     before = run(record, A, dirty=True, partial=True, shard="1/2")
     after = load(write(tmp_path / "r.jsonl", before))
@@ -59,6 +60,15 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert after.header == before.header
     assert after.complete
     assert after.totals == {"fail": 1, "pass": 1}
+
+
+def test_a_file_from_before_facts_were_recorded_is_read(whole: Path) -> None:
+    def without(lines: list[str]) -> list[str]:
+        return [lines[0], lines[1].replace(', "facts": {}', ""), *lines[2:]]
+
+    spoil(whole, without)
+    assert whole.read_text().count('"facts"') == 2
+    assert load(whole).cells == (A, B, C)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.0, 5e-324, None])
@@ -75,6 +85,15 @@ def test_figures_survive_and_the_file_is_strict_json(
         json.loads(line, parse_constant=no_constant)
     got = getattr(load(path).cells[0], name)
     assert got == value or (value is not None and math.isnan(value) and math.isnan(got))
+
+
+@pytest.mark.parametrize(
+    "facts", ['{"Lk": [3]}', '{"Lk": {"of": 3}}', "[3]", '{"Lk": 1' + "0" * 400 + "}"]
+)
+def test_a_fact_is_one_plain_value(whole: Path, facts: str) -> None:
+    spoil(whole, lambda lines: [lines[0], lines[1].replace('"facts": {}', f'"facts": {facts}')])
+    with pytest.raises(BrokenLine, match=r"line 2.*facts"):
+        load(whole)
 
 
 def test_text_that_utf8_cannot_hold_does_not_end_the_run(tmp_path: Path) -> None:

@@ -11,17 +11,13 @@ import pandas as pd
 import pytest
 
 from suite.records.cells import CellRecord
-from suite.report import conformance, frames, precision, semantics, tables
+from suite.report import conformance, frames, precision, tables
 from suite.report.kinds import CONFORMANCE
 from suite.report.summary import lines
 from suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, elect, run
+from tests.records_by_hand import cell, elect, frame, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
-
-
-def frame(*cells: CellRecord, **fields) -> pd.DataFrame:  # type: ignore[no-untyped-def]
-    return frames.cells(run(*cells, **fields))
 
 
 def test_cells_holds_every_field_and_the_source() -> None:
@@ -44,8 +40,8 @@ def test_every_status_is_counted() -> None:
     found = conformance.statuses(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
-    assert found.columns.tolist() == ["score", "cells", *STATUSES]
-    assert found.loc["torch:sdpa"].tolist() == [1 / 6, 6, 1, 1, 1, 1, 1, 1]
+    assert found.columns.tolist() == ["score", "coverage", "cells", *STATUSES]
+    assert found.loc["torch:sdpa"].tolist() == [1 / 5, 5 / 6, 6, 1, 1, 1, 1, 1, 1]
 
 
 def test_statuses_that_do_not_occur_have_columns() -> None:
@@ -53,25 +49,54 @@ def test_statuses_that_do_not_occur_have_columns() -> None:
     assert found.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
 
 
-def test_an_implementation_that_supports_nothing_scores_zero() -> None:
+def test_an_implementation_that_supports_nothing_has_no_score() -> None:
     found = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
-    assert conformance.statuses(found).loc["mute:all", "score"] == 0
-    assert conformance.conformance(found).loc["mute:all", "score"] == 0
-    assert conformance.conformance(found).loc["mute:all", "none"] == "0/6"
-    assert conformance.statuses(found).loc["torch:sdpa", "score"] == 1
+    for table in (conformance.statuses(found), conformance.conformance(found)):
+        assert table.loc[["mute:all", "torch:sdpa"], "coverage"].tolist() == [0, 1]
+        assert table["score"].fillna(-1).loc[["mute:all", "torch:sdpa"]].tolist() == [-1, 1]
+    assert conformance.conformance(found).loc["mute:all", "none"] == "0/0 (6 unsupported)"
+    shown = "\n".join(lines(run(*(cell(c, "mute:all", "unsupported") for c in CASES)), {}))
+    (row,) = (line.split() for line in shown.splitlines() if line.startswith("mute:all"))
+    assert row[:4] == ["mute:all", "-", "0.00%", "6"]
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_unsupported_cannot_raise_the_score(status: str) -> None:
-    """Declaring a cell unsupported gives a score that is never higher than judging it."""
+def test_what_is_unsupported_counts_in_the_coverage_alone(status: str) -> None:
+    """The score is of what was asked; refusing shows beside it, whatever judging would have given."""
     rest = [cell(CASES[0]), cell(CASES[1], status="fail")]
 
-    def score(*cells: CellRecord) -> float:
-        return conformance.statuses(frame(*cells)).loc["torch:sdpa", "score"]
+    def shares(*cells: CellRecord) -> list[float]:
+        return conformance.statuses(frame(*cells)).loc["torch:sdpa", ["score", "coverage"]].tolist()
 
-    refused = score(*rest, cell(CASES[2], status="unsupported"))
-    assert refused <= score(*rest, cell(CASES[2], status=status))
-    assert refused < score(*rest)
+    assert shares(*rest, cell(CASES[2], status="unsupported")) == [1 / 2, 2 / 3]
+    if status != "unsupported":
+        passes = status == "pass"
+        assert shares(*rest, cell(CASES[2], status=status)) == [(1 + passes) / 3, 1]
+
+
+def test_unsupported_cells_are_tabled_by_reason() -> None:
+    names = [f"torch:{name}" for name in "abcd"]
+    flag = [cell(CASES[0], name, "unsupported", message="has no flag") for name in names]
+    cap = [cell(c, names[0], "unsupported", message="has no softcap") for c in CASES]
+    one = cell(CASES[0], names[1], "unsupported", message="has no sinks", check="contract")
+    found = conformance.unsupported(frame(one, *flag, *cap, cell(CASES[1], message="fine")))
+    assert found.index.tolist() == ["has no softcap", "has no flag", "has no sinks"]
+    assert found["cells"].tolist() == [6, 4, 1]
+    assert found["implementations"].tolist() == ["torch:a", "torch:a and 3 more", "torch:b"]
+    assert found.loc["has no sinks", ["check", "case"]].tolist() == ["contract", CASES[0]]
+
+
+def test_the_summary_ends_with_the_reasons() -> None:
+    cells = [
+        cell(f"{case}/{n}", status="unsupported", message=f"reason {n:02}")
+        for n in range(23)
+        for case in CASES[: 2 if n < 20 else 1]
+    ]
+    shown = lines(run(*cells, cell()), {})
+    assert "Unsupported" in shown
+    assert sum(line.startswith("reason ") for line in shown) == 1 + 20
+    assert shown[-1] == "... and 3 more reasons, of 3 cells"
+    assert shown.index("Unsupported") > shown.index("Statuses")
 
 
 def test_conformance_counts_by_group() -> None:
@@ -85,9 +110,10 @@ def test_conformance_counts_by_group() -> None:
         cell(CASES[0], "jax:jax-nn", group=""),
     )
     shown = conformance.conformance(found)
-    assert shown.columns.tolist() == ["score", "cells", *STATUSES, "causal", "bias", "other"]
+    shares = ["score", "coverage", "cells"]
+    assert shown.columns.tolist() == [*shares, *STATUSES, "causal", "bias", "other"]
     assert shown.loc["torch:sdpa", ["causal", "bias", "other"]].tolist() == [
-        "1/3 (1 fail)", "0/2 (1 crash, 1 known)", "",
+        "1/2 (1 fail, 1 unsupported)", "0/2 (1 crash, 1 known)", "",
     ]  # fmt: skip
     assert shown.loc["jax:jax-nn", ["causal", "bias", "other"]].tolist() == ["", "1/1", "1/1"]
     long = conformance.conformance_long(found)
@@ -222,6 +248,15 @@ def test_cells_as_recorded_have_a_column_for_every_ratio() -> None:
     assert "ratios" not in found
 
 
+def test_cells_as_recorded_have_a_column_for_every_fact() -> None:
+    facts = {"Lk": 33, "bias": "inf", "scale": None}
+    found = frames.recorded(frame(cell(CASES[0], facts=facts), cell(CASES[1])))
+    assert found["fact_Lk"].fillna(-1).tolist() == [33, -1]
+    assert found["fact_bias"].tolist() == ["inf", ""]
+    assert found["fact_scale"].tolist() == ["", ""]
+    assert "facts" not in found
+
+
 def test_the_summary_names_operators_where_there_are_several() -> None:
     sdpa = elect("no-keys", {"f32": "zeros"})
     layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]
@@ -229,69 +264,6 @@ def test_the_summary_names_operators_where_there_are_several() -> None:
     heads = [[line for line in text if line.startswith("Elections")] for text in shown]
     assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
     assert shown[0][-1] == "not installed: jax: no wheel"
-
-
-def test_elections() -> None:
-    found = semantics.elections(
-        frame(
-            *elect("no-keys", {"f32": "zeros", "bf16": "zeros", "f16": "nan"}),
-            *elect("value-size", {"f32": "raises", "f64": "unsupported"}),
-            *elect("integer-mask", {"f32": "unsupported"}),
-            *elect("no-keys", {"f32": "nan", "bf16": "nan", "f16": "nan"}, "jax:jax-nn"),
-            cell(
-                "elect/integer-mask/f32",
-                "jax:jax-nn",
-                "error",
-                check="election",
-                question="integer-mask",
-            ),
-            cell(),
-        )
-    )
-    assert found.columns.tolist() == ["no-keys", "value-size", "integer-mask"]
-    assert found.loc["torch:sdpa"].tolist() == ["zeros (f16: nan)", "raises", "-"]
-    assert found.loc["jax:jax-nn"].tolist() == ["nan", "", "error"]
-
-
-def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[CellRecord]:
-    """The cells of one check, a dtype each."""
-    return [
-        cell(f"sdpa/none/mha/{dtype}/b3h2q18k34d8", status=status, check=check, observed=grade)
-        for dtype, grade in grades.items()
-    ]
-
-
-def test_invariance_is_the_worst_grade() -> None:
-    found = semantics.invariance(
-        frame(
-            *graded("invariant_rows", {"f32": "bitwise", "bf16": "bitwise", "f16": "within bound"}),
-            cell("sdpa/none/mha/f32/b2h4q129k161d64", check="invariant_rows", observed="broken",
-                 status="fail"),
-            *graded("invariant_rerun", {"f32": "bitwise", "bf16": "bitwise"}),
-            *graded("invariant_threads", {"f32": ""}, "unsupported"),
-            *graded("invariant_split", {"f32": ""}, "crash"),
-            cell(),
-        )
-    )  # fmt: skip
-    assert found.columns.tolist() == ["a second call", "rows", "threads", "split keys"]
-    assert found.loc["torch:sdpa"].tolist() == [
-        "bitwise", "broken (bf16: bitwise, f16: within bound)", "-", "crash",
-    ]  # fmt: skip
-    assert semantics.invariance(frame(cell())).empty
-
-
-def test_every_check_of_invariance_is_in_the_table() -> None:
-    from suite.checks import all_checks
-
-    assert set(semantics.INVARIANT) == {
-        c.name for c in all_checks() if c.name.startswith("invariant_")
-    }
-
-
-def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> None:
-    (lied,) = elect("no-keys", {"f32": "nan"})
-    lied = replace(lied, status="fail")
-    assert semantics.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
 
 
 def test_failures_are_listed_gravest_first() -> None:

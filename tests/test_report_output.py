@@ -50,11 +50,12 @@ def test_text_is_complete_and_aligned(made: dict[str, pd.DataFrame], tmp_path: P
     assert "..." not in text
     assert "*star*, colour second line" in text
     title, rule, first, second = text[text.index("\nStatuses\n") :].splitlines()[5:9]
-    assert title.split() == ["implementation", "score", "cells", *STATUSES]
-    assert first.split() == ["torch:sdpa", "37.50%", "8", "3", "1", "1", "1", "1", "1"]
-    assert second.split() == ["jax:jax-nn", "100.00%", "1", "1", "0", "0", "0", "0", "0"]
+    assert title.split() == ["implementation", "score", "coverage", "cells", *STATUSES]
+    assert first.split() == ["torch:sdpa", "42.85%", "87.50%", "8", "3", "1", "1", "1", "1", "1"]
+    assert second.split()[:4] == ["jax:jax-nn", "100.00%", "100.00%", "1"]
+    assert second.split()[4:] == ["1", "0", "0", "0", "0", "0"]
     assert len(title) == len(rule) == len(first) == len(second)
-    assert title.index("score") + 5 == first.index("37.50%") + 6
+    assert title.index("score") + 5 == first.index("42.85%") + 6
 
 
 def test_markdown_tables_keep_their_columns(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
@@ -115,9 +116,9 @@ def test_the_page_colours_what_matters(made: dict[str, pd.DataFrame], tmp_path: 
     entries = _Page((tmp_path / "r.html").read_text()).entries
     for status in ("crash", "error", "fail", "known"):
         assert (status, f"is-{status}") in entries
-    assert ("3/8 (1 crash, 1 error, 1 fail, 1 known)", "is-crash") in entries
+    assert ("3/7 (1 crash, 1 error, 1 fail, 1 known, 1 unsupported)", "is-crash") in entries
     assert ("0/1 (1 fail)", "is-fail") in entries
-    assert ("0/1", "is-unsupported") in entries
+    assert ("0/0 (1 unsupported)", "is-unsupported") in entries
     assert ("2/2", "is-pass") in entries
     assert (">1", "number beyond") in entries
     assert ("none", "beyond") in entries
@@ -157,6 +158,12 @@ def test_only_a_perfect_score_reads_100_percent(tmp_path: Path) -> None:
     assert (tmp_path / "r.txt").read_text().split()[-3:] == ["99.99%", "100.00%", "0.00%"]
 
 
+def test_no_score_is_a_dash_and_not_0_percent(tmp_path: Path) -> None:
+    shares = {"score": [math.nan, 0.0], "coverage": [0.0, 1.0]}
+    render({"t": pd.DataFrame(shares)}, "text", tmp_path / "r.txt")
+    assert (tmp_path / "r.txt").read_text().split()[-4:] == ["-", "0.00%", "0.00%", "100.00%"]
+
+
 @pytest.mark.parametrize("fmt", ["csv", "parquet"])
 def test_data_formats_hold_the_figures_as_they_are(
     made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
@@ -168,7 +175,7 @@ def test_data_formats_hold_the_figures_as_they_are(
     assert back["error_ratio"].max() == 1.00001
     assert back["message"].iloc[0] == NASTY
     scores = read(tmp_path / "out" / f"statuses.{fmt}").set_index("implementation")["score"]
-    assert scores.to_dict() == {"torch:sdpa": 0.375, "jax:jax-nn": 1.0, "tf:eager": 0.5}
+    assert scores.to_dict() == {"torch:sdpa": 3 / 7, "jax:jax-nn": 1.0, "tf:eager": 2 / 3}
     accuracy = read(tmp_path / "out" / f"accuracy.{fmt}")
     assert accuracy.columns[:2].tolist() == ["implementation", "dtype"]
 
@@ -245,7 +252,7 @@ def test_report_prints_the_chosen_tables(tmp_path: Path, capsys: pytest.CaptureF
     path = write(tmp_path / "r.jsonl", run(cell(), cell(CASES[1], status="fail")))
     assert command("report", path, "--table", "statuses", "--format", "markdown") == 0
     out = capsys.readouterr().out
-    assert "| torch:sdpa | 50.00% | 2 | 1 | 1 | 0 | 0 | 0 | 0 |" in out
+    assert "| torch:sdpa | 50.00% | 100.00% | 2 | 1 | 1 | 0 | 0 | 0 | 0 |" in out
     assert "## Failures" not in out
 
 
@@ -315,3 +322,17 @@ def test_diff_exits_with_one_on_new_failures_only(
         assert command("diff", *words) == 2
     assert command("diff", good, bad, "--format", "html", "--output", tmp_path / "d.html") == 1
     assert "new failure" in (tmp_path / "d.html").read_text()
+
+
+def test_diff_maps_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    old = write(tmp_path / "old.jsonl", run(cell(), cell(implementation="torch:math")))
+    new = write(tmp_path / "new.jsonl", run(cell(implementation="torch:flash", status="fail")))
+    assert command("diff", old, new) == 2
+    assert command("diff", old, new, "--map", "torch:sdpa=flash") == 1
+    assert "flash" in capsys.readouterr().out
+    assert command("diff", old, new, "--map", "fast=flash") == 2
+    assert "'fast' is not in it; valid: torch:sdpa, torch:math" in capsys.readouterr().err
+    assert command("diff", old, new, "--map", "sdpa=flash", "--map", "sdpa=flash") == 2
+    with pytest.raises(SystemExit):
+        command("diff", old, new, "--map", "flash")
+    assert "expected OLD=NEW, got 'flash'" in capsys.readouterr().err

@@ -1,61 +1,107 @@
-"""Spec: ids and cases determine each other, levels nest, the array covers, masks mean what they say."""
+"""Spec: ids and cases determine each other, levels nest, covering arrays cover."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from suite.checks import all_checks
 from suite.spec import catalogue
+from suite.spec.case import Case
 from suite.spec.covering import each_value, feasible_pairs, pairwise
-from suite.spec.dtypes import DTYPES, dtype, round_to
-from suite.spec.layers import LAYER_FEATURES
-from suite.spec.masks import Boolean, Causal, Index, Padding, Segments, Sizes, Window, parse_mask
-from suite.spec.problem import BIASES, FEATURES, RECIPES, Case, Problem
-from suite.spec.recipes import DRAWS, draw
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import Covering
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS, multi_head, sdpa_cases, sdpa_derived
+from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.sdpa import SDPA
+from suite.spec.recipes import RECIPES
+from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import FEATURES, LEVELS
+
+COVERINGS = (
+    (sdpa_cases.COVERING, catalogue.cases),
+    (sdpa_derived.GRADIENT_COVERING, catalogue.gradient_cases),
+    (sdpa_derived.COMPILED_COVERING, catalogue.compiled_cases),
+    (multi_head.COVERING, catalogue.cases),
+)
+covered = pytest.mark.parametrize(
+    ("covering", "cases"), COVERINGS, ids=["values", "gradients", "compiled", "multi-head"]
+)
+PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
 
 
-def test_levels_nest_and_have_their_sizes() -> None:
-    smoke, standard, full = (catalogue.cases(level) for level in catalogue.LEVELS)
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
+def test_levels_nest(operator: Operator) -> None:
+    for part in PARTS:
+        asked = getattr(operator, part)
+        smoke, standard, full = (tuple(asked(level)) for level in LEVELS)
+        assert set(smoke) <= set(standard) <= set(full), part
+        assert len(set(full)) == len(full), part
+    assert set(operator.cases("smoke")), "an operator that nothing is asked of"
+    assert set(operator.gradients("smoke")), "an operator that is not differentiated"
+
+
+def test_levels_have_their_sizes() -> None:
+    def plain(level: str) -> list[Case]:
+        own = (case for case in catalogue.cases(level) if case.operator is SDPA)
+        return [case for case in own if not case.option("sinks")]
+
+    smoke, standard, full = map(plain, LEVELS)
     assert standard[: len(smoke)] == smoke
     assert full[: len(standard)] == standard
     assert len(smoke) <= 60
     assert 250 <= len(standard) <= 999
     assert len(full) >= 2000
+    with pytest.raises(ValueError, match="unknown level 'huge'; valid: smoke, standard, full"):
+        catalogue.cases("huge")
 
 
 def test_ids_are_unique_and_parse_back() -> None:
-    cases = catalogue.everything("full")
-    assert len({case.id for case in cases}) == len(cases)
-    for case in catalogue.cases("full"):
-        assert Case.parse(case.id) == case
-        assert catalogue.find(case.id) == case
-        assert set(case.needs) <= set(FEATURES)
-    for case in catalogue.layer_cases("full"):
-        assert catalogue.find(case.id) == case
-        assert set(case.needs) <= set(FEATURES | LAYER_FEATURES)
-    probes = catalogue.ELECTION_CASES + catalogue.BAD_CASES + catalogue.LAYER_BAD_CASES
-    for case in probes:
-        assert catalogue.find(case.id) is case
-        assert set(case.needs) <= set(FEATURES | LAYER_FEATURES)
+    catalogued = catalogue.everything("full")
+    assert len({case.id for case in catalogued}) == len(catalogued)
+    asked = {case.id: case for check in all_checks() for case in check.cases("full")}
+    compiled = [check.compiled("full") for check in all_checks() if check.compiled]
+    asked |= {case.id: case for cases in compiled for case in cases}
+    for case in {**asked, **{case.id: case for case in catalogued}}.values():
+        assert set(case.needs) <= FEATURES.keys()
+        if isinstance(case, Case):
+            assert Case.parse(case.id) == case
+            assert catalogue.find(case.id) == case
+            assert OPERATORS[case.id.split("/")[0]] is case.operator
+        else:
+            assert catalogue.find(case.id) is case
+    assert {case.operator for case in asked.values()} == set(OPERATORS.values())
 
 
-def test_covering_array_covers_every_pair_that_makes_sense() -> None:
-    rows = catalogue.covering_rows()
-    covered = {(a, row[a], b, row[b]) for row in rows for a in row for b in row if a != b}
-    pairs = feasible_pairs(catalogue.AXES, catalogue.compatible)
-    assert not [pair for pair in pairs if pair not in covered]
-    for row in rows:
+@covered
+def test_covering_arrays_cover_every_pair_that_makes_sense(
+    covering: Covering, cases: Callable[[str], Sequence[Case]]
+) -> None:
+    shown = {(a, row[a], b, row[b]) for row in covering.rows for a in row for b in row if a != b}
+    pairs = feasible_pairs(covering.axes, covering.compatible)
+    assert not [pair for pair in pairs if pair not in shown]
+    for row in covering.rows:
         for a in row:
             for b in row:
                 if a != b:
-                    assert catalogue.compatible(a, row[a], b, row[b])
+                    assert covering.compatible(a, row[a], b, row[b])
+    assert set(covering.ids()) <= {case.id for case in cases("standard")}
+
+
+@covered
+def test_few_rows_show_every_axis_value(
+    covering: Covering, cases: Callable[[str], Sequence[Case]]
+) -> None:
+    shown = {(k, v) for row in each_value(covering.rows) for k, v in row.items()}
+    assert shown == {(name, value) for name, values in covering.axes.items() for value in values}
+    assert set(covering.few()) <= {case.id for case in cases("standard")}
 
 
 def test_smoke_shows_every_axis_value() -> None:
-    shown = {(k, v) for row in each_value(catalogue.covering_rows()) for k, v in row.items()}
-    assert shown == {(name, value) for name, values in catalogue.AXES.items() for value in values}
+    smoke = {case.id for case in catalogue.cases("smoke")}
+    assert {*sdpa_cases.COVERING.few(), *multi_head.COVERING.few()} <= smoke
 
 
 def test_contradictory_forbidden_pairs_are_an_error() -> None:
@@ -64,192 +110,68 @@ def test_contradictory_forbidden_pairs_are_an_error() -> None:
         pairwise(axes, lambda a, x, b, y: {a, b} != {"b", "c"})
 
 
-def test_recipes_are_one_list() -> None:
-    assert tuple(DRAWS) == RECIPES
+def test_every_recipe_is_asked() -> None:
+    assert SDPA.recipes == RECIPES
+    assert {case.recipe for case in catalogue.cases("full")} == set(RECIPES)
 
 
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("sdpa/causal/mha", "expected sdpa/MASK"),
+        ("sdpa/causal/mha", "expected sdpa/MASK/HEADS/DTYPE/SIZES"),
+        ("sdpb/causal/mha/f32/b1h1q1k1d1", "unknown operator 'sdpb'"),
         ("sdpa/diagonal/mha/f32/b1h1q1k1d1", "unknown mask 'diagonal'"),
         ("sdpa/none/mha/f8/b1h1q1k1d1", "unknown dtype 'f8'"),
         ("sdpa/none/mha/f32/b1h1q1", "bad sizes"),
         ("sdpa/none/four/f32/b1h1q1k1d1", "bad heads"),
         ("sdpa/none/gqa2/f32/b1h3q1k1d1", "multiple"),
         ("sdpa/none/mha/f32/b1h1q1k1d1/loud", "unknown option 'loud'"),
+        ("sdpa/none/mha/f32/b1h1q1k1d1/nobias", "unknown option 'nobias'"),
         (
             "sdpa/none/mha/f32/b1h1q1k1d1/scale0.50",
             "expected 'sdpa/none/mha/f32/b1h1q1k1d1/scale0.5'",
         ),
         ("sdpa/none/gqa1/f32/b1h2q1k1d1", "not a canonical"),
+        ("multi-head/none/mha/f32/b1h1q1k1d1", "expected multi-head/MASK/HEADS/DTYPE/SIZES/WIDTHS"),
+        ("multi-head/none/mha/f32/b1h1q1k1d1/w1.1.1.1", "bad widths 'w1.1.1.1'"),
+        ("multi-head/none/mha/f32/b1h1q1k1d1/e1.1.1.1/cap2.0", "unknown option 'cap2.0'"),
+        ("dot/none/mha/f32/b1h2q1k1d8/e8.8.8.8", "dot has the size 1 here, got query heads: 2"),
     ],
 )
 def test_bad_ids_say_what_is_wrong(text: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=r"id|unknown|bad|multiple") as error:
+    with pytest.raises(ValueError, match=r"id|unknown|bad|multiple|has") as error:
         Case.parse(text)
     assert hint in str(error.value)
 
 
-def test_problems_refuse_nonsense() -> None:
-    sizes = Sizes(1, 2, 2, 3, 3, 4, 4)
-    with pytest.raises(ValueError, match="unknown bias"):
-        Problem(sizes, bias="loud")
+def test_cases_refuse_nonsense() -> None:
+    sizes, f32 = Sizes(1, 2, 2, 3, 3, 4, 4), DTYPES["f32"]
+    with pytest.raises(ValueError, match="sdpa has no bias 'loud'"):
+        Case.of(SDPA, sizes, f32, bias="loud")
     with pytest.raises(ValueError, match="softcap"):
-        Problem(sizes, softcap=0.0)
+        Case.of(SDPA, sizes, f32, softcap=0.0)
+    with pytest.raises(ValueError, match="sdpa has no scale 'a half'"):
+        Case.of(SDPA, sizes, f32, scale="a half")
+    with pytest.raises(ValueError, match="sdpa has no option 'own'; valid: bias, scale, softcap"):
+        Case.of(SDPA, sizes, f32, own=True)
     with pytest.raises(ValueError, match="negative"):
-        Problem(Sizes(1, 2, 2, -3, 3, 4, 4))
-    with pytest.raises(ValueError, match="unknown layout"):
-        Case(Problem(sizes), DTYPES["f32"], layout="lbhd")
+        Case(SDPA, Sizes(1, 2, 2, -3, 3, 4, 4), f32)
+    with pytest.raises(ValueError, match="sdpa has no axis order 'lbhd'; valid: bhld, blhd, bhdl"):
+        Case(SDPA, sizes, f32, axis_order="lbhd")
+    with pytest.raises(ValueError, match="sdpa has no recipe 'odd'; valid: normal"):
+        Case(SDPA, sizes, f32, recipe="odd")
+    with pytest.raises(ValueError, match="sdpa has no form 'spelled'; valid: native, dense"):
+        Case(SDPA, sizes, f32, form="spelled")
+    with pytest.raises(ValueError, match="multi-head: widths are given to layers"):
+        Case(MULTI_HEAD, sizes, f32)
 
 
-def bfloat16_by_bits(x: np.ndarray) -> np.ndarray:
-    """Round-to-nearest-even of float32 values to bfloat16 on their bit patterns."""
-    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
-
-
-@given(st.floats(allow_nan=False, allow_infinity=True, width=32))
-@settings(max_examples=500, deadline=None)
-def test_rounding_agrees_with_numpy_and_with_bits(x: float) -> None:
-    with np.errstate(over="ignore"):
-        assert round_to(x, DTYPES["f16"]) == np.float16(x)
-        assert round_to(x, DTYPES["bf16"]) == bfloat16_by_bits(np.array([x]))[0]
-
-
-@given(st.floats(allow_nan=False))
-@settings(max_examples=500, deadline=None)
-def test_rounding_to_float32_and_float64(x: float) -> None:
-    with np.errstate(over="ignore"):
-        assert round_to(x, DTYPES["f32"]) == np.float32(x)
-    assert round_to(x, DTYPES["f64"]) == x
-
-
-def test_rounding_keeps_nan_and_format_facts() -> None:
-    assert np.isnan(round_to(np.nan, DTYPES["bf16"]))
-    for name, info in (("f64", np.float64), ("f32", np.float32), ("f16", np.float16)):
-        fmt, facts = DTYPES[name], np.finfo(info)
-        assert fmt.unit_roundoff == facts.eps / 2
-        assert fmt.max == facts.max
-        assert fmt.smallest_normal == facts.smallest_normal
-        assert fmt.smallest_subnormal == facts.smallest_subnormal
-    assert dtype("bfloat16") is DTYPES["bf16"]
-    assert DTYPES["bf16"].max == 3.3895313892515355e38
-
-
-def by_loops(sizes: Sizes, rule) -> np.ndarray:  # type: ignore[no-untyped-def]
-    out = np.zeros((sizes.B, sizes.H, sizes.Lq, sizes.Lk), bool)
-    for b, h, q, k in np.ndindex(out.shape):
-        out[b, h, q, k] = rule(b, h, q, k)
-    return out
-
-
-S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
-
-
-@pytest.mark.parametrize(
-    ("token", "rule"),
-    [
-        ("causal", lambda b, h, q, k: k <= q),
-        ("causalbr", lambda b, h, q, k: k <= q - 2),
-        ("win2.0", lambda b, h, q, k: q - 2 <= k <= q),
-        ("win0.3", lambda b, h, q, k: q <= k <= q + 3),
-        ("winx.1", lambda b, h, q, k: k <= q + 1),
-        ("prefix3orcausal", lambda b, h, q, k: k < 3 or k <= q),
-        ("causal+win1.x", lambda b, h, q, k: q - 1 <= k <= q),
-    ],
-)
-def test_masks_mean_what_they_say(token: str, rule) -> None:  # type: ignore[no-untyped-def]
-    mask = parse_mask(token)
-    assert mask is not None
-    assert mask.token == token
-    assert np.array_equal(np.broadcast_to(mask.dense(S), (3, 2, 7, 5)), by_loops(S, rule))
-
-
-def test_padding_has_different_lengths_and_both_sides() -> None:
-    for seed in range(5):
-        lengths = Padding().lengths(S, seed)
-        assert lengths.min() >= 1
-        assert lengths.max() <= S.Lk
-        assert len(set(lengths)) > 1
-        right = by_loops(S, lambda b, h, q, k, n=lengths: k < n[b])
-        left = by_loops(S, lambda b, h, q, k, n=lengths: k >= S.Lk - n[b])
-        assert (Padding().dense(S, seed) == right).all()
-        assert (Padding(left=True).dense(S, seed) == left).all()
-    assert Padding(empty=True).lengths(S)[-1] == 0
-    assert Padding().dense(S).shape == (3, 1, 1, 5)
-
-
-def test_segments_partition_queries_and_keys() -> None:
-    mask = Segments(3)
-    dense = mask.dense(S)
-    for q in range(S.Lq):
-        for k in range(S.Lk):
-            assert dense[q, k] == (mask.ids(S.Lq)[q] == mask.ids(S.Lk)[k])
-    assert set(mask.ids(20)) == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("axes", "shape"),
-    [
-        ("qk", (7, 5)),
-        ("b11k", (3, 1, 1, 5)),
-        ("b1qk", (3, 1, 7, 5)),
-        ("1hqk", (1, 2, 7, 5)),
-        ("bhqk", (3, 2, 7, 5)),
-    ],
-)
-def test_boolean_masks_have_their_rank_and_no_empty_row(axes: str, shape: tuple) -> None:
-    for seed in range(10):
-        dense = Boolean(axes).dense(S, seed)
-        assert dense.shape == shape
-        assert dense.any(-1).all()
-    assert not np.array_equal(Boolean(axes).dense(S, 0), Boolean(axes).dense(S, 1))
-    assert 0.3 < Boolean("bhqk").dense(Sizes(4, 4, 4, 40, 40, 1, 1)).mean() < 0.9
-
-
-def test_empty_masks_have_empty_rows_beside_others() -> None:
-    for axes in ("qk", "bhqk", "bhq1"):
-        rows = Boolean(axes, empty=True).dense(S).any(-1)
-        assert not rows.all()
-        assert rows.any()
-    assert Boolean("bhq1", empty=True).dense(S).shape == (3, 2, 7, 1)
-
-
-def test_a_block_of_a_mask_is_the_block_of_the_mask() -> None:
-    rows = slice(2, 5)
-    for token in catalogue.MASKS:
-        mask = parse_mask(token)
-        if mask is not None:
-            whole = np.broadcast_to(mask.allowed(Index.of(S, 3)), (3, 2, 7, 5))
-            block = np.broadcast_to(mask.allowed(Index.of(S, 3, rows)), (3, 2, 3, 5))
-            assert np.array_equal(block, whole[:, :, rows]), token
-
-
-def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
-    for case in catalogue.cases("smoke"):
-        one, again, other = draw(case), draw(case), draw(case, seed=1)
-        assert np.array_equal(one.query, again.query)
-        if one.query.size and case.recipe != "integers":
-            assert not np.array_equal(one.query, other.query)
-        for array in (one.query, one.key, one.value):
-            assert np.array_equal(array, round_to(array, case.dtype))
-            assert array.dtype == np.float64
-
-
-def test_every_bias_is_what_its_name_says() -> None:
-    for kind in BIASES[1:]:
-        case = Case(Problem(S, bias=kind), DTYPES["f32"])
-        bias = draw(case).bias
-        assert bias is not None
-        np.broadcast_shapes(bias.shape, (3, 2, 7, 5))
-        assert np.isneginf(bias).any() == (kind == "inf")
-        assert not np.isneginf(bias).all(-1).any()
-    alibi = draw(Case(Problem(S, bias="alibi"), DTYPES["f32"])).bias
-    assert alibi is not None
-    assert alibi[0, 0, 3, 1] == -2 * 2.0**-4
-    assert alibi[0, 1, 3, 3] == 0
+def test_options_that_are_default_are_left_out() -> None:
+    case = Case.parse("sdpa/none/mha/f32/b1h2q3k3d4/scale0.5")
+    assert case.options == (("scale", 0.5),)
+    assert case.with_options(scale=None).options == ()
+    assert case.with_options(scale=None).id == "sdpa/none/mha/f32/b1h2q3k3d4"
+    assert [case.option(name) for name in ("scale", "bias", "own")] == [0.5, "none", None]
 
 
 def test_features_of_native_and_dense_masks() -> None:
@@ -257,5 +179,6 @@ def test_features_of_native_and_dense_masks() -> None:
     assert native.needs == ("window", "scale", "softcap", "grouped-heads", "value-size")
     assert "mask" in Case.parse("sdpa/win4.0/mha/f32/b2h6q17k23d8/dense").needs
     assert Case.parse("sdpa/causal/mha/f32/b2h6q17k23d8").needs == ("causal",)
-    assert Causal(bottom_right=True).token == "causalbr"
-    assert Window(None, 3).token == "winx.3"
+    assert Case.parse("sdpa/none/mha/f32/b2h6q17k23d8/sinks").needs == ("sinks",)
+    both = Case.parse("sdpa/causal+pad/mha/f32/b2h6q17k23d8/bias.qk").needs
+    assert {"causal", "padding", "bias", "bias-with-mask"} <= set(both)

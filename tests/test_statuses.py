@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from suite.judge import cell as cells
-from suite.judge.cell import Cell, Check
-from suite.judge.verdict import Deviation, HarnessError, Measured, Verdict
+from suite.judge.cell import Cell
+from suite.judge.check import CHECKS, Check
+from suite.judge.run import run
+from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable, Verdict
 from suite.spec.catalogue import find
 from suite.spec.vocabulary import KINDS
-from suite.test_bad_problems import test_bad_problem as bad_problem
 from suite.test_contract import test_contract as contract
+from suite.test_elections import test_election as election
+from suite.test_malformed import test_bad_problem as bad_problem
 from suite.test_values import test_values as values
 from tests import miniatures
 
@@ -21,9 +25,14 @@ MASKED = "sdpa/causal/mha/f32/b2h3q5k7d8"
 SOFTCAP = "sdpa/none/mha/f32/b2h3q5k7d8/cap2.0"
 
 
-def judged(kind: type[miniatures.Miniature], check, case: str, audit: bool = False) -> Verdict:  # type: ignore[no-untyped-def]
+def judged(
+    kind: type[miniatures.Miniature],
+    check: Callable[[Cell], None],
+    case: str,
+    audit: bool = False,
+) -> Verdict:
     implementation = miniatures.Miniatures("cpu", kind).implementations()[0]
-    return cells.run(Cell(check.check, find(case), implementation), audit)
+    return run(Cell(CHECKS[check], find(case), implementation), audit)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +53,13 @@ def judged(kind: type[miniatures.Miniature], check, case: str, audit: bool = Fal
         (miniatures.Miniature, bad_problem, "bad/batch-differs/f32", "pass", ""),
     ],
 )
-def test_miniatures_end_in_the_right_status(kind, check, case, status, reason) -> None:  # type: ignore[no-untyped-def]
+def test_miniatures_end_in_the_right_status(
+    kind: type[miniatures.Miniature],
+    check: Callable[[Cell], None],
+    case: str,
+    status: str,
+    reason: str,
+) -> None:
     verdict = judged(kind, check, case)
     assert (verdict.status, verdict.kind) == (status, reason), verdict.message
     assert (verdict.message == "") == (status == "pass")
@@ -84,18 +99,15 @@ def test_a_check_that_breaks_is_an_error() -> None:
 
     implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
     for function in (breaks, ill_posed):
-        verdict = cells.run(
-            Cell(Check("x", function, lambda level: (), Cell), find(PLAIN), implementation)
-        )
+        check = Check("x", function, lambda level: ())
+        verdict = run(Cell(check, find(PLAIN), implementation))
         assert (verdict.status, verdict.kind) == ("error", "harness")
         assert "test_statuses.py" in verdict.message
 
 
 def test_a_wrong_declared_election_fails() -> None:
-    from suite.test_elections import test_election as election
-
     class DeclaresUniform(miniatures.Miniature):
-        elections = miniatures.Miniature.elections | {"fully-masked-row": "uniform"}
+        declared = miniatures.Miniature.declared.electing({"fully-masked-row": "uniform"})
 
     assert judged(miniatures.Miniature, election, "elect/fully-masked-row/f32").status == "pass"
     verdict = judged(DeclaresUniform, election, "elect/fully-masked-row/f32")
@@ -105,15 +117,40 @@ def test_a_wrong_declared_election_fails() -> None:
 
 
 def test_an_undeclared_election_is_observed_and_used() -> None:
-    from suite.test_elections import test_election as election
-
     class DeclaresNothing(miniatures.Miniature):
-        elections = {}
+        declared = miniatures.Miniature.declared.but(elections={})
 
     verdict = judged(DeclaresNothing, election, "elect/fully-masked-row/f32")
     assert (verdict.status, verdict.measured.observed) == ("pass", "zeros")
     case = "sdpa/bool.qk.empty/mha/f32/b2h3q5k7d8/dense"
     assert judged(DeclaresNothing, values, case).status == "pass"
+
+
+def test_what_a_variation_lacks_is_unsupported() -> None:
+    class NoBias(miniatures.Miniature):
+        declared = miniatures.Miniature.declared.refusing({"bias": "has no bias"})
+
+    def varies(cell: Cell) -> None:
+        cell.prepare(cell.inputs.replace(bias=np.zeros((5, 7))))
+
+    def elects_otherwise(cell: Cell) -> None:
+        raise NotApplicable("elects otherwise")
+
+    implementation = miniatures.Miniatures("cpu", NoBias).implementations()[0]
+    for function, reason in ((varies, "has no bias"), (elects_otherwise, "elects otherwise")):
+        check = Check("x", function, lambda level: ())
+        verdict = run(Cell(check, find(PLAIN), implementation))
+        assert (verdict.status, verdict.message) == ("unsupported", reason)
+
+
+def test_what_a_check_needs_besides_its_case_is_asked_first() -> None:
+    def breaks(cell: Cell) -> None:
+        raise AssertionError("asked all the same")
+
+    implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
+    check = Check("x", breaks, lambda level: (), ("gradient",))
+    verdict = run(Cell(check, find(PLAIN), implementation))
+    assert (verdict.status, verdict.message) == ("unsupported", "NumPy differentiates nothing")
 
 
 def test_kinds_and_statuses_are_closed_lists() -> None:

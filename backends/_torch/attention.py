@@ -20,14 +20,16 @@ NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 
 SIGNATURE = NativeSignature(
     NATIVE,
+    ("attn_mask", "is_causal", "scale", "enable_gqa"),
     {
-        "attn_mask": ("mask", "bias", "window", "padding", "bias-with-mask"),
-        "is_causal": ("native-causal",),
+        **dict.fromkeys(("mask", "bias", "padding", "bias-with-mask"), ("attn_mask",)),
+        "window": ("attn_mask", "window"),
+        "causal": ("is_causal", "attn_mask"),
+        "native-causal": ("is_causal",),
         "scale": ("scale",),
-        "enable_gqa": ("grouped-heads",),
+        "grouped-heads": ("enable_gqa",),
     },
     others=("dropout_p",),
-    masks=("attn_mask",),
 )
 
 FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}

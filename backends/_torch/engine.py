@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from backends._torch import clocks
+from backends._torch import clocks, settings
 from backends._torch.autograd import Gradients, by_autograd, step_by_autograd
 from backends._torch.compilers import by_export, by_torch_compile
 from backends.compilation import over_batch
 from backends.prepared import PreparedCall, set_to
-from backends.protocol import Backend, BackendUnavailable, Step
+from backends.protocol import Backend, BackendUnavailable, Setting, Step
 from suite.spec.dtypes import DType
 
 
@@ -76,9 +77,6 @@ class TorchEngine(Backend):
         placed = layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
         return placed.train(training)
 
-    def seed(self, seed: int) -> None:
-        self.torch.manual_seed(seed)
-
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_autograd(prepared, wrt, cotangent)
 
@@ -102,6 +100,15 @@ class TorchEngine(Backend):
 
     def signature(self, array: Any) -> tuple[Any, ...]:
         return (*super().signature(array), array.stride())
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return settings.settings(self.torch)
+
+    def reseed(self, seed: int = 0) -> None:
+        self.torch.default_generator.manual_seed(seed)
+        if self.device == "cuda":
+            self.torch.cuda.manual_seed_all(seed)
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         torch = self.torch

@@ -16,7 +16,7 @@ from backends.protocol import Backend, Implementation
 from backends.textbook import Operations, textbooks
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.multi_head import MULTI_HEAD
 
 SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
@@ -52,7 +52,7 @@ class MultiheadAttention(Implementation):
     """need_weights=False, parameters that require gradients: scaled_dot_product_attention inside."""
 
     name = "nn-mha"
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     declared = Declared(
         features=LAYER_FEATURES,
         refusals={

@@ -11,8 +11,8 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.layer_norm import EPSILON
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
 
 
 class TorchNorm(Implementation):
@@ -67,7 +67,7 @@ class TorchLayerNorm(TorchNorm):
     """`torch.nn.LayerNorm` over the last axis."""
 
     name = "nn-layer-norm"
-    operator = OPERATORS["layer-norm"]
+    operator = LAYER_NORM
     declared = Declared(
         numerics="exact",
         features=LAYER_FEATURES,
@@ -88,7 +88,7 @@ class TorchBatchNorm(TorchNorm):
     """`torch.nn.BatchNorm1d`, which takes features in the second axis."""
 
     name = "nn-batch-norm"
-    operator = OPERATORS["batch-norm"]
+    operator = BATCH_NORM
     declared = Declared(
         # With parameters in 16 bits the batch's mean and variance are stored in 16 bits, too.
         numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ class Operations:
     repeat: Callable[[Any, int, int], Any]
     overflowing_fill: str
     """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""
+    called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
+    """How code in these operations is called: as it is, or through a compiler that it is used under."""
 
 
 class Textbook(Implementation):
@@ -83,12 +85,16 @@ class Textbook(Implementation):
             biases = self.pairs("bias", full(inputs.bias, inputs), inputs)
             arrays |= {n: backend.array(a, inputs.dtype) for n, a in biases.items()}
         weighted = inputs.returned != "none"
+        # What computes knows sizes and options alone, so that calls with equal ones are one function.
+        asked = replace(inputs, arrays={}, mask_array=None)
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
-            output, weights = self.compute(query, key, value, rest, inputs)
+            output, weights = self.compute(query, key, value, rest, asked)
             return output, weights if weighted else None
 
-        return PreparedCall(call, arrays, LAYER_OUTPUTS)
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
+        plain = PreparedCall(call, arrays, LAYER_OUTPUTS, constants=constants)
+        return self.ops.called(self, plain)
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
         """The canonical parameters as this layer keeps them."""

@@ -9,14 +9,14 @@ import numpy as np
 
 from backends.textbook.layer import Textbook
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.multi_head import MULTI_HEAD
 
 
 class PackedHeads(Textbook):
     """One projection for all heads, split by a reshape and a transpose, merged the same way back."""
 
     name = "packed-heads"
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     heads_apart = True
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
@@ -68,7 +68,7 @@ class PerHead(Textbook):
     """
 
     name = "per-head"
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     declared = Textbook.declared.refusing({"raw-mask": "takes a mask for every head"})
     heads_apart = True
 

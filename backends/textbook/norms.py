@@ -8,15 +8,15 @@ from typing import Any
 from backends.declared import Declared
 from backends.textbook.layer import Numerics, Operations, Textbook
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.layer_norm import EPSILON
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
 
 
 class TextbookLayerNorm(Textbook):
     """Layer norm in single steps: mean and variance of each token over its features."""
 
     name = "textbook-layer-norm"
-    operator = OPERATORS["layer-norm"]
+    operator = LAYER_NORM
     declared = Textbook.declared.but(elections={})
 
     def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
@@ -45,7 +45,7 @@ class TextbookBatchNorm(TextbookLayerNorm):
     """Batch norm in single steps: mean and variance of each feature over samples and positions."""
 
     name = "textbook-batch-norm"
-    operator = OPERATORS["batch-norm"]
+    operator = BATCH_NORM
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs

@@ -11,10 +11,17 @@ from backends.declared import Declared
 from backends.masks import LayerMasks, full
 from backends.textbook.layer import Numerics, Operations, Textbook
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.additive import ADDITIVE
+from suite.spec.operators.dot import DOT
+from suite.spec.operators.masked import MASKED
+from suite.spec.operators.self_attention import SELF_ATTENTION
 
 ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
+)
+
+MANY_QUERIES = ONE_HEAD.refusing(
+    {"single": "the layer takes many queries, and never one without its axis"}
 )
 
 
@@ -22,8 +29,8 @@ class SelfAttention(Textbook):
     """A self-attention layer: three projections with biases, scaled scores, (output, weights)."""
 
     name = "self-attention"
-    operator = OPERATORS["self-attention"]
-    declared = ONE_HEAD.refusing({"cross": "projects one input thrice"})
+    operator = SELF_ATTENTION
+    declared = MANY_QUERIES.refusing({"cross": "projects one input thrice"})
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
         return {
@@ -48,7 +55,7 @@ class Additive(Textbook):
     """Additive (Bahdanau) attention for many queries (B, Lq, q) or a decoder's one (B, q)."""
 
     name = "bahdanau"
-    operator = OPERATORS["additive"]
+    operator = ADDITIVE
     declared = ONE_HEAD
 
     def compute(
@@ -80,8 +87,8 @@ class Luong(Textbook):
     """Dot-product attention with a learned scale, or none."""
 
     name = "luong"
-    operator = OPERATORS["dot"]
-    declared = ONE_HEAD
+    operator = DOT
+    declared = MANY_QUERIES
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
@@ -100,8 +107,8 @@ class MaskedInfinity(Textbook):
     """
 
     name = "masked-inf"
-    operator = OPERATORS["masked"]
-    declared = ONE_HEAD
+    operator = MASKED
+    declared = MANY_QUERIES
 
     def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
         s, split = inputs.sizes, LayerMasks.of(inputs)

@@ -1,5 +1,5 @@
 """Command line: `python -m suite COMMAND`: list, describe, search, bench, releases, report, diff,
-expect, findings, and mutants."""
+expect, findings, mutants, and architecture."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from suite.front.architecture import add_architecture_parser
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.report.commands import add_diff_parser, add_report_parser
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_releases_parser(commands)
     add_report_parser(commands)
     add_diff_parser(commands)
+    add_architecture_parser(commands)
     chosen = parser.parse_args(arguments)
     return chosen.run(chosen)
 

@@ -16,6 +16,9 @@ from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
 
+CELL_SECONDS, START_SECONDS = 600.0, 600.0
+"""Limits of time that nothing comes near that ends at all."""
+
 ASKED_MODES = (*MODES, "all")
 """What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
 
@@ -97,6 +100,20 @@ OPTIONS: dict[str, Option] = {
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
         "FILE.toml", many=True,
     ),
+    "threads": Option(
+        "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
+        "every CPU, divided among workers (default 1)",
+        "N", 1, kind=int,
+    ),
+    "cell-timeout": Option(
+        f"seconds after which a cell has failed, 0 for no limit (default {CELL_SECONDS:.0f})",
+        "SECONDS", CELL_SECONDS, kind=float,
+    ),
+    "start-timeout": Option(
+        "seconds in which frameworks and kernels must be imported, 0 for no limit "
+        f"(default {START_SECONDS:.0f})",
+        "SECONDS", START_SECONDS, kind=float,
+    ),
     "results": Option("write records to this new file", "FILE.jsonl"),
     "shard": Option("only part I of N of the cells", "I/N"),
     "audit": Option(
@@ -137,12 +154,15 @@ class Options:
     drop_in: bool = False
     allow_unused: bool = False
     expect: tuple[str, ...] = ()
+    threads: int = 1
+    cell_timeout: float = CELL_SECONDS
+    start_timeout: float = START_SECONDS
 
     @classmethod
     def of(cls, given: Callable[[str], Any]) -> Self:
-        """The options that `given(name)` holds, by their names on the command line; those it has not keep
-        their defaults."""
-        values: dict[str, Any] = {f.name: given(f.name.replace("_", "-")) for f in fields(cls)}
+        """The options that `given(name)` holds, by the names of fields; those it has not keep their
+        defaults."""
+        values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
         }
@@ -153,11 +173,7 @@ class Options:
         """The options of a parsed command line."""
         backend = arguments.backend
         many = [backend] if isinstance(backend, str) else backend
-        return cls.of(
-            lambda name: (
-                many if name == "backend" else getattr(arguments, name.replace("-", "_"), None)
-            )
-        )
+        return cls.of(lambda name: many if name == "backend" else getattr(arguments, name, None))
 
     @property
     def said(self) -> dict[str, Any]:
@@ -210,14 +226,17 @@ class Options:
                 raise UsageError("--numerics declares the class of a --function, and none is given")
         for name in ("claim", "elect", "drop_in", "allow_unused"):
             if getattr(self, name) and not self.function:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} speaks of a --function, and none is given")
+                raise UsageError(f"--{_dashed(name)} speaks of a --function, and none is given")
         if self.expect and not self.function and not any(":" in name for name in names):
             raise UsageError(
                 "--expect is the manifest of a --function or of a third-party backend; that of "
                 f"{', '.join(names)} is part of this project"
             )
         _ = self.said
+        for name in ("threads", "cell_timeout", "start_timeout"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"--{_dashed(name)} must not be negative, got {value}")
         self.part()
 
     def part(self) -> tuple[int, int]:
@@ -236,13 +255,20 @@ class Options:
         words += [
             f"--{n}={value}" for n in ("claim", "elect", "expect") for value in getattr(self, n)
         ]
-        switches = {"audit": self.audit, "drop-in": self.drop_in, "allow-unused": self.allow_unused}
-        words += [f"--{name}" for name, on in switches.items() if on]
-        for name in ("like", "device", "level", "mode", "seed", "numerics"):
+        for name in ("audit", "drop_in", "allow_unused"):
+            words += [f"--{_dashed(name)}"] if getattr(self, name) else []
+        for name in (
+            "like", "device", "level", "mode", "seed", "numerics", "threads", "cell_timeout",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value != getattr(Options, name):
-                words.append(f"--{name}={value}")
+                words.append(f"--{_dashed(name)}={value}")
         return words
+
+
+def _dashed(name: str) -> str:
+    """A field's name as the command line has it."""
+    return name.replace("_", "-")
 
 
 def _one_of(what: str, value: str, valid: Iterable[str]) -> None:

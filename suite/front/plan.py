@@ -265,6 +265,7 @@ def _asked(case: AnyCase) -> dict[str, Any]:
         "operator": case.operator.name,
         "question": case.question.name if isinstance(case, ElectionCase) else "",
         "features": case.needs,
+        "facts": case.facts,
     }
 
 

@@ -12,26 +12,26 @@ that writes them; a worker that dies leaves a `crash` record for the cell it was
 from __future__ import annotations
 
 import os
-import shlex
 import sys
+from collections import Counter
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 import suite
 from backends.registry import UsageError
+from suite.front.again import failure_text
 from suite.front.options import Options, add_options
 from suite.front.plan import Plan, cell_name, crashed, record
+from suite.front.terminal import Terminal
+from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
 from suite.records import cells as records
 from suite.records import machine
 from suite.records.lines import Writer
-
-if TYPE_CHECKING:
-    from suite.judge.cell import Cell
 
 ROOT = Path(suite.__file__).resolve().parents[1]
 PROPERTY = "attention-cell"
@@ -65,6 +65,7 @@ class RunState:
         self.pending: list[records.CellRecord] = []
         self.stale: list[str] = []
         self.unavailable: dict[str, str] = {}
+        self.terminal = Terminal(config, self)
 
     def take(self, cell: records.CellRecord, identity: dict[str, Any], node: str) -> None:
         """Keep a record, and write it; the first one that knows the plan opens the file.
@@ -73,6 +74,7 @@ class RunState:
         """
         self.cells.append(cell)
         self.nodes[cell.key] = node
+        self.terminal.take(cell, identity.get("owed", {}))
         self.pending.append(cell)
         if self.header is None and identity:
             self.open(identity)
@@ -95,7 +97,7 @@ class RunState:
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_impostors()
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
-    options = Options.of(lambda name: config.getoption(f"--{name}"))
+    options = Options.of(lambda name: config.getoption(f"--{name.replace('_', '-')}"))
     config.stash[OPTIONS] = options
     results = config.getoption("--results")
     if options.backend:
@@ -110,7 +112,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--results={results} exists, and nothing is overwritten; name a new file"
         )
-    config.stash[RUN] = RunState(config, options)
+    config.stash[RUN] = state = RunState(config, options)
+    config.pluginmanager.register(state.terminal)
     _share_compile_cache(config)
     if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
@@ -141,7 +144,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.function not in CHECKS:
         return None
-    cell = cast("Cell", pyfuncitem.callspec.params["cell"])
+    cell = cast(Cell, pyfuncitem.callspec.params["cell"])
     plan = _plan(pyfuncitem.config)
     verdict = plan.judge(cell)
     found = record(cell, verdict)
@@ -154,7 +157,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if found.status == "known":
         pytest.xfail(found.message)
     if found.status != "pass":
-        pytest.fail(_failure_text(found, pyfuncitem.nodeid, plan.options), pytrace=False)
+        pytest.fail(failure_text(found, pyfuncitem.nodeid, plan.options), pytrace=False)
     return True
 
 
@@ -194,7 +197,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             state.take(found, {}, report.nodeid)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before any worker starts: checks without a backend are one usage error."""
+    config = session.config
+    options, worker = config.stash[OPTIONS], hasattr(config, "workerinput")
+    if not options.backend and not worker and _names_checks(config):
+        _usage(options.check)
     _STATE["run"] = session.config.stash.get(RUN, None)
 
 
@@ -204,11 +213,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     plan = _STATE.get("plan")
     if not isinstance(plan, Plan):
         return
+    asked = [getattr(item, "callspec", None) for item in session.items]
+    cells = [spec.params.get("cell") for spec in asked if spec is not None]
+    owed = Counter(cell.implementation.backend.name for cell in cells if isinstance(cell, Cell))
+    _STATE["owed"] = dict(owed)
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         stale = plan.stale_expectations()
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
+        _STATE["run"].unavailable = plan.unavailable
     elif worker["workerid"] == "gw0":
         session.config.workeroutput["attention"] = {  # type: ignore[attr-defined]
             "stale": plan.stale_expectations(),
@@ -251,33 +265,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    state = config.stash.get(RUN, None)
-    if state is None or not state.cells or config.getoption("verbose") < -1:
-        return
-    from suite.report.summary import lines
-
-    plan = _STATE.get("plan")
-    missing = plan.unavailable if isinstance(plan, Plan) else state.unavailable
-    for text in state.stale:
-        terminalreporter.write_line(f"stale expectation: {text}", red=True)
-    assert state.header is not None
-    terminalreporter.write_line("")
-    for text in lines(records.Run(state.header, tuple(state.cells)), missing):
-        terminalreporter.write_line(text)
-    broken = [c for c in state.cells if c.status in ("fail", "error", "crash")]
-    if broken:
-        terminalreporter.section("run one failing cell again")
-        for cell in broken[:20]:
-            terminalreporter.write_line(_rerun(state.nodes[cell.key], state.options))
-        if len(broken) > 20:
-            terminalreporter.write_line(f"... and {len(broken) - 20} more")
-    if not any(cell.status == "pass" for cell in state.cells):
-        terminalreporter.write_line("no cell passed: the run fails")
-    if state.writer:
-        terminalreporter.write_line(f"records: {state.results}")
-
-
 _STATE: dict[str, Any] = {}
 """The plan is made once a process: hooks that parametrise and judge share it."""
 
@@ -299,25 +286,10 @@ def _usage(action: Any) -> Any:
 def _identity(plan: Plan) -> dict[str, Any]:
     if "identity" not in _STATE:
         digest, count = plan.digest()
-        _STATE["identity"] = {"digest": digest, "cells": count, "versions": plan.versions}
+        _STATE["identity"] = {
+            "digest": digest, "cells": count, "versions": plan.versions, "owed": _STATE["owed"],
+        }  # fmt: skip
     return _STATE["identity"]
-
-
-def _failure_text(found: records.CellRecord, node: str, options: Options) -> str:
-    worst = "" if found.error_ratio is None else f"\n  error ratio {found.error_ratio:.3g}"
-    return (
-        f"{found.status}: {found.kind}\n"
-        f"  case   {found.case}\n"
-        f"  check  {found.check}, in {found.backend}:{found.implementation} "
-        f"({found.mode}, {found.device}, numerics {found.numerics}){worst}\n"
-        f"  {found.message}\n"
-        f"  again: {_rerun(node, options)}"
-    )
-
-
-def _rerun(node: str, options: Options) -> str:
-    """The one-line command that judges just this cell."""
-    return shlex.join(["pytest", node, *options.words()])
 
 
 def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
@@ -370,6 +342,18 @@ def _refuse_impostors() -> None:
                 f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; "
                 f"remove the other one from sys.path (first entries: {sys.path[:3]})"
             )
+
+
+def _names_checks(config: pytest.Config) -> bool:
+    """Whether the arguments name the folder of the checks, this checkout, or anything in that folder."""
+    for argument in config.args:
+        place = argument.partition("::")[0]
+        if config.option.pyargs and place.partition(".")[0] == suite.__name__:
+            return True
+        path = (config.invocation_params.dir / place).resolve()
+        if path == ROOT or path.is_relative_to(ROOT / "suite"):
+            return True
+    return False
 
 
 def _share_cores(workers: int) -> None:

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.protocol import ForwardOnly, Implementation, PreparedCall
+from backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
 from suite.judge import answer, elections
 from suite.judge.answer import Answer
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable
+from suite.judge.verdict import (
+    Deviation,
+    HarnessError,
+    Measured,
+    NotApplicable,
+    said,
+)
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType
@@ -65,8 +71,8 @@ class Cell:
         return self.implementation.prepare(inputs)
 
     def require(self, inputs: Inputs) -> None:
-        """Raise NotApplicable where a variation needs what the case does not and the implementation lacks,
-        and where it lies beyond the declared limits."""
+        """Raise NotApplicable where a variation needs what the case does not and the implementation
+        lacks, and where it lies beyond the declared limits."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
             own, implementation = self.case.needs, self.implementation
             missing = implementation.missing(n for n in inputs.needs if n not in own)
@@ -94,7 +100,9 @@ class Cell:
             if error.declared or self.implementation.declared.may_be_forward_only:
                 raise NotApplicable(f"forward only: {error}") from error
             raise Deviation("raised", first_line(error)) from error
-        except (Exception, SystemExit) as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             raise Deviation("raised", first_line(error)) from error
 
     def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
@@ -114,9 +122,9 @@ class Cell:
 
     @property
     def flushes(self) -> bool:
-        """Whether subnormals are flushed to zero, as elected. Layers are not asked: no value of their cases
-        is near the smallest normal number, but for weights, and nobody was seen to flush those of float16;
-        in the other dtypes it makes no difference."""
+        """Whether subnormals are flushed to zero, as elected. Layers are not asked: no value of their
+        cases is near the smallest normal number, but for weights, and nobody was seen to flush those
+        of float16; in the other dtypes it makes no difference."""
         if "subnormal-output" in self.case.operator.elections:
             return self.elected("subnormal-output") == "flushed"
         return self.dtype.name != "f16"
@@ -192,8 +200,8 @@ class Cell:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's functions
-    begin with the place and end with what happened."""
-    lines = str(error).strip().splitlines() or [""]
+    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's
+    functions begin with the place and end with what happened."""
+    lines = said(error).strip().splitlines() or [""]
     text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
     return f"{type(error).__name__}: {text[:300]}"

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict
+from backends.protocol import ENDS
+from suite.judge import leaks
+from suite.judge.cell import Cell, first_line
+from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict, said
 from suite.spec.case import Case
 
 
@@ -38,17 +40,31 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
 def _judged(cell: Cell, audit: bool) -> Verdict:
     """The verdict of one run of the cell; its seconds are left to `run`."""
 
+    cell.audit = audit
+    backend = cell.implementation.backend
+    try:
+        reason = cell.check.unsupported(cell.implementation, cell.case)
+    except Exception as error:
+        return _broken(cell, error)
+    if reason is not None:
+        audited = audit and isinstance(cell.case, Case) and reason not in backend.refusals.values()
+        if not audited:
+            return Verdict("unsupported", "", reason)
+    settings, left = leaks.Settings(backend), []
+    try:
+        verdict = _asked(cell, reason)
+    finally:
+        left = settings.restore()
+    return leaks.held_against(verdict, left, leaks.died())
+
+
+def _asked(cell: Cell, reason: str | None) -> Verdict:
+    """The verdict of asking the cell; `reason` is why it is declared unsupported, where it is audited."""
+
     def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
         return Verdict(status, kind, message, replace(cell.measured))
 
-    cell.audit = audit
-    reason = None
     try:
-        reason = cell.check.unsupported(cell.implementation, cell.case)
-        audited = audit and isinstance(cell.case, Case)
-        audited = audited and reason not in cell.implementation.backend.refusals.values()
-        if reason is not None and not audited:
-            return verdict("unsupported", "", reason)
         # Whether a warning is an error is for the caller's tests, and no property of a kernel.
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,9 +79,12 @@ def _judged(cell: Cell, audit: bool) -> Verdict:
     except Exception as error:
         if reason is not None:
             return verdict("unsupported", "", reason)
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
-        return verdict("error", "harness", f"{type(error).__name__}: {error} ({where})")
+        return _broken(cell, error)
+    except ENDS:
+        raise
+    except BaseException as error:
+        # The suite raises none of these: an exit, or what tells a test runner to skip a test.
+        return verdict("fail", "raised", first_line(error))
     if reason is not None and cell.measured.error_ratio is None:
         # Nothing was held against the oracle: what is not supported may well be ignored.
         return verdict("unsupported", "", reason)
@@ -74,3 +93,11 @@ def _judged(cell: Cell, audit: bool) -> Verdict:
             "fail", "stale-claim", f"declared unsupported ({reason}), yet the answer is right"
         )
     return verdict("pass")
+
+
+def _broken(cell: Cell, error: Exception) -> Verdict:
+    """The verdict where the adapter or the suite itself broke."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+    message = f"{type(error).__name__}: {said(error)} ({where})"
+    return Verdict("error", "harness", message, replace(cell.measured))

@@ -1,4 +1,5 @@
-"""How far rounding may move an answer: what each numerics class rounds. The one module that owns tolerance.
+"""How far rounding may move an answer: what each numerics class rounds. The one module that owns
+tolerance.
 
 Model. Inputs are exact in their dtype. A *numerics class* says where an implementation rounds, as
 five unit roundoffs: u_acc (sums, exp, scaling), u_s (scores as stored), u_e (the steps of the softmax
@@ -37,9 +38,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from references.rounding import Roundoffs
 
 from backends.protocol import Declared
+from references.rounding import Roundoffs
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.vocabulary import NUMERICS
 

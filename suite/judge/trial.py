@@ -3,11 +3,13 @@ once."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 
-from backends.protocol import Implementation, PreparedCall
+from backends.protocol import ENDS, Implementation, PreparedCall
+from suite.judge import leaks
 from suite.judge.cell import first_line
 from suite.judge.elections.probe import Probe
 from suite.spec.case import Case
@@ -27,8 +29,20 @@ def trial(implementation: Implementation) -> str | None:
 
     It cannot be where every call raises, where it returns no array of the framework, and where operands
     in the other order of axes give the right answer and those in the native order do not. A refusal is no
-    reason.
+    reason. What a call leaves behind is put back: cells report it.
     """
+    settings = leaks.Settings(implementation.backend)
+    try:
+        # As in a cell: whether a warning is an error is no property of a kernel.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _tried(implementation)
+    finally:
+        settings.restore()
+        leaks.died()
+
+
+def _tried(implementation: Implementation) -> str | None:
     first: str | None = None
     for case in _cases(implementation):
         inputs = draw(case)
@@ -37,7 +51,9 @@ def trial(implementation: Implementation) -> str | None:
             native = prepared()
         except NotImplementedError:
             return None
-        except (Exception, SystemExit) as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             first = first or f"called once, on {case.id}, it raised {first_line(error)}"
             if not case.operator.is_layer and _fits_swapped(implementation, inputs):
                 return _wrong_order(prepared.axis_order)
@@ -98,7 +114,9 @@ def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
         arrays[name] = backend.array(np.ascontiguousarray(values), inputs.dtype)
     try:
         output = prepared.call(prepared.arguments | arrays)
-    except (Exception, SystemExit):
+    except ENDS:
+        raise
+    except BaseException:
         return False
     other = "blhd" if prepared.axis_order == "bhld" else "bhld"
     return backend.is_array(output) and _right(implementation, output, inputs, other)

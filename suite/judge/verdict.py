@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 
+from backends.protocol import ENDS
 from suite.spec.vocabulary import KINDS, STATUSES
 
 
@@ -26,6 +29,28 @@ class HarnessError(Exception):
 
 class NotApplicable(Exception):
     """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters but tab and line feed, what changes the direction of text, and what UTF-8 has no
+bytes for."""
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what no terminal, file or page should be given: "\\x1b[31m"."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, also where asking it raises another one."""
+    try:
+        return str(error)
+    except ENDS:
+        raise
+    except BaseException as other:
+        return f"(its text raises {type(other).__name__})"
 
 
 @dataclass
@@ -54,10 +79,17 @@ class Measured:
             self.max_abs_error = other.max_abs_error
             self.rms, self.grade = other.rms, other.grade
 
+    def worst_of_operand(self, operand: str, other: Measured) -> None:
+        """Take over the larger figures of another comparison of one operand's gradient."""
+        self.worst_of(other)
+        ratio = other.error_ratio
+        if ratio is not None and not ratio <= self.ratios.get(operand, -math.inf):
+            self.ratios[operand] = ratio
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """Status, kind ("" for pass), message for people, and the figures."""
+    """Status, kind ("" for pass), message for people (made `printable`), and the figures."""
 
     status: str
     kind: str = ""
@@ -68,3 +100,4 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"unknown status {self.status!r}; valid: {', '.join(STATUSES)}")
+        object.__setattr__(self, "message", printable(self.message))

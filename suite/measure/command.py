@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from suite.front.options import add_options
+from suite.front.progress import Steps
 from suite.spec.vocabulary import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ QUICK_SAMPLES = 5
 
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "mode", "device", "seed",
-    "results",
+    "threads", "results",
 )  # fmt: skip
 """The options that `bench` shares with the other ways to run the suite."""
 
@@ -58,6 +59,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         backend="whose implementations are timed, each backend in a process of its own; repeatable",
         function="time a function with the backend's native attention signature; repeatable",
         dtype="dtype of the workloads, default f32; repeatable",
+        threads="of each worker, and the CPUs that it runs on; 0: one for every CPU (default 1)",
         mode="eager, compiled (by the compilers that people deploy), or all (default)",
         results="a new file for the records, with --against for the raw pairs",
     )
@@ -69,7 +71,6 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--direction", action="append", default=[], choices=DIRECTIONS,
         help="default: forward, and the others of workloads that are part of training",
     )  # fmt: skip
-    parser.add_argument("--threads", type=int, default=1, help="0: one for every CPU; default 1")
     parser.add_argument("--samples", type=int, metavar="N", help="of each; default 20")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SAMPLES} samples of each")
     parser.add_argument(
@@ -134,7 +135,7 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
         )
         finished = False
         try:
-            for record in measure(options, pool):
+            for record in measure(options, pool, _say):
                 statuses.append(record.status)
                 print(line(record), flush=True)
                 if writer:
@@ -148,6 +149,11 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
     if {"refused", "error"} & set(statuses):
         return WRONG
     return OK if set(speed.TIMED) & set(statuses) else NOTHING
+
+
+def _say(text: str) -> None:
+    """Say what is being done, beside the figures."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def line(record: SpeedRecord) -> str:
@@ -183,13 +189,18 @@ def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
     with tempfile.TemporaryDirectory(prefix="attention-gate-") as folder:
         worker = options.worker(options.backends[0])
         pair = sides(worker, names[0].rpartition(":")[2], arguments.against, Path(folder))
-        gate = Gate(*pair, seconds=arguments.seconds)
-        for workload in options.workloads:
-            for dtype in options.dtypes:
-                for direction in options.direction or ("forward",):
-                    case = workload.case(dtype).id
-                    outcomes.append(gate.run(workload.name, case, direction, options.seed))
-                    print(outcome_text(outcomes[-1], pair[0].label, pair[1].label), flush=True)
+        gate = Gate(*pair, seconds=arguments.seconds, say=_say)
+        cases = [
+            (workload.name, workload.case(dtype).id, direction)
+            for workload in options.workloads
+            for dtype in options.dtypes
+            for direction in options.direction or ("forward",)
+        ]
+        steps = Steps(len(cases), _say)
+        for name, case, direction in cases:
+            steps.next(f"{name} {direction}, {case}")
+            outcomes.append(gate.run(name, case, direction, options.seed))
+            print(outcome_text(outcomes[-1], pair[0].label, pair[1].label), flush=True)
     if arguments.results:
         with new_file(arguments.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)

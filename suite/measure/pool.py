@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from suite.measure.worker import cpus_for, thread_variables
+from backends.threads import thread_variables
+from suite.measure.worker import cpus_for
 from suite.records.machine import ROOT
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS

@@ -16,11 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-)  # fmt: skip
-"""Where frameworks read how many threads they may start. XLA starts as many as it has CPUs."""
+from backends.threads import thread_variables
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 """Rows of the square matrices whose product is the limit: the fastest of them counts."""
@@ -172,11 +168,6 @@ def cpus_for(threads: int) -> list[int]:
         return []
     own = sorted(os.sched_getaffinity(0))
     return own[-threads:] if threads else own
-
-
-def thread_variables(threads: int) -> dict[str, str]:
-    """The environment of a process whose frameworks may start so many threads, 0 for all CPUs."""
-    return dict.fromkeys(THREAD_VARIABLES, str(threads or os.cpu_count() or 1))
 
 
 def pin(threads: int) -> None:

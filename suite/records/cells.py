@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.records import lines, schema1
-from suite.records.lines import DuplicateCell, Form, RecordError, Whole, Writer
+from suite.records.lines import DuplicateCell, Fact, Form, RecordError, Whole, Writer
 from suite.spec.vocabulary import STATUSES
 
 SCHEMA = 2
@@ -34,10 +34,11 @@ class CellRecord:
     """One judged cell.
 
     `operator` is what was asked for, `question` the name of the election question ("" for other cells),
-    `features` what the case needs of an implementation (`suite.spec.vocabulary.FEATURES`). Figures are
-    None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by operand or
-    parameter, where several arrays were judged. `observed` is the answer to a question, or a grade of
-    invariance; `kernels` what a compiled implementation ran, in its framework's own words.
+    `features` what the case needs of an implementation (`suite.spec.vocabulary.FEATURES`), `facts` what
+    it asks, by name: sizes, mask, options (`suite.spec.case.Case.facts`; none in older files). Figures
+    are None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by
+    operand or parameter, where several arrays were judged. `observed` is the answer to a question, or a
+    grade of invariance; `kernels` what a compiled implementation ran, in its framework's own words.
     """
 
     case: str
@@ -65,6 +66,7 @@ class CellRecord:
     kernels: str = ""
     native: str = ""
     ratios: dict[str, float] = field(default_factory=dict, hash=False)
+    facts: dict[str, Fact] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> tuple[str, str, str, str, str, str, int]:

@@ -19,7 +19,17 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -27,6 +37,9 @@ from suite.records.files import new_file
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count or a seed; larger ones fit into no table."""
+
+Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
+"""One thing that a case asks; a size, a word, a number, a flag, or None for what is not asked."""
 
 CHANGED = "the file was changed after it was written: restore it, or run again"
 
@@ -100,7 +113,7 @@ class Form(Generic[H, R]):
     def figures(self) -> tuple[str, ...]:
         """The fields of a record that hold floats, alone or among others."""
         hints = get_type_hints(self.record)
-        return tuple(name for name, hint in hints.items() if "float" in str(hint))
+        return tuple(name for name, hint in hints.items() if _holds_floats(hint))
 
     def number(self, schema: Any) -> int | None:
         """The number of a header's schema; None where it belongs to another form."""
@@ -298,6 +311,14 @@ def _strict(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_strict(inner) for inner in value]
     return value
+
+
+def _holds_floats(hint: Any) -> bool:
+    """Whether a field of this type holds floats, alone or among others, and no texts beside them."""
+    inner = get_args(hint)
+    if get_origin(hint) is dict:
+        inner = inner[1:]
+    return hint is float or (str not in inner and any(map(_holds_floats, inner)))
 
 
 _NOT_FINITE = {text: float(text) for text in ("nan", "inf", "-inf")}

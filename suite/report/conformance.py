@@ -12,38 +12,68 @@ from suite.spec.vocabulary import STATUSES
 FAILING = ("crash", "error", "fail", "known")
 """The statuses of cells that did not do what was asked, the gravest first."""
 
+UNSUPPORTED = "unsupported"
+"""The status of cells that an implementation was not asked."""
+
 _WHERE = ["check", "case"]
 
 
 class Tally(str):
-    """Cells passed / asked of a group as text; `status` is the gravest one among them, "pass" where all
-    passed, and "unsupported" where what did not pass is unsupported."""
+    """Cells passed / asked of a group as text, with what else became of them; what is unsupported was not
+    asked. `status` is the gravest one among them, "pass" where all of the group passed, and "unsupported"
+    where the others are unsupported."""
 
     status: str
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> Tally:
         """The tally of these cells per status."""
-        bad = [status for status in FAILING if counts.get(status)]
-        passed, asked = counts.get("pass", 0), sum(counts.values())
-        listed = ", ".join(f"{counts[status]} {status}" for status in bad)
-        tally = cls(f"{passed}/{asked} ({listed})" if bad else f"{passed}/{asked}")
-        tally.status = bad[0] if bad else "pass" if passed == asked else "unsupported"
+        others = [status for status in (*FAILING, UNSUPPORTED) if counts.get(status)]
+        passed, asked = counts.get("pass", 0), sum(counts.values()) - counts.get(UNSUPPORTED, 0)
+        listed = ", ".join(f"{counts[status]} {status}" for status in others)
+        tally = cls(f"{passed}/{asked} ({listed})" if others else f"{passed}/{asked}")
+        tally.status = others[0] if others else "pass"
         return tally
 
 
 def statuses(cells: pd.DataFrame) -> pd.DataFrame:
-    """Index implementation; columns the number of cells, the score, and a count per status.
+    """Index implementation; columns score, coverage, cells (how many), and a count per status.
 
-    The score is pass / all cells, so that a cell declared unsupported cannot raise it.
+    The score is pass / asked, coverage asked / all cells; all but unsupported cells are asked. NaN where
+    nothing was asked: what implements nothing has no score, and no coverage.
     """
     label = labels(cells)
     counts = pd.crosstab(label, cells["status"]) if len(cells) else pd.DataFrame()
     counts = counts.reindex(index=order(label), columns=list(STATUSES), fill_value=0).astype(int)
     total = counts.sum(axis=1)
-    return pd.concat(
-        {"score": counts["pass"] / total, "cells": total, **dict(counts.items())}, axis=1
+    asked = total - counts[UNSUPPORTED]
+    shares = pd.DataFrame(
+        {"score": counts["pass"] / asked, "coverage": asked / total, "cells": total}
     )
+    return shares.join(counts)
+
+
+def unsupported(cells: pd.DataFrame) -> pd.DataFrame:
+    """Why cells were not asked, a row per reason, the most frequent first; index reason.
+
+    Columns: cells (how many), implementations (those that give the reason, the first one of many), and
+    one of the cells by check and case.
+    """
+    refused = cells.assign(implementation=labels(cells))[cells["status"] == UNSUPPORTED]
+    by_reason = refused.groupby("message", sort=False)
+    columns = {
+        "cells": by_reason.size(),
+        "implementations": by_reason["implementation"].agg(_listed),
+        **{name: by_reason[name].first() for name in _WHERE},
+    }
+    table = pd.concat(columns, axis=1).rename_axis("reason")
+    return table.sort_values("cells", ascending=False, kind="stable")
+
+
+def _listed(names: pd.Series) -> str:
+    """The different names; of more than three the first, and how many more."""
+    first, *others = dict.fromkeys(names)
+    return ", ".join([first, *others]) if len(others) < 3 else f"{first} and {len(others)} more"
 
 
 def conformance_long(cells: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """One row per cell with every field of `CellRecord` and the run's `source`.
 
     Figures are float64, NaN where nothing was measured. A measured error ratio of NaN is beyond every
-    bound and becomes infinite. Entries of `ratios` are dicts, those of `features` tuples.
+    bound and becomes infinite. Entries of `ratios` and `facts` are dicts, those of `features` tuples.
     """
     every = [(cell, run.source) for run in listed(loaded) for cell in run.cells]
     columns = {f.name: [getattr(cell, f.name) for cell, _ in every] for f in fields(CellRecord)}
@@ -38,10 +38,13 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
 
 
 def recorded(cells: pd.DataFrame) -> pd.DataFrame:
-    """The frame of `cells` for files: a column for every ratio, and features as one text."""
+    """The frame of `cells` for files: a column for every ratio and every fact, features as one text."""
     ratios = by_operand(cells).add_prefix("ratio_of_")
+    asked = by_fact(cells).add_prefix("fact_")
+    for name in asked.columns.drop(asked.select_dtypes("Int64").columns):
+        asked[name] = ["" if value is None else str(value) for value in asked[name]]
     features = [" ".join(needed) for needed in cells["features"]]
-    return cells.drop(columns="ratios").assign(features=features).join(ratios)
+    return cells.drop(columns=["ratios", "facts"]).assign(features=features).join([ratios, asked])
 
 
 def by_operand(cells: pd.DataFrame) -> pd.DataFrame:
@@ -49,6 +52,20 @@ def by_operand(cells: pd.DataFrame) -> pd.DataFrame:
     names = list(dict.fromkeys(name for ratios in cells["ratios"] for name in ratios))
     columns = {name: [r.get(name, np.nan) for r in cells["ratios"]] for name in names}
     return pd.DataFrame(columns, index=cells.index, dtype="float64")
+
+
+def by_fact(cells: pd.DataFrame) -> pd.DataFrame:
+    """What cases ask, a column per fact in the order they occur in; None where a case has no such fact.
+
+    Columns of whole numbers are Int64; all others hold objects.
+    """
+    names = list(dict.fromkeys(name for facts in cells["facts"] for name in facts))
+    columns = {}
+    for name in names:
+        values = [facts.get(name) for facts in cells["facts"]]
+        whole = {type(value) for value in values} - {type(None)} == {int}
+        columns[name] = pd.Series(values, cells.index, dtype="Int64" if whole else "object")
+    return pd.DataFrame(columns, index=cells.index)
 
 
 def runs(loaded: Run | Sequence[Run]) -> pd.DataFrame:

@@ -49,12 +49,13 @@ CONFORMANCE = Kind(
     tables={
         "runs": "What was run: versions, machine, options.",
         "statuses": (
-            "Cells per status. The score is pass / all cells: what is unsupported counts in the "
-            "denominator."
+            "Cells per status. The score is pass / asked; what is unsupported was not asked, and "
+            "coverage is asked / all cells. - where nothing was asked."
         ),
+        "unsupported": "Why cells were not asked, by reason.",
         "conformance": (
             "Cells passed / asked in every group of cases, with what else became of them in "
-            "brackets; what is then left is unsupported."
+            "brackets; what is unsupported was not asked."
         ),
         "accuracy": (
             "The check values: error ratio = max |error| / bound of the declared numerics "
@@ -87,6 +88,10 @@ CONFORMANCE = Kind(
             "What each layer does where layers differ: rows and samples without keys, what True "
             "means in a mask, the causal flag beside a mask, which weights it returns while "
             "dropout is on, and what it can be asked for."
+        ),
+        "explained": (
+            "Failures by check, kind and implementation: what separates them from the cells of the "
+            "same check that pass, and the smallest case."
         ),
         "only_here": "Failures of exactly one implementation where at least one other passes.",
         "everywhere": "Failures of every implementation that supports the case, at least two.",

@@ -174,12 +174,15 @@ def _bars(flat: pd.DataFrame) -> list[dict[str, Any]]:
     return [
         {
             "label": row["implementation"],
-            "score": _text(row["score"], "score"),
+            "score": f"{_text(row['score'], 'score')} of {_text(row['coverage'], 'coverage')}",
             "parts": [(s, 100.0 * row[s] / row["cells"], row[s]) for s in STATUSES if row[s]],
         }
         for row in flat.to_dict("records")
     ]
 
+
+_SHARES = ("score", "coverage")
+"""Columns that hold parts of one, shown in percent; "-" where there is no whole."""
 
 _RATIOS = {"max", "error_ratio", "old_ratio", "new_ratio"}
 _LIMITS = dict.fromkeys(_RATIOS, 1) | {"beyond": 0}
@@ -225,8 +228,8 @@ def _text(value: Any, column: str) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         if math.isnan(value):
-            return ""
-        if column == "score":
+            return "-" if column in _SHARES else ""
+        if column in _SHARES:
             return f"{math.floor(value * 10000) / 100:.2f}%"
         short = f"{value:.4g}"
         return ">1" if column in _RATIOS and value > 1 and short == "1" else short

@@ -54,11 +54,10 @@ def by_question(cells: pd.DataFrame) -> pd.DataFrame:
     }
     if not own:
         return table
-    named = labels(cells).loc[probes.index]
-    for index, cell in probes.iterrows():
-        entry = str(table.loc[cell["question"], named[index]])
-        if cell["observed"] not in ("", cell["native"]) and not entry.endswith(DIFFERS):
-            table.loc[cell["question"], named[index]] = entry + DIFFERS
+    named = labels(cells)[probes.index]
+    differing = ~probes["observed"].isin([""]) & (probes["observed"] != probes["native"])
+    for question, name in {*zip(probes["question"][differing], named[differing], strict=True)}:
+        table.loc[question, name] = f"{table.loc[question, name]}{DIFFERS}"
     table["the framework's own"] = [_answer(own.get(name, {})) for name in table.index]
     return table
 

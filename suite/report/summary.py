@@ -8,9 +8,12 @@ from suite.records.cells import Run
 from suite.report import conformance, frames, precision, semantics
 from suite.report.render import as_text
 
+REASONS = 20
+"""How many reasons why cells were not asked are shown."""
+
 
 def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
-    """Status counts, accuracy with the worst case, and elections, as lines of text.
+    """Status counts, accuracy with the worst case, elections, and why cells were not asked, as text.
 
     `unavailable` names backends that were asked for with others and could not be imported, with the
     reason.
@@ -24,5 +27,10 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     for operator, cells in of_operators.items():
         name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
         tables[name] = semantics.by_question(cells)
+    reasons = conformance.unsupported(frame).drop(columns=["check", "case"])
+    tables["unsupported"] = reasons[:REASONS]
     text = as_text(tables, "attention conformance").splitlines()
+    if len(reasons) > REASONS:
+        left = reasons["cells"][REASONS:]
+        text.append(f"... and {len(left)} more reasons, of {left.sum()} cells")
     return text + [f"not installed: {name}: {reason}" for name, reason in unavailable.items()]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 import pandas as pd
 
 from suite.records.cells import Run
-from suite.report import conformance, frames, precision, semantics
+from suite.report import conformance, explanation, frames, precision, semantics
 from suite.report.kinds import CONFORMANCE
 
 _OF_CELLS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "cells": frames.recorded,
     "statuses": conformance.statuses,
+    "unsupported": conformance.unsupported,
     "conformance": conformance.conformance,
     "accuracy": precision.accuracy,
     "gradients": precision.gradients,
@@ -20,6 +21,7 @@ _OF_CELLS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "elections": semantics.elections,
     "invariance": semantics.invariance,
     "layers": semantics.layers,
+    "explained": explanation.explained,
     "only_here": conformance.only_here,
     "everywhere": conformance.everywhere,
     "failures": conformance.failures,

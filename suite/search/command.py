@@ -6,12 +6,15 @@ Exit codes: 0 where nothing was found, 1 where something was, 2 where the argume
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.front.options import add_options
+from suite.records.files import new_file
 
 if TYPE_CHECKING:
     from suite.search.engine import Search
@@ -53,7 +56,11 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--case", action="append", default=[], metavar="ID",
-        help="judge this case instead of drawing; repeatable",
+        help="judge this case instead of drawing, and make it smaller where it fails; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--script", type=Path, metavar="FILE.py",
+        help="save the script of what is found in this new file, of further failures in FILE-2.py, ...",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the id of every case drawn")
     parser.set_defaults(run=run)
@@ -80,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--examples must be positive, got {arguments.examples}")
         if arguments.shapes is not None and arguments.shapes < 0:
             raise UsageError(f"--shapes must not be negative, got {arguments.shapes}")
+        if arguments.script is not None and arguments.script.exists():
+            raise UsageError(f"--script={arguments.script} exists; name a new file")
         try:
             cases = [Case.parse(text) for text in arguments.case]
         except ValueError as error:
@@ -96,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.examples,
         arguments.gradients,
         arguments.shapes,
-        found=lambda failure: print(found_text(search, failure), flush=True),
+        found=lambda failure: tell(search, failure, arguments.script),
         drawn=lambda case: print(case.id) if arguments.list else None,
     )
     summary = search.judge_these(cases) if cases else search.run()
@@ -106,11 +115,39 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if summary.statuses["pass"] + summary.statuses["known"] else 2
 
 
-def found_text(search: Search, failure: Failure) -> str:
-    """A failure for people: the minimal case, how to judge it again, and the script."""
+def tell(search: Search, failure: Failure, path: Path | None) -> None:
+    """Print a failure, and save its script in a new file: `path`, or where that exists one beside it with
+    a number in its name."""
     from suite.judge.cell import Cell
     from suite.search.script import NoScript, script
 
+    print(found_text(search, failure))
+    try:
+        cell = Cell(failure.check, failure.case, failure.implementation, search.plan.options.seed)
+        text = script(cell, failure.verdict)
+    except NoScript as reason:
+        print(f"  script  none: {reason}", flush=True)
+        return
+    except Exception as error:
+        kind = type(error).__name__
+        print(f"  script  none: {kind} while it was written: {error}", flush=True)
+        return
+    print(f"  alone, without this project:\n\n{text.rstrip()}", flush=True)
+    if path is None:
+        return
+    names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2))
+    free = next(name for name in itertools.chain([path], names) if not name.exists())
+    try:
+        with new_file(free) as file:
+            file.write(text)
+    except OSError as error:
+        print(f"  script  not saved: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"  saved   {free}", flush=True)
+
+
+def found_text(search: Search, failure: Failure) -> str:
+    """A failure for people: the minimal case, and how to judge it again."""
     case, check, implementation = failure.case, failure.check, failure.implementation
     words = replace(search.plan.options, mode=implementation.mode).words()
     if implementation not in search.plan.functions:
@@ -136,14 +173,6 @@ def found_text(search: Search, failure: Failure) -> str:
         lines.append(
             "  It did not fail when it was judged once more: something is not deterministic."
         )
-    try:
-        cell = Cell(check, case, implementation, search.plan.options.seed)
-        text = script(cell, failure.verdict)
-        lines += ["  alone, without this project:", "", *text.splitlines()]
-    except NoScript as reason:
-        lines.append(f"  script  none: {reason}")
-    except Exception as error:
-        lines.append(f"  script  none: {type(error).__name__} while it was written: {error}")
     return "\n".join(lines)
 
 

@@ -33,10 +33,12 @@ from suite.search.failures import (
     failure_key,
     values_of,
 )
+from suite.search.smaller import shrunk
 from suite.search.strategies import Shape
 from suite.spec.case import Case
 from suite.spec.dtypes import dtype
 from suite.spec.operator import Operator
+from suite.spec.vocabulary import SEARCHED
 
 BATCH = 200
 """Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
@@ -77,9 +79,8 @@ class Search:
         self.plan, self.limit, self.found, self.drawn = plan, examples, found, drawn
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
-        names = ["values", "gradients"] if gradients else ["values"]
         by_name = {check.name: check for check in all_checks()}
-        self.checks = [by_name[name] for name in names]
+        self.checks = [by_name[name] for name in (SEARCHED if gradients else SEARCHED[:1])]
         self.summary = Summary(seed)
         self.seconds = None if minutes is None else 60.0 * minutes
         self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)
@@ -111,20 +112,50 @@ class Search:
         return self._summed_up(began)
 
     def judge_these(self, cases: Iterable[Case]) -> Summary:
-        """Judge these cases, in every implementation, and shrink nothing."""
+        """Judge these cases, in every implementation, and make those that fail smaller."""
         began = time.monotonic()
         for case in cases:
             self._count(case)
             for cell in self.cells(case):
                 failure = self._record(cell, self.judge(cell))
                 if failure is not None:
-                    failure.shrunk = True
-                    self.found(failure)
+                    self._shrink(failure)
         return self._summed_up(began)
+
+    def _shrink(self, failure: Failure) -> None:
+        """Find a smaller case that fails in the same way, for `SHRINK_SECONDS` at most."""
+        until = time.monotonic() + SHRINK_SECONDS
+
+        def fails(case: Case) -> bool:
+            verdict = self.fails(failure, case) if time.monotonic() < until else None
+            if verdict is not None:
+                failure.case, failure.verdict = case, verdict
+            return verdict is not None
+
+        shrunk(failure.case, fails)
+        self.settle(failure)
+
+    def settle(self, failure: Failure) -> None:
+        """A failure that was shrunk: see whether it repeats, and tell of it."""
+        failure.shrunk = True
+        failure.repeats = self.fails(failure, failure.case) is not None
+        self.found(failure)
+
+    def fails(self, failure: Failure, case: Case) -> Verdict | None:
+        """The verdict on `case` where it is that failure, judged once more; else None."""
+        if failure.implementation.operator is not case.operator:
+            return None
+        cell = Cell(failure.check, case, failure.implementation, self.plan.options.seed)
+        verdict = self.judge(cell)
+        self.summary.shrinking += 1
+        failed = verdict.status in ("fail", "error")
+        return verdict if failed and failure_key(cell, verdict) == failure.key else None
 
     def cells(self, case: Case) -> Iterator[Cell]:
         """The cells of a case: check by check, every implementation of its operator."""
         for check in self.checks:
+            if not strategies.well_posed(case, "gradient" in check.needs):
+                continue
             for implementation in self.implementations:
                 if implementation.operator is case.operator:
                     yield Cell(check, case, implementation, self.plan.options.seed)
@@ -214,27 +245,12 @@ class _Batch:
         if self.failure is None:
             return
         case = self.failure.case
-        self._settle(self.failure)
+        self.search.settle(self.failure)
         for other in self.search._keys.values():
             # What other implementations made of the same case is often the same minimal case's, too.
-            if not other.shrunk and (verdict := self._fails(other, case)) is not None:
+            if not other.shrunk and (verdict := self.search.fails(other, case)) is not None:
                 other.case, other.verdict = case, verdict
-                self._settle(other)
-
-    def _settle(self, failure: Failure) -> None:
-        failure.shrunk = True
-        failure.repeats = self._fails(failure, failure.case) is not None
-        self.search.found(failure)
-
-    def _fails(self, failure: Failure, case: Case) -> Verdict | None:
-        """The verdict on `case` where it is that failure, judged once more; else None."""
-        if failure.implementation.operator is not case.operator:
-            return None
-        cell = Cell(failure.check, case, failure.implementation, self.search.plan.options.seed)
-        verdict = self.search.judge(cell)
-        self.search.summary.shrinking += 1
-        failed = verdict.status in ("fail", "error")
-        return verdict if failed and failure_key(cell, verdict) == failure.key else None
+                self.search.settle(other)
 
     def _one(self, case: Case) -> None:
         fails = self._look(case) if self.failure is None else self._shrink(case)
@@ -263,7 +279,7 @@ class _Batch:
             self.verdicts[case.id] = None
             if time.monotonic() > self.until:
                 return False
-            self.verdicts[case.id] = self._fails(failure, case)
+            self.verdicts[case.id] = self.search.fails(failure, case)
         known = self.verdicts[case.id]
         if known is not None:
             failure.case, failure.verdict = case, known

@@ -27,13 +27,13 @@ from suite.spec.masks import (
     Padding,
     Prefix,
     Segments,
-    Sizes,
     Window,
     part_features,
 )
 from suite.spec.operator import Operator, Option
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import FIXED_SCALE, OVERFLOW_SCALE, recipes_of
+from suite.spec.sizes import Sizes
 
 PAIRS = 16_384
 """The most pairs B x H x Lq x Lk of a case: the oracles of one take some ten milliseconds."""
@@ -73,9 +73,12 @@ class Shape:
         return "/".join([self.sizes.token, *widths])
 
 
-def rarely(common: st.SearchStrategy, rare: st.SearchStrategy, one_in: int) -> st.SearchStrategy:
-    """`rare` once in `one_in` draws, otherwise `common`, to which it shrinks."""
-    return st.integers(1, one_in).flatmap(lambda n: rare if n == one_in else common)
+@st.composite
+def rarely(draw: st.DrawFn, common: st.SearchStrategy, rare: st.SearchStrategy, one_in: int) -> Any:
+    """`rare` once in `one_in` draws, otherwise `common`, to which it shrinks: drawn in any case, so that
+    what is rare has only to be left out."""
+    usual = draw(common)
+    return draw(rare) if draw(st.integers(1, one_in)) == one_in else usual
 
 
 def lengths() -> st.SearchStrategy[int]:
@@ -259,12 +262,14 @@ def cases_of(
     return case
 
 
-def well_posed(case: Case) -> bool:
-    """Whether it is known what rows without keys give: an election of the operator says so."""
+def well_posed(case: Case, differentiated: bool = False) -> bool:
+    """Whether it is known what rows without keys give, and where their cotangents go: elections of the
+    operator say so."""
     if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
         return True
     by_lengths = case.operator.is_layer and case.form == "native"
-    questions = {"padded-sample" if by_lengths else "fully-masked-row"}
+    question = "padded-sample" if by_lengths else "fully-masked-row"
+    questions = {question, *([f"{question}-gradient"] if differentiated else [])}
     if case.option("bias") not in (None, "none"):
         questions.add("minus-inf-row")  # of who hands a mask on as -inf in the bias
     return questions <= set(case.operator.elections)

@@ -1,16 +1,17 @@
 """Cases: named questions, each with one stable id.
 
-A case and its id determine each other: `Case.parse(case.id) == case`. The id's grammar, one token a place:
+A case and its id determine each other: `Case.parse(case.id) == case`. The id's grammar, one token a
+place:
 
     OPERATOR/MASK/HEADS/DTYPE/SIZES[/WIDTHS][/OPTION...]
     sdpa/causal/gqa4/bf16/b2h8q33k47d64
-    sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5/onehot/blhd/dense
+    sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5.0/onehot/blhd/dense
     multi-head/causal+pad/mha/f32/b2h3q7k9d4/e12.10.14.12/bias.qk/nobias/self/average
 
-Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention inside,
-d the size of a projected query (the units of additive attention), v that of a projected value. Options
-stand in the order of the operator's own, then recipe, axis order, form, and only where they differ from
-their defaults.
+Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention
+inside, d the size of a projected query (the units of additive attention), v that of a projected
+value. Options stand in the order of the operator's own, then recipe, axis order, form, and only where
+they differ from their defaults.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from functools import cached_property
 from typing import Any
 
 from suite.spec.dtypes import DType, dtype
-from suite.spec.masks import Mask, Sizes, parse_mask, part_features
+from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
-from suite.spec.vocabulary import AXIS_ORDERS, FORMS
+from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
 _EVERY_CASE = (
     choice("recipe", RECIPES),
@@ -54,9 +56,10 @@ class Widths:
 class Case:
     """One thing asked of one operator.
 
-    `options` are those that differ from their defaults, as (name, value), in the operator's order. `form`
-    is how the mask is passed, `axis_order` how operands lie in memory, `recipe` what values are drawn.
-    Raises ValueError where the case makes no sense for the operator.
+    `options` are those that differ from their defaults, as (name, value), in the operator's order.
+    `form` is how the mask is passed ("raw": as it stands, in malformed problems alone), `axis_order`
+    how operands lie in memory, `recipe` what values are drawn. Raises ValueError where the case makes
+    no sense for the operator.
     """
 
     operator: Operator
@@ -70,17 +73,24 @@ class Case:
     form: str = "native"
 
     def __post_init__(self) -> None:
-        for name, _ in self.options:
-            if self.operator.option(name) is None:
+        for name, value in self.options:
+            option = self.operator.option(name)
+            if option is None:
                 valid = ", ".join(option.name for option in self.operator.options)
                 raise ValueError(
                     f"{self.operator} has no option {name!r}; valid: {valid or 'none'}"
+                )
+            match = re.fullmatch(option.pattern, option.write(value))
+            if match is None or option.read(match[1]) != value:
+                raise ValueError(
+                    f"{self.operator} has no {name} {value!r}; ids have {option.pattern}"
                 )
         if self.operator.is_layer != (self.widths is not None):
             raise ValueError(f"{self.operator}: widths are given to layers, and to nothing else")
         for what, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
             ("axis order", self.axis_order, self.operator.axis_orders),
+            ("form", self.form, (*FORMS, *VARIED_FORMS)),
         ):
             if value not in valid_values:
                 raise ValueError(
@@ -97,6 +107,11 @@ class Case:
                 text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
                 size = "the size 1" if "1" in tie else "one size"
                 raise ValueError(f"{self.operator} has {size} here, got {text}")
+        left_out = self.operator.single_axis
+        if self.option("single") and self.option("own") and left_out not in self.axes["key"]:
+            raise ValueError(
+                f"{self.operator}: one tensor as query, key and value keeps its {LETTERS[left_out]}"
+            )
         self.operator.validate(self)
 
     @classmethod
@@ -168,6 +183,20 @@ class Case:
         if w is not None:
             sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
         return sizes
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the case asks, by name: sizes from B to Dv, widths, heads, mask, options, recipe, axis
+        order and form; numbers, words, flags, and None for an option that asks nothing."""
+        widths = {} if self.widths is None else vars(self.widths)
+        return {
+            **vars(self.sizes),
+            **{f"{name}_width": width for name, width in widths.items()},
+            "heads": self.sizes.heads,
+            "mask": self.mask_token,
+            **{option.name: self.option(option.name) for option in self.operator.options},
+            **{option.name: getattr(self, option.name) for option in _EVERY_CASE},
+        }
 
     @cached_property
     def needs(self) -> tuple[str, ...]:

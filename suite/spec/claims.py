@@ -1,6 +1,6 @@
 """Claims: what a person may say of a function of their own, as attributes of it or by `claims`.
 
-    from suite import claims
+    from suite.spec.claims import claims
 
     @claims(dtypes=("f16",), head_sizes=(64, 128), equal_lengths=True)
     def flash(query, key, value, is_causal=False): ...
@@ -36,7 +36,8 @@ BY_DTYPE = ("numerics", "head_sizes", "value_sizes", "max_length", "equal_length
 
 
 def claims(**what: Any) -> Callable[[F], F]:
-    """A decorator that sets attributes of a function called like `CLAIMS`. Raises TypeError for others."""
+    """A decorator that sets attributes of a function called like `CLAIMS`. Raises TypeError for
+    others."""
     unknown = ", ".join(name for name in what if name not in CLAIMS)
     if unknown:
         raise TypeError(f"unknown claim {unknown}; valid: {', '.join(CLAIMS)}")

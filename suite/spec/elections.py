@@ -8,6 +8,7 @@ question is the canonical one, which the reference follows. Answers are observed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.operator import Operator
@@ -182,6 +183,11 @@ class ElectionCase:
     @property
     def needs(self) -> tuple[str, ...]:
         return self.question.needs
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the probe asks, by name (see `suite.spec.case.Case.facts`)."""
+        return {"question": self.question.name}
 
     def describe(self) -> str:
         """The question in a few lines for people."""

@@ -1,9 +1,11 @@
-"""Malformed problems: requests that have no meaning. An implementation must raise; silence is a failure."""
+"""Malformed problems: requests that have no meaning. An implementation must raise; silence is a
+failure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +41,11 @@ class MalformedCase:
         # Plain attention came first, and its problems have kept their names.
         place = f"{self.operator.name}/" if self.operator.is_layer else ""
         return f"bad/{place}{self.name}/{self.dtype.name}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is asked, by name (see `suite.spec.case.Case.facts`)."""
+        return {"problem": self.name}
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The spoilt inputs."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from suite.spec.dtypes import DType
-from suite.spec.masks import Index, Sizes, uniform
+from suite.spec.sizes import Index, Sizes, uniform
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv)."""
@@ -137,7 +137,8 @@ def generator(name: str, seed: int) -> np.random.Generator:
 
 
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
-    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none"."""
+    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for
+    "none"."""
     s = sizes
     if kind == "none":
         return None

@@ -27,6 +27,9 @@ INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
 
+BROKEN = ("fail", "error", "crash")
+"""The statuses that fail a run."""
+
 KINDS = {
     "value": "an element is further from the oracle than rounding explains",
     "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
@@ -38,6 +41,7 @@ KINDS = {
     "not-deterministic": "a second call on the same inputs gave other bits",
     "overwritten": "a later call changed an earlier answer",
     "leak": "what the mask hides has influence",
+    "leaked-state": "the call left a setting of the process or of the framework other than it was",
     "unequal": "two forms of one problem give answers further apart than rounding explains",
     "no-gradient": "an operand that the answer hangs on got no gradient",
     "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
@@ -52,6 +56,9 @@ KINDS = {
     "harness": "the adapter or the harness broke",
 }
 """What can be wrong with a cell that did not pass."""
+
+SEARCHED = ("values", "gradients")
+"""The checks that cases drawn by the search are judged by."""
 
 CHECK_ALIASES = {
     "layer_values": "values",
@@ -87,6 +94,10 @@ query, key or value do not lie side by side."""
 
 FORMS = ("native", "dense")
 """How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
+
+VARIED_FORMS = ("raw", "flag-and-mask")
+"""Forms that variations have, and no id: a mask array as the caller made it, or one beside a causal
+flag."""
 
 RETURNED = ("none", "average", "head")
 """What a layer returns beside its output: no weights, their mean over the heads (B, Lq, Lk), or those of

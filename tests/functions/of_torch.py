@@ -40,7 +40,8 @@ def repeated(query: Tensor, key: Tensor) -> Tensor:
 
 
 def textbook(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Matrix product, softmax, matrix product, in the dtype of the operands. Rows without keys are NaN."""
+    """Matrix product, softmax, matrix product, in the dtype of the operands. Rows without keys are
+    NaN."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = hidden(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     return scores.softmax(-1) @ value
@@ -85,7 +86,8 @@ def float64_inside(query, key, value, attn_mask=None, is_causal=False, scale=Non
 
 
 def exp2(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Powers of 2 of scores scaled by log2 e, as kernels for GPUs have them. Rows without keys are zeros."""
+    """Powers of 2 of scores scaled by log2 e, as kernels for GPUs have them. Rows without keys are
+    zeros."""
     scores = scores_of(query, key, attn_mask, is_causal, scale) * LOG2E
     largest = scores.amax(-1, keepdim=True).detach() if key.shape[2] else 0.0
     raised = (scores - torch.where(torch.as_tensor(largest) == -torch.inf, 0.0, largest)).exp2()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backends._numpy import Rounded
-from tests.mutants.honest import MergedChunks
+from tests.mutants.honest_attention import MergedChunks
 from tests.mutants.kernel import Call, Kernel, Online
 from tests.mutants.registry import mutant
 

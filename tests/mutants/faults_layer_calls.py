@@ -8,15 +8,9 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import DTYPES
-from tests.mutants.layer_kernel import (
-    AdditiveKernel,
-    DotKernel,
-    Heads,
-    LayerCall,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from tests.mutants.layer_kernel import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 from tests.mutants.registry import mutant
+from tests.mutants.single_kernel import AdditiveKernel, DotKernel
 
 
 @mutant("values")

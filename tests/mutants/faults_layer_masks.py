@@ -1,20 +1,12 @@
-"""Mutants of layers at fault in masks, or on one path alone."""
+"""Mutants of layers at fault in masks."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from suite.spec.dtypes import DTYPES, round_to
-from tests.mutants.layer_kernel import (
-    AdditiveKernel,
-    DotKernel,
-    Heads,
-    LayerCall,
-    MaskedKernel,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from tests.mutants.layer_kernel import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 from tests.mutants.registry import mutant
+from tests.mutants.single_kernel import AdditiveKernel, DotKernel, MaskedKernel
 
 
 @mutant("values", like="C20")
@@ -310,108 +302,3 @@ class EmptyRowsUnmasked(MaskedKernel):
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall) -> np.ndarray:
         hidden = super().hide(scores, allowed, call)
         return np.where(np.isneginf(hidden).all(-1, keepdims=True), scores, hidden)
-
-
-@mutant("values")
-class PaddingLostWithMask(MultiHeadKernel):
-    """Padding is lost where a boolean mask is given."""
-
-    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().padded(valid | (call.mask is not None), call)
-
-
-@mutant("values")
-class PaddingLostWithBias(MultiHeadKernel):
-    """Padding is lost where there is a float bias."""
-
-    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().padded(valid | (call.bias is not None), call)
-
-
-@mutant("values")
-class PaddingLostWithGroups(MultiHeadKernel):
-    """Padding is lost with grouped heads."""
-
-    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().padded(valid | (call.sizes.H != call.sizes.Hkv), call)
-
-
-@mutant("values")
-class CausalLostWithBias(MultiHeadKernel):
-    """The causal flag is lost where there is a float bias."""
-
-    def causal(self, call: LayerCall) -> np.ndarray:
-        return super().causal(call) | (call.bias is not None)
-
-
-@mutant("values")
-class CausalLostForOneQuery(MultiHeadKernel):
-    """The causal flag is lost where there is one query."""
-
-    def causal(self, call: LayerCall) -> np.ndarray:
-        return super().causal(call) | (call.sizes.Lq == 1)
-
-
-@mutant("values", like="C11")
-class PaddingIgnoredForOneQuery(AdditiveKernel):
-    """Padding is lost where the query has no axis of queries."""
-
-    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().padded(valid | call.single, call)
-
-
-@mutant("paths", like="B13")
-class CausalLostInTraining(MultiHeadKernel):
-    """The causal flag is lost in training."""
-
-    def causal(self, call: LayerCall) -> np.ndarray:
-        return super().causal(call) | call.training
-
-
-@mutant("paths", like="L14")
-class PaddingLostWithoutGradients(MultiHeadKernel):
-    """Padding is lost where no gradients are asked for."""
-
-    def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().padded(valid | (not call.gradients), call)
-
-
-@mutant("paths", like="B10")
-class MaskLostWithoutGradients(MultiHeadKernel):
-    """A boolean mask is lost where no gradients are asked for."""
-
-    def masked(self, mask: np.ndarray, call: LayerCall) -> np.ndarray:
-        return mask | (not call.gradients)
-
-
-@mutant("paths")
-class ScaleMissingWithWeights(MultiHeadKernel):
-    """Scores are not scaled where weights are returned for every head."""
-
-    def factor(self, call: LayerCall) -> float:
-        return 1.0 if call.returned == "head" else super().factor(call)
-
-
-@mutant("paths", like="C19")
-class DenseMaskShifted(MultiHeadKernel):
-    """A boolean mask is read one key too late."""
-
-    def masked(self, mask: np.ndarray, call: LayerCall) -> np.ndarray:
-        return np.roll(mask, 1, -1)
-
-
-@mutant("paths", like="C2")
-class BiasLostWithoutGradients(MultiHeadKernel):
-    """The float bias is lost where no gradients are asked for."""
-
-    def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        return super().biased(scores, call) if call.gradients else scores
-
-
-@mutant("paths")
-class HalfSumsInTraining(MultiHeadKernel):
-    """In training features are stored in bfloat16 whatever the dtype."""
-
-    def keep(self, x: np.ndarray, what: str, call: LayerCall) -> np.ndarray:
-        coarse = call.training and what == "features"
-        return round_to(x, DTYPES["bf16"]).astype(call.work) if coarse else x

@@ -6,14 +6,9 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.operators.layer_norm import EPSILON
-from tests.mutants.layer_kernel import (
-    AdditiveKernel,
-    BatchNormKernel,
-    ConcatKernel,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from tests.mutants.layer_kernel import MultiHeadKernel, SelfAttentionKernel
 from tests.mutants.registry import mutant
+from tests.mutants.single_kernel import AdditiveKernel, BatchNormKernel, ConcatKernel
 
 
 @mutant("dropout")

@@ -8,7 +8,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import DTYPES, round_to
-from tests.mutants.honest import FlashFused, WorkingPrecision
+from tests.mutants.honest_attention import FlashFused, WorkingPrecision
 from tests.mutants.kernel import Call, Eager, Fused, Kernel
 from tests.mutants.registry import mutant
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.mutants.honest import MergedChunks
+from tests.mutants.honest_attention import MergedChunks
 from tests.mutants.kernel import Call, Kernel, Online
 from tests.mutants.registry import mutant
 

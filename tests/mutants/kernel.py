@@ -23,7 +23,7 @@ from backends.prepared import PreparedCall, set_to
 from backends.protocol import ATTENTION_FEATURES, Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Sizes
+from suite.spec.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,8 @@ from references.multi_head import vjp
 from references.rounding import NO_ROUNDING
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from tests.mutants.layer_kernel import (
-    AdditiveKernel,
-    ConcatKernel,
-    DotKernel,
-    LayerKernel,
-    MaskedKernel,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from tests.mutants.layer_kernel import LayerKernel, MultiHeadKernel, SelfAttentionKernel
+from tests.mutants.single_kernel import AdditiveKernel, ConcatKernel, DotKernel, MaskedKernel
 
 Arrays = dict[str, np.ndarray]
 

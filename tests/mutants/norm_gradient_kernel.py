@@ -11,7 +11,7 @@ from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.layer_gradient_kernel import Arrays, Differentiated
-from tests.mutants.layer_kernel import BatchNormKernel, LayerNormKernel, NormKernel
+from tests.mutants.single_kernel import BatchNormKernel, LayerNormKernel, NormKernel
 
 
 @dataclass(frozen=True)

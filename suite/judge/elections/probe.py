@@ -26,8 +26,8 @@ EMPTY_ROW = 2
 class Probe:
     """One implementation in one dtype.
 
-    A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in float64
-    in one that recognises what was computed in float32 inside.
+    A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in
+    float64 in one that recognises what was computed in float32 inside.
     """
 
     def __init__(self, implementation: Implementation, dtype: DType) -> None:
@@ -47,7 +47,8 @@ class Probe:
         return self.drawn(self.operator.probe, mask).replace(**changes)
 
     def drawn(self, probe: str, mask: str = "none") -> Inputs:
-        """The inputs of a probe with a mask, in the sizes nearest to its own that the implementation takes."""
+        """The inputs of a probe with a mask, in the sizes nearest to its own that the implementation
+        takes."""
         case = Case.parse(probe.format(mask=mask, dt=self.dtype.name))
         return draw(self.implementation.twin(case) or case)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.levels import designed, filled, listed
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator, Work, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layers import (
@@ -18,6 +17,7 @@ from suite.spec.operators.layers import (
     one_head_outputs,
     options,
 )
+from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
     from suite.spec.case import Case

@@ -1,7 +1,7 @@
 """What the layers around attention share: options, parameters, draws and needs.
 
-A layer takes sequences (B, L, width) and parameters, and returns an output (B, Lq, width) and, where it is
-asked to, weights.
+A layer takes sequences (B, L, width) and parameters, and returns an output (B, Lq, width) and, where
+it is asked to, weights.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Option, Work, choice, flag
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES, RETURNED
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import numpy as np
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Covering, designed, filled, listed
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
+from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -183,6 +183,8 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
     }
 
 
+COVERING = Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of)
+
 MULTI_HEAD = Operator(
     name="multi-head",
     text="multi-head attention with projections",
@@ -195,7 +197,7 @@ MULTI_HEAD = Operator(
         SMOKE,
         STANDARD,
         EVERY_DTYPE,
-        Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of),
+        COVERING,
     ),
     gradients=GRADIENTS,
     compiled=COMPILED,

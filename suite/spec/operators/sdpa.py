@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.masks import Sizes
 from suite.spec.operator import Axes, Operator, Work, choice, flag, number
 from suite.spec.operators.sdpa_cases import cases
 from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
 from suite.spec.recipes import DRAWS, RECIPES
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, BIASES
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ SDPA = Operator(
     group=group,
     elections=(
         "fully-masked-row", "minus-inf-row", "fully-masked-row-gradient", "minus-inf-row-gradient",
-        "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment", "causal-with-mask",
-        "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value", "nan-in-query",
-        "value-size", "integer-mask", "subnormal-output", "score-overflow",
+        "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment",
+        "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value",
+        "nan-in-query", "value-size", "integer-mask", "subnormal-output", "score-overflow",
     ),
     probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
     well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",

@@ -15,8 +15,8 @@ from typing import cast
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import HALF, Covering, filled, unique
-from suite.spec.masks import Sizes
 from suite.spec.recipes import FIXED_SCALE, RECIPES
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES
 
 # (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX

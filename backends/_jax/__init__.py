@@ -1,0 +1,10 @@
+"""JAX: textbook attention, `jax.nn.dot_product_attention`, textbook layers and Flax's.
+
+jax is imported when the backend is made.
+"""
+
+from __future__ import annotations
+
+from backends._jax.backend import JaxBackend
+
+__all__ = ["JaxBackend"]

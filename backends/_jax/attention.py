@@ -1,0 +1,210 @@
+"""Scaled dot-product attention in JAX: as textbooks write it, and `jax.nn.dot_product_attention`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from backends._jax.engine import FLUSHED, JaxEngine
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import Native, dense_arguments, dense_of, rank4, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from backends.sources import call_source, textbook_source
+from backends.user import NativeSignature, UserFunction
+from suite.spec.inputs import Inputs
+
+NATIVE = "jax.nn.dot_product_attention"
+
+SIGNATURE = NativeSignature(
+    NATIVE,
+    (
+        "bias", "mask", "scale", "is_causal", "query_seq_lengths", "key_value_seq_lengths",
+        "local_window_size",
+    ),
+    {
+        "mask": ("mask",),
+        "bias": ("bias",),
+        "bias-with-mask": ("bias",),
+        "padding": ("key_value_seq_lengths", "mask"),
+        "window": ("local_window_size", "window", "mask"),
+        "causal": ("is_causal", "mask"),
+        "native-causal": ("is_causal",),
+        "native-window": ("local_window_size",),
+        "scale": ("scale",),
+    },
+    others=("implementation", "return_residual"),
+)  # fmt: skip
+
+
+class Eager(Implementation):
+    """einsum, softmax, einsum in jax.numpy; hidden scores are the dtype's lowest number."""
+
+    backend: JaxEngine
+
+    name = "eager"
+    declared = Declared(
+        numerics="stepwise",
+        features=ATTENTION_FEATURES | {"sinks"},
+        refusals={
+            "native-causal": "textbook code has no causal flag",
+            "native-window": "textbook code has no window",
+        },
+        elections={
+            "fully-masked-row": "uniform",
+            "fully-masked-row-gradient": "values",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "cast-to-bool",
+            "subnormal-output": FLUSHED,
+            "score-overflow": "nan",
+        },
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        jax, jnp, backend = self.backend.jax, self.backend.numpy, self.backend
+        scale, softcap = inputs.effective_scale, inputs.softcap
+
+        def attention(query, key, value, mask, bias, sinks=None):
+            if key.shape[1] != query.shape[1]:
+                groups = query.shape[1] // key.shape[1]
+                key = jnp.repeat(key, groups, axis=1)  # (B, H, Lk, D)
+                value = jnp.repeat(value, groups, axis=1)
+            scores = jnp.einsum("bhid,bhjd->bhij", query, key) * scale
+            if softcap is not None:
+                scores = softcap * jnp.tanh(scores / softcap)
+            if bias is not None:
+                scores = scores + bias
+            if mask is not None:
+                scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+            if sinks is not None:  # one more logit a head, whose value is 0
+                sinks = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+                scores = jnp.concatenate([scores, sinks], axis=-1)  # (B, H, Lq, Lk + 1)
+            weights = jax.nn.softmax(scores, axis=-1)
+            if sinks is not None:
+                weights = weights[..., :-1]
+            return jnp.einsum("bhij,bhjd->bhid", weights, value)
+
+        arguments = dense_arguments(backend, inputs)
+        source = textbook_source(
+            attention,
+            "import jax\nimport jax.numpy as jnp",
+            arguments,
+            scale=repr(scale),
+            softcap=repr(softcap),
+        )
+        plain = PreparedCall(attention, arguments, source=source, constants=(scale, softcap))
+        return backend.jitted(self, plain)
+
+
+def native_arguments(backend: JaxEngine, inputs: Inputs, native: Native) -> dict[str, Any]:
+    """The arguments of `jax.nn.dot_product_attention` for inputs whose mask is divided by flags."""
+    query, key, value = backend.operands(inputs, "blhd")
+    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if native.causal:
+        arguments["is_causal"] = True
+    if native.window is not None:
+        far = max(inputs.sizes.Lq, inputs.sizes.Lk)
+        sides = (native.window.left, native.window.right)
+        arguments["local_window_size"] = tuple(far if n is None else n for n in sides)
+    if native.lengths is not None:
+        counts = native.lengths.lengths(inputs.sizes, inputs.seed)
+        arguments["key_value_seq_lengths"] = backend.array(counts.astype(np.int32), None)
+    mask = dense_of(inputs, native.rest)
+    if mask is not None:
+        arguments["mask"] = backend.array(rank4(mask), None)
+    if inputs.bias is not None:
+        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
+    if inputs.scale is not None:
+        arguments["scale"] = inputs.scale
+    return arguments
+
+
+class JaxNn(Implementation):
+    """`jax.nn.dot_product_attention(implementation="xla")`."""
+
+    backend: JaxEngine
+
+    name = "jax-nn"
+    declared = Declared(
+        # Softmax runs in float32 whatever the dtype.
+        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        features=ATTENTION_FEATURES,
+        refusals={
+            "softcap": "jax.nn.dot_product_attention has no softcap",
+            "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",
+            "sinks": "jax.nn.dot_product_attention has no sinks",
+        },
+        elections={
+            "fully-masked-row": "uniform",
+            "fully-masked-row-gradient": "values",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "raises",
+            "integer-mask": "raises",
+            "subnormal-output": FLUSHED,
+            "score-overflow": "finite",
+        },
+    )
+    kernel = "xla"
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
+
+    def plain(self, inputs: Inputs) -> PreparedCall:
+        """The call operation by operation."""
+        native = split_native(inputs, causal=True, window=True, lengths=True)
+        arguments = native_arguments(self.backend, inputs, native)
+        function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
+
+        def call(**arguments: Any) -> Any:
+            return function(**arguments, implementation=kernel)
+
+        source = f"import jax\n{call_source(NATIVE, arguments, f'implementation={kernel!r}')}"
+        return PreparedCall(call, arguments, axis_order="blhd", source=source, constants=())
+
+
+class JaxNnCudnn(JaxNn):
+    """`jax.nn.dot_product_attention(implementation="cudnn")`, on CUDA."""
+
+    name = "jax-nn-cudnn"
+    declared = JaxNn.declared.but(dtypes=("bf16", "f16"))
+    kernel = "cudnn"
+
+
+class JaxNnFunction(UserFunction):
+    """A person's function with the signature of `jax.nn.dot_product_attention`."""
+
+    backend: JaxEngine
+
+    native = SIGNATURE
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        own = self.takes("local_window_size")
+        native = split_native(
+            inputs,
+            causal=self.takes("is_causal"),
+            window=own or self.takes("window"),
+            lengths=self.takes("key_value_seq_lengths"),
+        )
+        passed = native if own else replace(native, window=None)
+        arguments = native_arguments(self.backend, inputs, passed)
+        rest = replace(native, window=None) if own else native
+        return self.called(arguments | self.extra(inputs, rest), axis_order="blhd")

@@ -1,0 +1,61 @@
+"""JAX as a backend: textbook code, `jax.nn.dot_product_attention`, and Flax's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from backends._jax.attention import Eager, JaxNn, JaxNnCudnn, JaxNnFunction
+from backends._jax.engine import JIT, JaxEngine
+from backends._jax.layers import layers
+from backends.claims import Claims
+from backends.protocol import Implementation
+from backends.sources import Dialect
+from backends.user_layer import UserLayer
+
+DIALECT = Dialect(
+    imports="""import jax
+import jax.numpy as jnp
+jax.config.update("jax_enable_x64", True)""",
+    array='jnp.asarray({values}.astype(jnp.dtype("{dtype}")))',
+    plain="jnp.asarray({values})",
+    values="np.asarray({array}).astype(np.float64)",
+    gradients="""
+
+def call({names}):
+{indented}
+    return output
+
+
+output, pull = jax.vjp(call, {names})
+gradients = pull(cotangent)""",
+    compiled={"jit": JIT, "aot": JIT},
+)
+
+
+class JaxBackend(JaxEngine):
+    """JAX on "cpu" or "cuda"."""
+
+    name = "jax"
+    native = "jax-nn"
+    dialect = DIALECT
+    devices = ("cpu", "cuda")
+    compilers = ("ops", "jit", "aot", "vmap")
+    layer_compilers = ("ops", "jit")
+    handed_over = (UserLayer, JaxNnFunction)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        flax = {"flax": version("flax")} if find_spec("flax") else {}
+        return super().versions | flax
+
+    def implementations(self) -> list[Implementation]:
+        of_attention: list[Implementation] = [Eager(self), JaxNn(self)]
+        if self.device == "cuda":
+            of_attention.append(JaxNnCudnn(self))
+        return [*of_attention, *layers(self)]
+
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return JaxNnFunction(self, function, name, claims)

@@ -1,0 +1,148 @@
+"""JAX as an engine: arrays, devices, programs, derivatives and clocks, whoever computes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from backends._jax import clocks, transforms
+from backends._jax.compilers import AHEAD, compiled
+from backends._jax.programs import Gradients, Programs
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, BackendUnavailable, Implementation, Step
+from backends.user_layer import UserLayer
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
+
+FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
+"""XLA compiles for the CPU with flush-to-zero; float16 is computed in float32."""
+
+JIT = "jax.jit({function})"
+"""A function through `jax.jit`, as text."""
+
+
+class JaxEngine(Backend):
+    """Arrays of JAX; subclasses say what is implemented on them.
+
+    What the suite itself does with arrays is done in NumPy: every operation on the device would be
+    compiled for every new shape.
+    """
+
+    compiles_shapes = True
+    narrow_reductions = True
+    timed_compilers: tuple[str, ...] = ("jit",)
+    handed_over: tuple[type[Implementation], ...] = (UserLayer,)
+    """What people hand over, and is called as it is: all else goes through jit."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import jax
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        # float64 is silently float32 otherwise.
+        jax.config.update("jax_enable_x64", True)
+        # The default lets a GPU or TPU multiply float32 in TF32 or bfloat16.
+        jax.config.update("jax_default_matmul_precision", "highest")
+        self.jax: Any = jax
+        self.numpy: Any = jax.numpy
+        try:
+            self.on = jax.devices(_PLATFORMS[device])[0]
+        except RuntimeError as error:
+            raise BackendUnavailable(f"jax has no {device} device: {error}") from error
+        self.programs = Programs(JIT)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        import jaxlib
+
+        return {"jax": self.jax.__version__, "jaxlib": jaxlib.__version__}
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        if dtype is not None:
+            values = values.astype(self.numpy.dtype(dtype.long_name))
+        return self.jax.device_put(np.asarray(values, order="C"), self.on)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        values = np.asarray(array)
+        return values if values.dtype.kind in "bi" else values.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.jax.Array)
+
+    def dtype_name(self, array: Any) -> str:
+        return str(array.dtype)
+
+    def device_name(self, array: Any) -> str:
+        platform = next(iter(array.devices())).platform
+        return next((name for name, p in _PLATFORMS.items() if p == platform), platform)
+
+    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
+        # JAX arrays have no strides that a caller could choose: an axis order is a shape.
+        if values.ndim == 4 and axis_order == "blhd":
+            values = values.swapaxes(1, 2)
+        return self.array(values, inputs.dtype)
+
+    def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
+        """The call through `jax.jit`, as JAX is used; one function for all calls of an implementation
+        that have equal constants."""
+        return self.programs.jitted(owner.name, prepared)
+
+    def jitted_native(
+        self, owner: Implementation, prepared: PreparedCall, dtype: DType
+    ) -> PreparedCall:
+        """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be: on a
+        CPU its float16 can only be called operation by operation (see finding float16-jit)."""
+        if dtype.name == "f16" and self.device == "cpu":
+            return prepared
+        return self.jitted(owner, prepared)
+
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
+        return transforms.vjp(prepared, wrt, cotangent)
+
+    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
+        return transforms.jvp(prepared, tangents)
+
+    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+        return transforms.step(prepared, direction, wrt)
+
+    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
+        own = "ops" if isinstance(implementation, self.handed_over) else "jit"
+        return tuple(name for name in super().compilers_of(implementation) if name != own)
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        return compiled(self, prepared, compiler, batch)
+
+    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        if compiler == "vmap":
+            return {"empty-batch": "nothing can be mapped over an empty batch"}
+        return AHEAD if compiler == "aot" else {}
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        return clocks.kernels(prepared)
+
+    def sync(self, outputs: Any) -> None:
+        self.jax.block_until_ready(outputs)
+
+    @cached_property
+    def _compilations(self) -> clocks.Compilations:
+        return clocks.Compilations()
+
+    def compilations(self, prepared: PreparedCall) -> int:
+        return self._compilations.count
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return lambda: -array
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
+        return clocks.peak_bytes(prepared)
+
+    def empty_caches(self) -> None:
+        if self.device != "cpu":
+            zeros = self.numpy.zeros(clocks.COLD_BYTES, np.uint8, device=self.on)
+            zeros.block_until_ready()

@@ -1,0 +1,198 @@
+"""What Flax's attention modules share: names, arguments, and the ways of handing over a mask."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from backends._jax.engine import JaxEngine
+from backends.declared import LAYER_FEATURES, Declared
+from backends.masks import LayerMasks, full, rank4
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators.multi_head import MULTI_HEAD
+
+PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
+"""Flax's names of the projections, whose kernels and biases have the canonical shapes."""
+
+OPERANDS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
+"""What the modules call their inputs."""
+
+SEED = "dropout_seed"
+"""The argument from which a call makes the key of its dropout."""
+
+
+def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Kernels and biases by Flax's names of the projections."""
+    return {
+        ours: {
+            what: parameters[f"{name}_{what}"]
+            for what in ("kernel", "bias")
+            if f"{name}_{what}" in parameters
+        }
+        for ours, name in PARTS.items()
+    }
+
+
+class FlaxLayer(Implementation):
+    """A module is built within the call, from parameters that are arguments of it. A bias goes in through
+    `attention_fn`, the documented way."""
+
+    backend: JaxEngine
+
+    operator = MULTI_HEAD
+    declared = Declared(
+        features=LAYER_FEATURES,
+        refusals={
+            "average": "Flax sows the weights of every head",
+            "value-size": "Flax has one qkv_features",
+        },
+        elections={
+            "fully-masked-row": "uniform",
+            "padded-sample": "uniform",
+            "minus-inf-row": "nan",
+            "fully-masked-row-gradient": "values",
+            "mask-polarity": "attends",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "leaks",
+        },
+    )
+    causal_flag = False
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.jitted(self.call(inputs), inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        flags = self.mask_paths(inputs) | self.input_paths(inputs) | self.flag_paths(inputs)
+        return {
+            name: self.jitted(self.call(inputs, **changes), inputs)
+            for name, changes in flags.items()
+        }
+
+    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        """The call as it is made by default: through `jax.jit`."""
+        return self.backend.jitted(self, plain)
+
+    def call(
+        self,
+        inputs: Inputs,
+        masks: str = "heads",
+        flag: bool = True,
+        inputs_given: int = 3,
+        **flags: Any,
+    ) -> PreparedCall:
+        """The call, by any of the layer's flags, operation by operation.
+
+        `masks`: "heads" (B, 1 or H, Lq, Lk), what `make_attention_mask` gives; "full" (B, H, Lq, Lk);
+        "broadcast", as it comes; "float32"; "helpers", made by Flax. `flag`: whether the causal flag may
+        be used. `inputs_given`: how many of query, key and value are handed over. `flags` are those of
+        the module and its call.
+        """
+        backend = self.backend
+        arrays = sequences(backend, inputs)
+        arguments = {OPERANDS[name]: arrays[name] for name in list(arrays)[:inputs_given]}
+        split = LayerMasks.of(inputs, causal=self.causal_flag and flag, lengths=False)
+        if split.causal:
+            arguments["is_causal"] = True
+        if masks == "helpers":
+            arguments["mask"] = self.helped(inputs)
+        elif split.rest is not None:
+            arguments["mask"] = backend.array(_mask(split.rest, inputs, masks), None)
+        parameters = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+        arguments |= parameters
+        if inputs.bias is not None:
+            bias = rank4(inputs.bias)
+            arguments["bias"] = backend.array(bias[0] if inputs.single else bias, inputs.dtype)
+        arguments[SEED] = backend.array(np.asarray(inputs.dropout_seed), None)
+        settings = self.settings(inputs) | flags
+        module = self.module(settings, inputs)
+
+        def run(**arguments: Any) -> tuple[Any, Any]:
+            own = {name: arguments.pop(name) for name in parameters}
+            seed, bias = arguments.pop(SEED), arguments.pop("bias", None)
+            return module(own, bias, seed, arguments)
+
+        constants = (settings, inputs.returned, inputs.training)
+        return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=OPERANDS, constants=constants)
+
+    def settings(self, inputs: Inputs) -> dict[str, Any]:
+        """The constructor's arguments that all modules have."""
+        s, dtype = inputs.sizes, self.backend.numpy.dtype(inputs.dtype.long_name)
+        return {
+            "num_heads": s.H,
+            "qkv_features": s.H * s.D,
+            "out_features": inputs.widths.output,
+            "use_bias": "query_bias" in inputs.parameters,
+            "dtype": dtype,
+            "param_dtype": dtype,
+            "dropout_rate": inputs.rate,
+        }
+
+    @abstractmethod
+    def module(
+        self, settings: dict[str, Any], inputs: Inputs
+    ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
+        """A function of parameters, bias (or None), dropout's seed, and the arguments of the call, that
+        builds the module and calls it: (output, weights). `settings` hold the flags, too."""
+
+    def helped(self, inputs: Inputs) -> Any:
+        """The mask as Flax's own functions make it."""
+        import flax.linen as linen
+
+        s = inputs.sizes
+        split = LayerMasks.of(inputs)
+        lead = () if inputs.single else (s.B,)
+        ones = self.backend.array(np.ones((*lead, s.Lq), np.float32), None)
+        causal = linen.make_causal_mask(ones) if split.causal else None
+        padding = None
+        if split.valid is not None:
+            valid = split.valid[0] if inputs.single else split.valid
+            padding = linen.make_attention_mask(ones, self.backend.array(valid, None))
+        return linen.combine_masks(causal, padding)
+
+    def mask_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """Ways of handing over the same mask."""
+        flags: dict[str, dict[str, Any]] = {}
+        if inputs.dense_mask is None:
+            return flags
+        split = LayerMasks.of(inputs)
+        if split.causal and self.causal_flag and inputs.mask_array is None:
+            flags["causal as a mask"] = {"flag": False}
+        if LayerMasks.of(inputs, causal=self.causal_flag, lengths=False).rest is not None:
+            flags["mask as it broadcasts"] = {"masks": "broadcast"}
+            flags["mask written out"] = {"masks": "full"}
+            flags["mask in float32"] = {"masks": "float32"}
+        if split.rest is None and (inputs.sizes.Lq == inputs.sizes.Lk or not split.causal):
+            flags["make_attention_mask, make_causal_mask"] = {"masks": "helpers", "flag": False}
+        return flags
+
+    def input_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """Ways of handing over one tensor as query, key and value."""
+        if not inputs.own:
+            return {}
+        return {"inputs_q alone": {"inputs_given": 1}, "no inputs_v": {"inputs_given": 2}}
+
+    @abstractmethod
+    def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """The layer's other flags."""
+
+
+def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
+    mask, s = rank4(mask), inputs.sizes
+    if how == "full":
+        mask = full(mask, inputs)
+    elif how != "broadcast":
+        mask = np.broadcast_to(mask, (s.B, mask.shape[1], s.Lq, s.Lk))
+    mask = mask.astype(np.float32) if how == "float32" else mask
+    return mask[0] if inputs.single else mask
+
+
+def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:
+    """The setting that adds a bias to the scores; none where there is no bias."""
+    return {} if bias is None else {"attention_fn": partial(function, bias=bias)}

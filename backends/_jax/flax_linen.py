@@ -1,0 +1,83 @@
+"""`flax.linen.MultiHeadDotProductAttention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backends._jax.flax_layers import FlaxLayer, biased, by_parts
+from suite.spec.inputs import Inputs
+
+
+class Linen(FlaxLayer):
+    """Products and a softmax of its own, whether weights are sown or not."""
+
+    name = "flax-linen"
+    declared = (
+        FlaxLayer.declared.refusing(
+            {
+                "grouped-heads": "Flax Linen has as many key/value heads as query heads",
+                "native-causal": "Flax Linen has no causal flag",
+            }
+        )
+        .electing({"returned-weights": "before-dropout"})
+        .but(numerics="stepwise", dropout="shared")
+    )
+
+    def module(
+        self, settings: dict[str, Any], inputs: Inputs
+    ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
+        """Flags: `deterministic`; `constructor`: it is said there; `sow`; `alias`: MultiHeadAttention;
+        `jax_nn`: attention_fn is jax.nn's; `wide_softmax`: force_fp32_for_softmax."""
+        import flax.linen as linen
+        import jax
+
+        own = dict(settings)
+        wanted = inputs.returned != "none"
+        sows = own.pop("sow", False) or wanted
+        kind: Any = linen.MultiHeadDotProductAttention
+        if own.pop("alias", False):
+            kind = linen.MultiHeadAttention
+        jax_nn = own.pop("jax_nn", False)
+        attention = jax.nn.dot_product_attention if jax_nn else linen.dot_product_attention
+        if jax_nn:
+            own["attention_fn"] = attention
+        if own.pop("wide_softmax", False):
+            own["force_fp32_for_softmax"] = True
+        static = {"deterministic": own.pop("deterministic", not inputs.training)}
+        if own.pop("constructor", False):
+            own["deterministic"] = static.pop("deterministic")
+        if sows:
+            static |= {"sow_weights": True, "mutable": ["intermediates"]}
+
+        def run(
+            parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
+        ) -> tuple[Any, Any]:
+            layer = kind(**{**own, **biased(attention, bias)})
+            rngs = {"dropout": jax.random.key(seed)}
+            variables = {"params": by_parts(parameters)}
+            answer = layer.apply(variables, rngs=rngs, **arguments, **static)
+            if not sows:
+                return answer, None
+            output, sown = answer
+            weights = sown["intermediates"]["attention_weights"][0]
+            return output, weights if wanted else None
+
+        return run
+
+    def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        flags: dict[str, dict[str, Any]] = {"constructor's deterministic": {"constructor": True}}
+        if inputs.returned == "none":
+            flags["sow_weights"] = {"sow": True}
+            if inputs.dtype.name != "f64":
+                flags["force_fp32_for_softmax"] = {"wide_softmax": True}
+        if not inputs.training:
+            flags |= {
+                "MultiHeadAttention": {"alias": True},
+                "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
+                "no dropout, not deterministic": {"dropout_rate": 0.0, "deterministic": False},
+            }
+            # jax.nn's softmax is in float32 whatever the dtype.
+            if inputs.returned == "none" and inputs.dtype.name != "f64":
+                flags["attention_fn=jax.nn.dot_product_attention"] = {"jax_nn": True}
+        return flags

@@ -1,0 +1,169 @@
+"""Programs of JAX: functions of a call's arguments through `jax.jit`, as JAX is used.
+
+A program is compiled for every function, and for every shape and dtype of its arrays. What makes calls
+cheap is that they share functions: one for each way of calling an implementation (`Programs`), which its
+output, its gradients and its tangents are each one program of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from backends.prepared import PreparedCall
+from backends.sources import compiled_source
+
+Gradients = tuple[Any, dict[str, Any]]
+"""A call's output, and its gradients by operand."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """What a program hangs on besides arrays: names of arguments that are one array with an earlier one,
+    plain values by name, and the place of the output among what comes back (None: it is all).
+
+    Two are equal by their text, since 1 == True and 0.0 == -0.0.
+    """
+
+    same: Mapping[str, str] = field(compare=False)
+    rest: Mapping[str, Any] = field(compare=False)
+    place: int | None = None
+    text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", repr((self.same, sorted(self.rest.items(), key=str))))
+
+    def arguments(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of the call, with these arrays."""
+        return {**arrays, **{n: arrays[first] for n, first in self.same.items()}, **self.rest}
+
+    def first(self, name: str) -> str:
+        """The name under which an array comes in."""
+        return self.same.get(name, name)
+
+
+def divided(
+    arguments: Mapping[str, Any], place: int | None = None
+) -> tuple[dict[str, Any], Static]:
+    """The arrays of a call, each once, and all else."""
+    import jax
+
+    arrays: dict[str, Any] = {}
+    same: dict[str, str] = {}
+    names: dict[int, str] = {}
+    for name, array in arguments.items():
+        if isinstance(array, jax.Array):
+            first = names.setdefault(id(array), name)
+            if first == name:
+                arrays[name] = array
+            else:
+                same[name] = first
+    rest = {n: a for n, a in arguments.items() if n not in arrays and n not in same}
+    return arrays, Static(same, rest, place)
+
+
+class Jitted:
+    """A function through `jax.jit`: arrays are arguments of the program, all else is a part of it.
+
+    `plain` is the function as it is.
+    """
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        import jax
+
+        self.plain = plain
+        self._forward = jax.jit(self._answer, static_argnames="static")
+        self._vjp = jax.jit(self._gradients, static_argnames=("static", "wrt"))
+        self._jvp = jax.jit(self._tangent, static_argnames="static")
+
+    def __call__(self, **arguments: Any) -> Any:
+        arrays, static = divided(arguments)
+        return self._forward(arrays, static=static)
+
+    def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+        """A call with its arguments divided beforehand, which is left out of what is timed."""
+        arrays, static = divided(arguments)
+        return lambda: self._forward(arrays, static=static)
+
+    def compiled(self, arguments: Mapping[str, Any]) -> Any:
+        """XLA's program of a call; compiled for it where it was not called before."""
+        arrays, static = divided(arguments)
+        return self._forward.lower(arrays, static=static).compile()
+
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
+        """Output and gradients of a call of this function, one program (see `Backend.vjp`)."""
+        arrays, static = divided(prepared.arguments, _place(prepared))
+        names = tuple(static.first(prepared.argument(name)) for name in wrt)
+        output, gradients = self._vjp(arrays, cotangent, static=static, wrt=names)
+        return output, dict(zip(wrt, gradients, strict=True)) if gradients else {}
+
+    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
+        """How the output of a call of this function moves, one program (see `Backend.jvp`)."""
+        arrays, static = divided(prepared.arguments, _place(prepared))
+        moving = {static.first(prepared.argument(name)): t for name, t in tangents.items()}
+        return self._jvp(arrays, moving, static=static)
+
+    def _answer(self, arrays: Mapping[str, Any], *, static: Static) -> Any:
+        answer = self.plain(**static.arguments(arrays))
+        return answer if static.place is None else answer[static.place]
+
+    def _gradients(
+        self, arrays: Mapping[str, Any], cotangent: Any, *, static: Static, wrt: tuple[str, ...]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        import jax
+
+        def output(*moving: Any) -> Any:
+            return self._answer({**arrays, **dict(zip(wrt, moving, strict=True))}, static=static)
+
+        out, pull = jax.vjp(output, *(arrays[name] for name in wrt))
+        if out.dtype != cotangent.dtype:
+            return out, ()  # the answer's dtype is the fault; vjp would refuse the cotangent
+        return out, pull(cotangent)
+
+    def _tangent(
+        self, arrays: Mapping[str, Any], tangents: Mapping[str, Any], *, static: Static
+    ) -> Any:
+        import jax
+
+        def output(moving: Mapping[str, Any]) -> Any:
+            return self._answer({**arrays, **moving}, static=static)
+
+        return jax.jvp(output, ({n: arrays[n] for n in tangents},), (dict(tangents),))[1]
+
+
+def _place(prepared: PreparedCall) -> int | None:
+    names = prepared.outputs
+    return names.index("output") if len(names) > 1 else None
+
+
+class Programs:
+    """The jitted functions of a backend: one for each implementation and static configuration.
+
+    `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`).
+    """
+
+    def __init__(self, compiled: str) -> None:
+        self.compiled = compiled
+        self.kept: dict[tuple[object, str], Jitted] = {}
+
+    def jitted(self, owner: object, prepared: PreparedCall) -> PreparedCall:
+        """The call through `jax.jit`; all calls of `owner` that have equal constants share a function.
+
+        Raises ValueError where the call does not say what it hangs on: it would be compiled each time.
+        """
+        if prepared.constants is None:
+            raise ValueError(f"a call of {owner} that shares no program: it names no constants")
+        key = (owner, repr(prepared.constants))
+        function = self.kept.setdefault(key, Jitted(prepared.function))
+        arrays, _ = divided(prepared.arguments)
+        source = compiled_source(prepared.source, self.compiled, arrays)
+        return replace(prepared, function=function, compiled=function, source=source)
+
+
+def by_operation(prepared: PreparedCall) -> PreparedCall:
+    """The call operation by operation, whether or not it is one program."""
+    function = prepared.function
+    if not isinstance(function, Jitted):
+        return prepared
+    return replace(prepared, function=function.plain, compiled=None, source="")

@@ -1,0 +1,199 @@
+"""What Keras' attention layers share: how they are called, on every engine, and the ways of calling them.
+
+Arrays are the engine's own, made by the adapter; Keras is imported when a call is prepared. In every mask
+True attends.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backends._keras import models
+from backends._keras.variables import by_values, random_state, with_leaves
+from backends.declared import LAYER_FEATURES, Declared, Election
+from backends.masks import LayerMasks
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Backend, Implementation
+from suite.spec.inputs import Inputs
+
+Called = Callable[[Implementation, PreparedCall], PreparedCall]
+"""How calls that are functions of their arguments alone are called."""
+
+Numerics = str | Mapping[str, str]
+"""A numerics class, or one by short dtype name."""
+
+INFERENCE_RATE = 0.3
+"""Dropout of a layer that is called in inference, where it must not matter."""
+
+
+class KerasLayer(Implementation):
+    """A layer of Keras; what differs between its engines is declared by engine.
+
+    On engines whose programs are functions of their arguments (`called`), one layer serves all calls of
+    one configuration, since values come in as arguments; on others every call has a layer of its own.
+    """
+
+    declared = Declared(features=LAYER_FEATURES, dropout="elements")
+    numerics: Mapping[str, Numerics] = {}
+    """Numerics classes by engine."""
+    elections: Mapping[str, Mapping[str, Election]] = {}
+    """What an engine answers otherwise than the others, by engine."""
+
+    def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
+        declared = self.declared.electing(self.elections.get(engine, {})).but(
+            numerics=self.numerics.get(engine, "eager"),
+            # keras.ops.add of a vector is tf.nn.bias_add, whose derivative sums in bfloat16.
+            narrow_biases={"bf16": ("output_bias",)} if engine == "tensorflow" else {},
+        )
+        super().__init__(backend, declared=declared)
+        self.called = called
+        self.kept: dict[str, Any] = {}
+
+    @abstractmethod
+    def bare(self, inputs: Inputs, **flags: Any) -> Any:
+        """A layer that is not built; `flags` go to its constructor."""
+
+    @abstractmethod
+    def build(self, layer: Any, inputs: Inputs) -> None:
+        """Make the layer's variables."""
+
+    @abstractmethod
+    def variables(self, layer: Any) -> dict[str, Any]:
+        """The variables of a layer by their canonical names, in whose shapes Keras keeps them."""
+
+    @abstractmethod
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """The mask arguments, valid keys as `value_mask`; a causal mask is a flag and not among them."""
+
+    def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """The layer called with arrays, or with symbols for them, by the names of its arguments."""
+        return layer(**arrays, **options)
+
+    def asks_scores(self, inputs: Inputs) -> bool:
+        """Whether `return_attention_scores` is set."""
+        return inputs.returned != "none"
+
+    def layer(self, inputs: Inputs, **flags: Any) -> Any:
+        """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+        common = {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed}
+        rate = {"dropout": inputs.rate} if inputs.rate else {}
+        layer = self.bare(inputs, **{**common, **rate, **flags})
+        self.build(layer, inputs)
+        for name, variable in self.variables(layer).items():
+            variable.assign(inputs.parameters[name])
+        return layer
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        if self.called is not None:
+            return self.prepare(inputs)
+        layer = self.layer(inputs)
+        return with_leaves(self.call(inputs, layer=layer), self.variables(layer))
+
+    def call(
+        self,
+        inputs: Inputs,
+        *,
+        layer: Any = None,
+        flags: Mapping[str, Any] | None = None,
+        masks: Mapping[str, Any] | None = None,
+        without: tuple[str, ...] = (),
+        scores: bool | None = None,
+        training: bool | None = None,
+        through: str = "",
+    ) -> PreparedCall:
+        """The call by any of the layer's flags; None leaves what this implementation stands for.
+
+        `layer` is called where there is one. `flags` go to the constructor, `masks` stand for the mask
+        arguments, `without` names arguments left out. `through` "function" is a functional model,
+        "predict" its predict_on_batch, "attached" a mask attached to the value, "attached again" the
+        second of two calls with such a value, "attached residual" the mask that is left on the sum of a
+        layer's input and output.
+        """
+        if inputs.bias is not None:
+            raise ValueError("layers of Keras take no bias of the scores")
+        attached = through.startswith("attached")
+        # A mask attached to the query's own tensor would be the query's mask, too.
+        arrays = sequences(self.backend, inputs.replace(own=False) if attached else inputs)
+        arrays |= self.masks(inputs) if masks is None else masks
+        arrays = {name: array for name, array in arrays.items() if name not in without}
+        names = {name: name for name in arrays}
+        if through in ("function", "predict"):
+            arrays, names = models.distinct(arrays)
+        own, asked = dict(flags or {}), self.asks_scores(inputs) if scores is None else scores
+        options = {
+            "return_attention_scores": asked,
+            "training": inputs.training if training is None else training,
+        }
+        if LayerMasks.of(inputs).causal:
+            options["use_causal_mask"] = True
+        constants = (
+            inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, options, through,
+        )  # fmt: skip
+        # Keras compiles what it predicts with for itself, from what the layer holds.
+        called = None if through == "predict" else self.called
+        if layer is None and called is None:
+            layer = self.layer(inputs, **own)
+        elif layer is None:
+            layer = self._kept(repr(constants), inputs, own)
+
+        def plain(**arrays: Any) -> Any:
+            return self.apply(layer, arrays, options)
+
+        function: Callable[..., Any] = plain
+        if attached:
+            function = models.attached(plain, through)
+        elif through:
+            function = models.functional(self.backend, plain, arrays, names, inputs, through)
+        wanted = inputs.returned != "none"
+
+        def run(**arrays: Any) -> tuple[Any, Any]:
+            answer = function(**arrays)
+            output, weights = answer if asked else (answer, None)
+            return output, weights if wanted else None
+
+        if called is None:
+            return PreparedCall(run, arrays, LAYER_OUTPUTS)
+        variables = self.variables(layer) | random_state(layer)
+        return called(self, by_values(self.backend, run, arrays, variables, inputs, constants))
+
+    def _kept(self, key: str, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
+        if key not in self.kept:
+            self.kept[key] = self.layer(inputs, **flags)
+        return self.kept[key]
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {name: self.call(inputs, **ways) for name, ways in self.ways(inputs).items()}
+
+    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """What `call` is given for every path."""
+        ways: dict[str, dict[str, Any]] = {
+            "function": {"through": "function"},
+            "predict": {"through": "predict"},
+        }
+        if not inputs.rate:
+            ways["training"] = {"training": not inputs.training}
+        if inputs.own:
+            ways["key omitted"] = {"without": ("key",)}
+        if LayerMasks.of(inputs).valid is not None:
+            ways["attached mask"] = {"through": "attached"}
+            ways["attached mask, second call"] = {"through": "attached again"}
+            if inputs.own:
+                ways["attached mask, residual"] = {"through": "attached residual"}
+        return ways
+
+
+def without_dropout(inputs: Inputs) -> dict[str, dict[str, Any]]:
+    """Paths of a layer that has dropout, in inference."""
+    if inputs.rate:
+        return {}
+    quiet: dict[str, Any] = {"flags": {"dropout": INFERENCE_RATE}, "training": False}
+    ways = {"dropout>0 in inference": quiet}
+    if inputs.returned == "none":
+        ways["dropout>0 in inference, no scores"] = quiet | {"scores": False}
+    return ways

@@ -1,0 +1,21 @@
+"""Keras' layers of attention and its norms, shared by the adapters of every engine Keras runs on."""
+
+from __future__ import annotations
+
+from backends._keras.layer import Called
+from backends._keras.multi_head import GroupQuery, GroupQueryScores, MultiHead, MultiHeadScores
+from backends._keras.norms import KerasBatchNorm, KerasLayerNorm
+from backends._keras.single_head import Additive, Concat, Dot
+from backends.protocol import Backend, Implementation
+
+
+def keras_layers(
+    backend: Backend, engine: str, called: Called | None = None
+) -> list[Implementation]:
+    """Every layer of Keras, on the engine of `backend`. `called` is given where the values of a layer's
+    variables are to be arguments of its calls, and says how these are called."""
+    kinds = (
+        MultiHead, MultiHeadScores, GroupQuery, GroupQueryScores, Additive, Dot, Concat,
+        KerasLayerNorm, KerasBatchNorm,
+    )  # fmt: skip
+    return [kind(backend, engine, called) for kind in kinds]

@@ -1,0 +1,69 @@
+"""Ways of calling a layer of Keras besides the plain one: in a functional model, with attached masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backends.protocol import Backend
+from suite.spec.inputs import Inputs
+
+
+def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
+    """The call with `value_mask` attached to the value ("attached"), as the second of two such calls
+    ("attached again"), or as the mask that is left on the sum of input and output ("attached
+    residual")."""
+
+    def call(value_mask: Any, **arrays: Any) -> Any:
+        import keras
+        from keras.src.backend import get_keras_mask, set_keras_mask
+
+        value = arrays["value"]
+        set_keras_mask(value, value_mask)
+        if through == "attached again":
+            plain(**arrays)
+        if through == "attached residual":
+            # The mask that the sum of a layer's input and output carries to the next layer.
+            output = plain(query=value, value=value, **{n: value for n in ("key",) if n in arrays})
+            output = output[0] if isinstance(output, tuple) else output
+            set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
+        return plain(**arrays)
+
+    return call
+
+
+def distinct(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays, each once, and for every name that of its array."""
+    first: dict[int, str] = {}
+    for name, array in arrays.items():
+        first.setdefault(id(array), name)
+    names = {name: first[id(array)] for name, array in arrays.items()}
+    return {name: arrays[name] for name in first.values()}, names
+
+
+def functional(
+    backend: Backend,
+    plain: Callable[..., Any],
+    arrays: Mapping[str, Any],
+    names: Mapping[str, str],
+    inputs: Inputs,
+    through: str,
+) -> Callable[..., Any]:
+    """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict");
+    `names` says for every argument of the layer which array it is."""
+    sorts = {n: (tuple(a.shape[1:]), backend.dtype_name(a)) for n, a in arrays.items()}
+
+    def call(**arrays: Any) -> Any:
+        import keras
+
+        symbols = {name: keras.Input(shape, dtype=dtype) for name, (shape, dtype) in sorts.items()}
+        answer = plain(**{name: symbols[one] for name, one in names.items()})
+        model = keras.Model(symbols, answer)
+        if through != "predict":
+            return model(arrays)
+        answer = model.predict_on_batch(arrays)
+        if isinstance(answer, list | tuple):
+            return tuple(backend.array(x, inputs.dtype) for x in answer)
+        return backend.array(answer, inputs.dtype)
+
+    return call

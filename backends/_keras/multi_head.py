@@ -1,0 +1,215 @@
+"""`keras.layers.MultiHeadAttention` and `keras.layers.GroupQueryAttention`, in two code paths each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends._keras.layer import KerasLayer, Numerics, without_dropout
+from backends.declared import Declared, Election
+from backends.masks import LayerMasks, full
+from backends.prepared import PreparedCall
+from suite.spec.inputs import Inputs
+from suite.spec.operators.multi_head import MULTI_HEAD
+
+TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
+"""On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
+
+SCORES_NUMERICS: Mapping[str, Numerics] = {
+    # 1 / sqrt(D), a Python number, passes through float32.
+    "tensorflow": TENSORFLOW | {"f64": "single"},
+    "torch": "eager",
+    "jax": "stepwise",
+}
+"""Of the layers that return scores."""
+
+TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"}
+"""The mask becomes a bias of -0.7 max, which in float16, -45853, does not absorb float32 scores."""
+
+BOTH = KerasLayer.declared.refusing(
+    {
+        "single": "takes a batch",
+        "average": "keras returns the scores of every head",
+    }
+).electing(
+    {
+        "causal-alignment": "top-left",
+        "causal-with-mask": "intersect",
+        "mask-polarity": "attends",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+    }
+)
+
+PLAIN: Mapping[str, Election] = {
+    "fully-masked-row": "uniform",
+    "padded-sample": "uniform",
+    "fully-masked-row-gradient": "values",
+}
+"""What layers answer that call `keras.ops.dot_product_attention`."""
+
+SCORES: Mapping[str, Election] = {
+    # The softmax sets hidden weights to zero.
+    "fully-masked-row": "zeros",
+    "padded-sample": "zeros",
+    "fully-masked-row-gradient": "nothing",
+    "returned-weights": "before-dropout",
+}
+"""What layers answer that return scores."""
+
+
+def _without_bias(layer: str) -> Declared:
+    reason = f"keras.layers.{layer} takes no bias of the scores"
+    return BOTH.refusing(dict.fromkeys(("bias", "bias-with-mask"), reason))
+
+
+MHA = _without_bias("MultiHeadAttention").refusing(
+    {"grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads"}
+)
+GQA = _without_bias("GroupQueryAttention").refusing(
+    {
+        "value-size": "keras.layers.GroupQueryAttention has one head_dim",
+        "output-width": "keras.layers.GroupQueryAttention projects back to the query's width",
+    }
+)
+
+
+class MultiHead(KerasLayer):
+    """`keras.layers.MultiHeadAttention` without scores: keras.ops.dot_product_attention inside."""
+
+    name = "keras-mha"
+    operator = MULTI_HEAD
+    declared = MHA.refusing(
+        {"weights": "asked for scores it takes another path: keras-mha-scores"}
+    ).electing(PLAIN)
+    numerics: Mapping[str, Numerics] = {
+        "tensorflow": TENSORFLOW | {"f64": "single"},
+        # keras.ops.dot_product_attention casts float64 to float32.
+        "torch": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        # jax.nn.dot_product_attention has its softmax in float32.
+        "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+    }
+    elections: Mapping[str, Mapping[str, Election]] = {
+        "torch": {
+            "fully-masked-row": TORCH_EMPTY,
+            "padded-sample": TORCH_EMPTY,
+            "fully-masked-row-gradient": dict.fromkeys(("f64", "f32", "bf16"), "scores"),
+            "nan-in-masked-key": "leaks",
+        },
+    }
+    variants: Mapping[str, Mapping[str, Any]] = {
+        # flash_attention=True raises on every engine on CPU.
+        "flash_attention=False": {"flash_attention": False},
+        "attention_axes=1": {"attention_axes": 1},
+        "attention_axes=-2": {"attention_axes": -2},
+    }
+    """Arguments of the constructor that must not change the answer."""
+
+    def asks_scores(self, inputs: Inputs) -> bool:
+        return False
+
+    def bare(self, inputs: Inputs, **flags: Any) -> Any:
+        import keras
+
+        s, projections = inputs.sizes, self.projections(inputs)
+        return keras.layers.MultiHeadAttention(
+            s.H, s.D, value_dim=s.Dv, output_shape=inputs.widths.output, **projections, **flags
+        )
+
+    def projections(self, inputs: Inputs) -> dict[str, Any]:
+        """What the constructor is told of the projections, whose values come later."""
+        return {"use_bias": "query_bias" in inputs.parameters, "kernel_initializer": "zeros"}
+
+    def build(self, layer: Any, inputs: Inputs) -> None:
+        layer.build(*(x.shape for x in (inputs.query, inputs.value, inputs.key)))
+
+    def variables(self, layer: Any) -> dict[str, Any]:
+        dense = {n: getattr(layer, f"_{n}_dense") for n in ("query", "key", "value", "output")}
+        parts = [(n, d, what) for n, d in dense.items() for what in ("kernel", "bias")]
+        variables = {f"{n}_{what}": getattr(d, what) for n, d, what in parts}
+        return {name: variable for name, variable in variables.items() if variable is not None}
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) where heads differ."""
+        both = {"value_mask": LayerMasks.of(inputs).valid, "attention_mask": _written_out(inputs)}
+        return {n: self.backend.array(mask, None) for n, mask in both.items() if mask is not None}
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        calls, split = dict(super().paths(inputs)), LayerMasks.of(inputs)
+        if split.causal or split.valid is not None:
+            calls["dense mask"] = self.call(inputs.with_dense())
+        return calls
+
+    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        ways = super().ways(inputs)
+        ways |= {name: {"flags": flags} for name, flags in self.variants.items()}
+        masks, rest = self.masks(inputs), _written_out(inputs)
+        if "value_mask" in masks:
+            others = {name: mask for name, mask in masks.items() if name != "value_mask"}
+            ways["key_mask"] = {"masks": {**others, "key_mask": masks["value_mask"]}}
+        if rest is not None:
+            numbers = self.backend.array(rest.astype(np.int32), None)
+            ways["integer mask"] = {"masks": {**masks, "attention_mask": numbers}}
+            if rest.ndim == 3 and (rest == rest[:1]).all():
+                shared = self.backend.array(np.ascontiguousarray(rest[0]), None)
+                ways["mask without a batch"] = {"masks": {**masks, "attention_mask": shared}}
+        return ways
+
+
+class MultiHeadScores(MultiHead):
+    """The same with return_attention_scores=True: einsum, softmax, einsum."""
+
+    name = "keras-mha-scores"
+    declared = MHA.electing(SCORES)
+    numerics = SCORES_NUMERICS
+    elections = {}
+
+    def asks_scores(self, inputs: Inputs) -> bool:
+        return True
+
+    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        return super().ways(inputs) | without_dropout(inputs)
+
+
+class GroupQuery(MultiHead):
+    """`keras.layers.GroupQueryAttention` without scores: keras.ops.dot_product_attention inside."""
+
+    name = "keras-gqa"
+    declared = GQA.refusing(
+        {"weights": "asked for scores it takes another path: keras-gqa-scores"}
+    ).electing(PLAIN)
+    variants = {"flash_attention=False": {"flash_attention": False}}
+
+    def bare(self, inputs: Inputs, **flags: Any) -> Any:
+        import keras
+
+        s = inputs.sizes
+        return keras.layers.GroupQueryAttention(
+            s.D, s.H, s.Hkv, **self.projections(inputs), **flags
+        )
+
+
+class GroupQueryScores(GroupQuery):
+    """The same with return_attention_scores=True: einsum, softmax, einsum."""
+
+    name = "keras-gqa-scores"
+    declared = GQA.electing(SCORES)
+    numerics = SCORES_NUMERICS
+    elections = {}
+
+    def asks_scores(self, inputs: Inputs) -> bool:
+        return True
+
+    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        return super().ways(inputs) | without_dropout(inputs)
+
+
+def _written_out(inputs: Inputs) -> np.ndarray | None:
+    """The mask that no flag expresses, (B, Lq, Lk), or (B, H, Lq, Lk) where heads differ."""
+    rest = LayerMasks.of(inputs).rest
+    if rest is None:
+        return None
+    apart = rest.ndim == 4 and rest.shape[1] != 1
+    return np.ascontiguousarray(full(rest, inputs, apart))

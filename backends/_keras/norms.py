@@ -1,0 +1,111 @@
+"""`keras.layers.LayerNormalization` and `keras.layers.BatchNormalization`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends._keras.layer import Called
+from backends._keras.variables import by_values, with_leaves
+from backends.declared import LAYER_FEATURES, Declared
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Backend, Implementation
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+
+NAMES = {
+    "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",
+}  # fmt: skip
+"""What Keras calls the canonical parameters of a norm."""
+
+
+class KerasNorm(Implementation):
+    """A norm of Keras over the last axis: one statistic a token, or one a feature. Engines differ as for
+    `KerasLayer`."""
+
+    declared = Declared(numerics="exact", features=LAYER_FEATURES)
+    kind = ""
+    trains = False
+
+    def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
+        declared = self.declared
+        if engine != "tensorflow":
+            # keras.ops maps float64 to float32, and the answer is cast back.
+            declared = declared.but(numerics=dict.fromkeys(DTYPES, "exact") | {"f64": "single"})
+        super().__init__(backend, declared=declared)
+        self.called = called
+        self.kept: dict[str, Any] = {}
+
+    def layer(self, inputs: Inputs) -> Any:
+        """A fresh layer with the inputs' parameters."""
+        import keras
+
+        p, backend = inputs.parameters, self.backend
+        layer = getattr(keras.layers, self.kind)(
+            axis=-1, epsilon=EPSILON, center="gain" in p, scale="gain" in p,
+            dtype=inputs.dtype.long_name,
+        )  # fmt: skip
+        layer.build(inputs.query.shape)
+        for name, variable in self.variables(layer, inputs).items():
+            variable.assign(backend.array(p[name], inputs.dtype))
+        return layer
+
+    def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
+        """The variables of a layer by their canonical names."""
+        own = {variable.name: variable for variable in layer.variables}
+        variables = {ours: own[theirs] for ours, theirs in NAMES.items() if theirs in own}
+        return {name: v for name, v in variables.items() if name in inputs.parameters}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        if self.called is not None:
+            return self.prepare(inputs)
+        layer = self.layer(inputs)
+        trained = {
+            name: variable
+            for name, variable in self.variables(layer, inputs).items()
+            if name not in inputs.operator.statistics
+        }
+        return with_leaves(self.call(inputs, layer), trained)
+
+    def call(self, inputs: Inputs, layer: Any = None) -> PreparedCall:
+        """The call of a layer, by default one with the inputs' parameters."""
+        options = {"training": inputs.training} if self.trains else {}
+        constants = (inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options)
+        if layer is None and self.called is None:
+            layer = self.layer(inputs)
+        elif layer is None:
+            key = repr(constants)
+            if key not in self.kept:
+                self.kept[key] = self.layer(inputs)
+            layer = self.kept[key]
+
+        def run(query: Any) -> tuple[Any, None]:
+            return layer(query, **options), None
+
+        arrays = {"query": sequences(self.backend, inputs)["query"]}
+        if self.called is None:
+            return PreparedCall(run, arrays, LAYER_OUTPUTS)
+        variables = self.variables(layer, inputs)
+        return self.called(self, by_values(self.backend, run, arrays, variables, inputs, constants))
+
+
+class KerasLayerNorm(KerasNorm):
+    """`keras.layers.LayerNormalization`."""
+
+    name = "keras-layer-norm"
+    operator = LAYER_NORM
+    kind = "LayerNormalization"
+
+
+class KerasBatchNorm(KerasNorm):
+    """`keras.layers.BatchNormalization`."""
+
+    name = "keras-batch-norm"
+    operator = BATCH_NORM
+    kind = "BatchNormalization"
+    trains = True

@@ -1,0 +1,95 @@
+"""Keras on JAX, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from backends._jax.engine import FLUSHED, JIT, JaxEngine
+from backends._keras.layers import keras_layers
+from backends._keras.ops import KerasFunction, KerasOps, import_keras
+from backends.claims import Claims
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from backends.sources import Dialect
+from backends.user_layer import UserLayer
+from suite.spec.inputs import Inputs
+
+DIALECT = Dialect(
+    imports="""import os
+os.environ["KERAS_BACKEND"] = "jax"
+import keras
+import jax
+jax.config.update("jax_enable_x64", True)""",
+    array='jax.numpy.asarray({values}.astype(jax.numpy.dtype("{dtype}")))',
+    plain="keras.ops.convert_to_tensor({values}, dtype=str({values}.dtype))",
+    transpose="keras.ops.transpose({array}, {order})",
+    values="keras.ops.convert_to_numpy({array}).astype(np.float64)",
+    gradients="""
+
+def call({names}):
+{indented}
+    return output
+
+
+output, pull = jax.vjp(call, {names})
+gradients = pull(cotangent)""",
+    compiled={"jit": JIT},
+)
+
+
+class KerasJaxBackend(JaxEngine):
+    """Keras on JAX."""
+
+    name = "keras-jax"
+    native = "keras-ops"
+    dialect = DIALECT
+    compilers = layer_compilers = ("ops", "jit")
+    timed_compilers = ()
+    handed_over = (UserLayer, KerasFunction)
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.keras: Any = import_keras("jax")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"keras": self.keras.__version__, "jax": version("jax")}
+
+    def implementations(self) -> list[Implementation]:
+        return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted)]
+
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return KerasFunction(self, function, name, claims)
+
+
+class KerasJaxOps(KerasOps):
+    """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy where that raises."""
+
+    backend: KerasJaxBackend
+
+    declared = KerasOps.declared.refusing(
+        {"value-size": "on jax keras.ops requires values of the keys' size"}
+    ).but(
+        # Softmax runs in float32 whatever the dtype.
+        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        elections={
+            "fully-masked-row": "uniform",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "raises",
+            "integer-mask": "cast-to-bool",
+            "subnormal-output": FLUSHED,
+            "score-overflow": "finite",
+        },
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted(self, super().prepare(inputs))

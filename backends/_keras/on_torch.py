@@ -1,0 +1,98 @@
+"""Keras on PyTorch, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from backends._keras.layers import keras_layers
+from backends._keras.ops import KerasFunction, KerasOps, import_keras
+from backends._torch.engine import TorchEngine
+from backends.claims import Claims
+from backends.protocol import Implementation
+from backends.sources import Dialect
+
+DIALECT = Dialect(
+    imports="""import os
+os.environ["KERAS_BACKEND"] = "torch"
+import keras
+import torch""",
+    array='keras.ops.convert_to_tensor({values}.astype("{carrier}"), dtype="{dtype}")',
+    plain="keras.ops.convert_to_tensor({values}, dtype=str({values}.dtype))",
+    transpose="keras.ops.transpose({array}, {order})",
+    values="{array}.detach().double().numpy()",
+    gradients="""{names} = (array.requires_grad_() for array in ({names}))
+{source}
+gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+    compiled={
+        name: f'torch.compile({{function}}, backend="{name}", dynamic=False)'
+        for name in ("inductor", "aot_eager")
+    },
+)
+
+
+class KerasTorchBackend(TorchEngine):
+    """Keras on PyTorch."""
+
+    name = "keras-torch"
+    native = "keras-ops"
+    dialect = DIALECT
+    compilers = ("inductor", "aot_eager")
+    # Keras breaks its attention into two graphs (keras#23327), and dynamo keeps the second one by
+    # Keras' own code: all programs would be one function with eight signatures at most.
+    one_graph = shares_programs = False
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.keras: Any = import_keras("torch")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"keras": self.keras.__version__, "torch": version("torch")}
+
+    def implementations(self) -> list[Implementation]:
+        return [KerasTorchOps(self), *keras_layers(self, "torch")]
+
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return KerasFunction(self, function, name, claims)
+
+
+class KerasTorchOps(KerasOps):
+    """`keras.ops.dot_product_attention` on PyTorch: it calls scaled_dot_product_attention."""
+
+    declared = KerasOps.declared.refusing(
+        {"bias-with-mask": "on torch keras.ops takes a bias or a mask, not both"}
+    ).but(
+        numerics="fused",
+        # The exponential of torch's CPU flash kernel, which is called underneath.
+        exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
+        gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
+        elections={
+            # The mask becomes a bias of -0.7 max; in float16 that is -45853, which does not absorb the
+            # scores in float32 arithmetic: a fully masked row attends as if nothing were masked.
+            "fully-masked-row": {
+                "f64": "uniform",
+                "f32": "uniform",
+                "bf16": "uniform",
+                "f16": "unmasked",
+            },
+            "fully-masked-row-gradient": "scores",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "minus-inf-row": "zeros",
+            "no-keys": "zeros",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "nan-in-masked-key": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "zeros",
+            "value-size": "accepted",
+            "integer-mask": "cast-to-bool",
+            # float64 is cast to float32, where 2^-1024 is zero.
+            # In bfloat16 that hangs on the CPU, as it does in torch.
+            "subnormal-output": {"f64": "flushed", "f32": "kept", "f16": "kept"},
+            "score-overflow": "finite",
+        },
+    )

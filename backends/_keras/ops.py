@@ -1,0 +1,106 @@
+"""`keras.ops.dot_product_attention`, shared by the adapters of every engine Keras runs on.
+
+Arrays are the engine's own, made by the adapter; Keras is imported when the first call is prepared.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import Native, dense_of, rank4, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, BackendUnavailable, Implementation
+from backends.sources import call_source
+from backends.user import NativeSignature, UserFunction
+from suite.spec.inputs import Inputs
+
+NATIVE = "keras.ops.dot_product_attention"
+
+SIGNATURE = NativeSignature(
+    NATIVE,
+    ("bias", "mask", "scale", "is_causal"),
+    {
+        "mask": ("mask",),
+        "padding": ("mask",),
+        "window": ("mask", "window"),
+        "bias": ("bias",),
+        "bias-with-mask": ("bias",),
+        "causal": ("is_causal", "mask"),
+        "native-causal": ("is_causal",),
+        "scale": ("scale",),
+    },
+    others=("flash_attention", "attn_logits_soft_cap"),
+)
+
+
+def import_keras(engine: str) -> Any:
+    """Keras on `engine`. Raises BackendUnavailable where this process has it on another one.
+
+    KERAS_BACKEND is read once, when Keras is first imported, so that a process has one engine.
+    """
+    os.environ.setdefault("KERAS_BACKEND", engine)
+    try:
+        import keras
+    except Exception as error:
+        raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+    if keras.backend.backend() != engine:
+        raise BackendUnavailable(
+            f"Keras runs on {keras.backend.backend()} in this process, {engine} was asked for; "
+            "use one Keras engine per process (KERAS_BACKEND is process-global)"
+        )
+    return keras
+
+
+def native_arguments(backend: Backend, inputs: Inputs, native: Native) -> dict[str, Any]:
+    """The arguments of `keras.ops.dot_product_attention` for inputs whose mask is divided by flags."""
+    query, key, value = backend.operands(inputs, "blhd")
+    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if native.causal:
+        arguments["is_causal"] = True
+    mask = dense_of(inputs, native.rest)
+    if mask is not None:
+        arguments["mask"] = backend.array(rank4(mask), None)
+    if inputs.bias is not None:
+        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
+    if inputs.scale is not None:
+        arguments["scale"] = inputs.scale
+    return arguments
+
+
+class KerasOps(Implementation):
+    """`keras.ops.dot_product_attention` on the engine of the adapter's backend."""
+
+    name = "keras-ops"
+    declared = Declared(
+        features=ATTENTION_FEATURES,
+        refusals={
+            "softcap": "keras.ops takes attn_logits_soft_cap on a TPU only",
+            "native-window": "keras.ops.dot_product_attention has no window",
+            "sinks": "keras.ops.dot_product_attention has no sinks",
+        },
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        import keras
+
+        arguments = native_arguments(self.backend, inputs, split_native(inputs, causal=True))
+        return PreparedCall(
+            keras.ops.dot_product_attention,
+            arguments,
+            axis_order="blhd",
+            source=f"import keras\n{call_source(NATIVE, arguments)}",
+            constants=(),
+        )
+
+
+class KerasFunction(UserFunction):
+    """A person's function with the signature of `keras.ops.dot_product_attention`."""
+
+    native = SIGNATURE
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        native = split_native(inputs, self.takes("is_causal"), self.takes("window"))
+        arguments = native_arguments(self.backend, inputs, native)
+        return self.called(arguments | self.extra(inputs, native), axis_order="blhd")

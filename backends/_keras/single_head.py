@@ -1,0 +1,121 @@
+"""`keras.layers.Attention` and `keras.layers.AdditiveAttention`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends._keras.layer import KerasLayer, Numerics, without_dropout
+from backends._keras.multi_head import TENSORFLOW
+from backends.declared import Election
+from backends.masks import LayerMasks
+from suite.spec.inputs import Inputs
+from suite.spec.operators.additive import ADDITIVE
+from suite.spec.operators.concat import CONCAT
+from suite.spec.operators.dot import DOT
+
+UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
+"""1e9 is subtracted from hidden scores, 65504 in float16: float64 scores are not absorbed."""
+
+PAIRS = "takes valid keys and a causal flag, no mask of pairs"
+
+
+class SingleHead(KerasLayer):
+    """`keras.layers.Attention` and its subclass: one head, no projections, a mask of keys and a flag."""
+
+    declared = KerasLayer.declared.refusing(
+        {"single": "takes queries with an axis of their own", "mask": PAIRS, "window": PAIRS}
+    ).electing(
+        {
+            "padded-sample": UNMASKED,
+            # What is subtracted from hidden scores is a constant.
+            "padded-sample-gradient": dict.fromkeys(("f32", "bf16"), "scores"),
+            "returned-weights": "after-dropout",
+        }
+    )
+    numerics: Mapping[str, Numerics] = {
+        "tensorflow": TENSORFLOW,
+        # keras.ops.matmul gives float32 for float64.
+        "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        "jax": "stepwise",
+    }
+    elections: Mapping[str, Mapping[str, Election]] = {
+        # A torch dtype is not equal to "float16": there, too, 1e9 is subtracted, which gives -inf.
+        "torch": {"padded-sample": UNMASKED | {"f16": "nan"}},
+    }
+    names: Mapping[str, str] = {"scale": "scale", "concat_weight": "concat_score_weight"}
+    """What Keras calls the canonical parameters."""
+
+    def build(self, layer: Any, inputs: Inputs) -> None:
+        layer.build([x.shape for x in (inputs.query, inputs.value, inputs.key)])
+
+    def variables(self, layer: Any) -> dict[str, Any]:
+        variables = {ours: getattr(layer, theirs, None) for ours, theirs in self.names.items()}
+        return {name: variable for name, variable in variables.items() if variable is not None}
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        split = LayerMasks.of(inputs)
+        if split.rest is not None:
+            raise ValueError(PAIRS)
+        return {} if split.valid is None else {"value_mask": self.backend.array(split.valid, None)}
+
+    def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        names = [name for name in ("query", "value", "key") if name in arrays]
+        mask = [None, arrays["value_mask"]] if "value_mask" in arrays else None
+        return layer([arrays[name] for name in names], mask=mask, **options)
+
+    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        ways = super().ways(inputs) | without_dropout(inputs)
+        if inputs.returned == "none":
+            ways["return_attention_scores"] = {"scores": True}
+        return ways
+
+
+TANH: Mapping[str, Numerics] = {
+    **SingleHead.numerics,
+    # keras.ops.tanh gives float32 for float64.
+    "jax": {"f64": "single", "f32": "stepwise", "bf16": "stepwise", "f16": "stepwise"},
+}
+"""Numerics classes of the layers whose scores have a tanh."""
+
+
+class Additive(SingleHead):
+    """`keras.layers.AdditiveAttention`: queries and keys are added as they are."""
+
+    name = "keras-additive"
+    operator = ADDITIVE
+    declared = SingleHead.declared.refusing({"projection": "adds queries and keys as they are"})
+    numerics = TANH
+    elections = {**SingleHead.elections, "jax": {"padded-sample": "uniform"}}
+    names = {"score_vector": "scale"}
+
+    def bare(self, inputs: Inputs, **flags: Any) -> Any:
+        import keras
+
+        return keras.layers.AdditiveAttention("score_vector" in inputs.parameters, **flags)
+
+
+class Dot(SingleHead):
+    """`keras.layers.Attention` with its default score, the dot product."""
+
+    name = "keras-attention"
+    operator = DOT
+    elections: Mapping[str, Mapping[str, Election]] = {
+        "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},
+    }
+    score_mode = "dot"
+
+    def bare(self, inputs: Inputs, **flags: Any) -> Any:
+        import keras
+
+        return keras.layers.Attention("scale" in inputs.parameters, self.score_mode, **flags)
+
+
+class Concat(Dot):
+    """`keras.layers.Attention` with score_mode="concat"."""
+
+    name = "keras-attention-concat"
+    operator = CONCAT
+    numerics = TANH
+    elections = SingleHead.elections
+    score_mode = "concat"

@@ -1,0 +1,59 @@
+"""A layer's variables: the layer's own, as tapes and autograd want them, or arguments of a call, as
+`stateless_call` has them, for engines whose programs are functions of their arguments alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Backend
+from suite.spec.inputs import Inputs
+
+SEED = "dropout_seed"
+"""The argument that is the state of a layer's generator of random numbers."""
+
+
+def random_state(layer: Any) -> dict[str, Any]:
+    """The state of a layer's generator of random numbers; none where it has no dropout."""
+    states = [v for v in layer.variables if v.name == "seed_generator_state"]
+    return dict.fromkeys([SEED], states[-1]) if states else {}
+
+
+def with_leaves(prepared: PreparedCall, variables: Mapping[str, Any]) -> PreparedCall:
+    """The call with the layer's own variables among the arguments, to be differentiated by; the layer
+    takes them from where they are."""
+
+    def run(**arguments: Any) -> Any:
+        return prepared.function(**{n: a for n, a in arguments.items() if n not in variables})
+
+    leaves = {name: variable.value for name, variable in variables.items()}
+    return PreparedCall(run, prepared.arguments | leaves, LAYER_OUTPUTS)
+
+
+def by_values(
+    backend: Backend,
+    function: Callable[..., Any],
+    arrays: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    inputs: Inputs,
+    constants: tuple[Any, ...],
+) -> PreparedCall:
+    """The call as a function of the arrays, and of the inputs' values for the variables of these
+    names."""
+    import keras
+
+    def run(**arguments: Any) -> Any:
+        state = [(variable, arguments.pop(name)) for name, variable in variables.items()]
+        with keras.StatelessScope(state_mapping=state):
+            return function(**arguments)
+
+    arguments = dict(arrays)
+    for name in variables:
+        if name == SEED:
+            arguments[name] = backend.array(np.array([inputs.dropout_seed, 0], np.uint32), None)
+        else:
+            arguments[name] = backend.array(inputs.parameters[name], inputs.dtype)
+    return PreparedCall(run, arguments, LAYER_OUTPUTS, constants=constants)

@@ -1,0 +1,10 @@
+"""TensorFlow: textbook attention and layers, and Keras' on the TensorFlow engine.
+
+tensorflow and keras are imported when the backend is made.
+"""
+
+from __future__ import annotations
+
+from backends._tensorflow.backend import TensorflowBackend
+
+__all__ = ["TensorflowBackend"]

@@ -1,0 +1,83 @@
+"""TensorFlow as a backend: textbook code, and Keras' attention and layers on the TensorFlow engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from backends._keras.layers import keras_layers
+from backends._keras.ops import KerasFunction, KerasOps, import_keras
+from backends._tensorflow.attention import Eager
+from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
+from backends._tensorflow.layers import layers
+from backends.claims import Claims
+from backends.protocol import Implementation
+from backends.sources import Dialect
+
+DIALECT = Dialect(
+    imports="""import os
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import tensorflow as tf""",
+    array="tf.constant({values}.astype(tf.{dtype}.as_numpy_dtype))",
+    plain="tf.constant({values})",
+    values="{array}.numpy().astype(np.float64)",
+    gradients="""with tf.GradientTape(watch_accessed_variables=False) as tape:
+    tape.watch([{names}])
+{indented}
+gradients = tape.gradient(output, [{names}], output_gradients=cotangent)""",
+    compiled={
+        "function": "tf.function({function})",
+        "xla": "tf.function({function}, jit_compile=True)",
+    },
+)
+
+
+class TensorflowBackend(TensorflowEngine):
+    """TensorFlow on "cpu" or "cuda"."""
+
+    name = "tf"
+    native = "keras-ops"
+    dialect = DIALECT
+    devices = ("cpu", "cuda")
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.keras: Any = import_keras("tensorflow")
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return super().versions | {"keras": self.keras.__version__}
+
+    def implementations(self) -> list[Implementation]:
+        own = [Eager(self), TensorflowKerasOps(self)]
+        return [*own, *layers(self), *keras_layers(self, "tensorflow")]
+
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return KerasFunction(self, function, name, claims)
+
+
+class TensorflowKerasOps(KerasOps):
+    """`keras.ops.dot_product_attention` on TensorFlow."""
+
+    declared = KerasOps.declared.but(
+        # The default scale, and any Python number given as scale, pass through float32.
+        numerics=NUMERICS | {"f64": "single"},
+        elections={
+            "fully-masked-row": "uniform",
+            "fully-masked-row-gradient": "values",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "raises",
+            "subnormal-output": FLUSHED,
+            "score-overflow": "nan",
+        },
+    )

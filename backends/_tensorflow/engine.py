@@ -1,0 +1,132 @@
+"""TensorFlow as an engine: arrays, devices, derivatives, compilers and clocks, whoever computes on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from backends._tensorflow.tape import Gradients, by_tape, step_by_tape
+from backends.compilation import with_constants
+from backends.hlo import kernels_in
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, BackendUnavailable, Step
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+
+FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
+"""TensorFlow sets flush-to-zero in its threads; float16 is converted to float32 and back."""
+
+NUMERICS = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
+"""On CPU float16 products are summed in float16: tf.einsum over 257 unit normals is off by 4.4 unit
+roundoffs of sum |q k|, where summing in float32 leaves less than half of one."""
+
+_TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
+
+
+class TensorflowEngine(Backend):
+    """Arrays of TensorFlow; subclasses say what is implemented on them."""
+
+    timed_compilers = ("function", "xla")
+    compilers = ("function", "xla")
+    layer_compilers = ("function",)
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        try:
+            import tensorflow
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.tf: Any = tensorflow
+        if device == "cuda" and not tensorflow.config.list_physical_devices("GPU"):
+            raise BackendUnavailable("tensorflow sees no CUDA device")
+        self.place = "/CPU:0" if device == "cpu" else "/GPU:0"
+        # TF32 products would turn float32 cases into another numerics class on recent GPUs.
+        tensorflow.config.experimental.enable_tensor_float_32_execution(False)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"tensorflow": self.tf.__version__}
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        # Converted in NumPy, since TensorFlow's own cast flushes subnormals.
+        if dtype is not None:
+            values = values.astype(getattr(self.tf, dtype.long_name).as_numpy_dtype)
+        with self.tf.device(self.place):
+            return self.tf.constant(np.asarray(values, order="C"))
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        values = array.numpy()
+        return values if values.dtype.kind in "bi" else values.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.tf.Tensor)
+
+    def dtype_name(self, array: Any) -> str:
+        return array.dtype.name
+
+    def device_name(self, array: Any) -> str:
+        return {"GPU": "cuda", "CPU": "cpu"}[array.device.rsplit(":", 2)[-2]]
+
+    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
+        # Tensors have no strides that a caller could choose: an axis order is a shape.
+        if values.ndim == 4 and axis_order == "blhd":
+            values = values.swapaxes(1, 2)
+        return self.array(values, inputs.dtype)
+
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
+        return by_tape(prepared, wrt, cotangent)
+
+    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_tape(prepared, direction, wrt)
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        def through(function: Callable[..., Any]) -> Callable[..., Any]:
+            return self.tf.function(function, jit_compile=compiler == "xla")
+
+        return with_constants(through, self.is_array, prepared)
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        function = prepared.compiled
+        if function is None:
+            return ""
+        arrays = {n: a for n, a in prepared.arguments.items() if self.is_array(a)}
+        if function._jit_compile:
+            return kernels_in(function.experimental_get_compiler_ir(arrays)("optimized_hlo"))
+        graph = function.get_concrete_function(arrays).graph
+        types = {op.type for op in graph.get_operations()}
+        return ", ".join(sorted(t for t in types if "MatMul" in t or t in ("Einsum", "Softmax")))
+
+    def sync(self, outputs: Any) -> None:
+        self.tf.test.experimental.sync_devices()
+
+    def compilations(self, prepared: PreparedCall) -> int:
+        # Graphs traced in this process where TensorFlow counts them, else those of the call's function.
+        timer = getattr(sys.modules.get(_TRACING), "_graph_building_time_counter", None)
+        if timer is not None:
+            return int(timer.get_cell().value())
+        function = prepared.compiled
+        return 0 if function is None else int(function.experimental_get_tracing_count())
+
+    def multiplied(self, array: Any) -> Callable[[], Any]:
+        return lambda: self.tf.matmul(array, array)
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return lambda: self.tf.negative(array)
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
+        if self.device == "cpu":
+            return None  # the CPU's allocator does not count
+        memory = self.tf.config.experimental
+        before = memory.get_memory_info("GPU:0")["current"]
+        memory.reset_memory_stats("GPU:0")
+        kept = call()
+        peak = memory.get_memory_info("GPU:0")["peak"]
+        del kept
+        return int(peak - before)

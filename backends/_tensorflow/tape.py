@@ -1,0 +1,61 @@
+"""Derivatives of prepared calls by `tf.GradientTape`, and what is timed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from backends.prepared import PreparedCall
+from backends.protocol import Step
+
+Gradients = tuple[Any, dict[str, Any]]
+"""A call's output, and its gradients by operand."""
+
+
+def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
+    """`tf.GradientTape`, which watches the operands that ask for a gradient and nothing else."""
+    import tensorflow as tf
+
+    sources = {name: prepared.arguments[prepared.argument(name)] for name in wrt}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(list(sources.values()))
+        out = prepared.output(prepared.arguments)
+    gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
+    return out, dict(zip(sources, gradients, strict=True))
+
+
+def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+    """`Backend.step` by `tf.GradientTape`; the whole step of a compiled call is compiled as one."""
+    import tensorflow as tf
+
+    wholes: list[Callable[..., Any]] = []
+
+    def step(arguments: Mapping[str, Any], cotangent: Any) -> Gradients:
+        return by_tape(replace(prepared, arguments=dict(arguments)), wrt, cotangent)
+
+    def compiled(arrays: Mapping[str, Any], rest: Mapping[str, Any], cotangent: Any) -> Gradients:
+        if not wholes:
+            jit = prepared.compiled._jit_compile
+            wholes.append(tf.function(lambda a, c: step({**a, **rest}, c), jit_compile=jit))
+        return wholes[0](arrays, cotangent)
+
+    def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
+        arrays = {n: a for n, a in arguments.items() if tf.is_tensor(a)}
+        rest = {n: a for n, a in arguments.items() if n not in arrays}
+        if direction == "forward+backward":
+            if prepared.compiled is None:
+                return lambda: step(arguments, cotangent)
+            return lambda: compiled(arrays, rest, cotangent)
+        sources = {n: arguments[prepared.argument(n)] for n in wrt}
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(list(sources.values()))
+            out = prepared.output(arguments)
+
+        def backward() -> Any:
+            gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
+            return None, dict(zip(sources, gradients, strict=True))
+
+        return backward
+
+    return ready

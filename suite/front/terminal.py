@@ -1,0 +1,144 @@
+"""The terminal: what a run says to the person who started it.
+
+While cells are judged, a line now and then says what is left. After them come the tables of the summary,
+then why cells fail, then a few failures in full; of all of them pytest's short summary has a line each.
+With `-v` every group and every failure is shown in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from suite.front.again import again, go_on
+from suite.front.options import Options
+from suite.front.progress import EVERY, Progress
+from suite.records.cells import CellRecord, Run
+
+if TYPE_CHECKING:
+    from suite.front.plugin import RunState
+    from suite.report.explanation import Group
+
+MOST = 10
+"""How many groups of failures, and how many failures, are shown in full."""
+
+
+class Terminal:
+    """The part of the pytest plugin that talks to people, in the process that writes the records."""
+
+    def __init__(self, config: pytest.Config, state: RunState) -> None:
+        self._config, self._state = config, state
+        self._progress: Progress | None = None
+        self._failed: list[Any] | None = None
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._config.getoption("verbose") < -1
+
+    def take(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
+        """Count a judged cell of those that a run owes, by backend (nothing: not yet known), and say what
+        is left where that is due."""
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None or self._is_silent:
+            return
+        if self._progress is None:
+            self._progress = Progress(EVERY[bool(reporter.isatty)])
+        if owed and not self._progress.owed:
+            self._progress.owe(owed)
+        if line := self._progress.take(cell.backend, cell.seconds):
+            if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
+                reporter.write("\n")
+            reporter.ensure_newline()
+            reporter.write_line(line)
+
+    @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
+    def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
+        """Tables, and why cells fail, before pytest lists the failures, of which it then has few."""
+        state = self._state
+        if state.cells and not self._is_silent:
+            from suite.report.summary import lines
+
+            assert state.header is not None
+            run = Run(state.header, tuple(state.cells))
+            for text in ("", *lines(run, state.unavailable)):
+                terminalreporter.write_line(text)
+            verbose = self._config.getoption("verbose") > 0
+            listing = Listing(run, state.nodes, state.options, len(run.cells) if verbose else MOST)
+            for text in listing.explanation():
+                terminalreporter.write_line(text)
+            self._failed = terminalreporter.stats.get("failed", [])
+            terminalreporter.stats["failed"] = listing.chosen(self._failed)
+        return (yield)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """What is left to say once the failures are listed."""
+        if self._failed is None:
+            return
+        left_out = len(self._failed) - len(terminalreporter.stats["failed"])
+        terminalreporter.stats["failed"] = self._failed
+        if left_out:
+            terminalreporter.write_line(
+                f"... and {left_out} more failures, a line each below; -v shows all of them in full"
+            )
+        state = self._state
+        for text in state.stale:
+            terminalreporter.write_line(f"stale expectation: {text}", red=True)
+        if not any(cell.status == "pass" for cell in state.cells):
+            terminalreporter.write_line("no cell passed: the run fails")
+        if state.writer:
+            terminalreporter.write_line(f"records: {state.results}")
+
+
+class Listing:
+    """What is said of the cells of a run, and which of pytest's reports of failures are shown in full.
+
+    `nodes` are the ids of the tests by the keys of their cells; `most` is how many groups and failures
+    are shown in full.
+    """
+
+    def __init__(
+        self, run: Run, nodes: Mapping[tuple, str], options: Options, most: int = MOST
+    ) -> None:
+        from suite.report import explanation, frames
+
+        self._run, self._nodes, self._options, self._most = run, nodes, options, most
+        self._groups = explanation.groups(frames.cells(run))
+        rows = explanation.in_full(self._groups, most)
+        self._in_full = [nodes[run.cells[row].key] for row in rows]
+
+    def explanation(self) -> Iterator[str]:
+        """Why cells fail, as lines of text; none where none fails."""
+        if self._groups:
+            yield from ("", "Why cells fail", "--------------")
+        for number, group in enumerate(self._groups[: self._most], 1):
+            yield from self._in_lines(number, group)
+        rest = self._groups[self._most :]
+        if rest:
+            yield f"and {len(rest)} more, with their cases and commands under -v:"
+        yield from (f"    {_head(group)}; {group.separation}" for group in rest)
+
+    def chosen(self, reports: list[Any]) -> list[Any]:
+        """Of pytest's reports of failures those to show in full: of cells as many as `most`, the smallest
+        of every group first; of other tests all."""
+        by_node = {report.nodeid: report for report in reports}
+        cells = set(self._nodes.values())
+        first = [by_node[node] for node in self._in_full if node in by_node]
+        return first + [report for report in reports if report.nodeid not in cells]
+
+    def _in_lines(self, number: int, group: Group) -> Iterator[str]:
+        smallest = self._run.cells[group.cells[0]]
+        yield f"{number:2}. {_head(group)}"
+        yield f"    {group.separation}"
+        yield f"    smallest  {smallest.case}"
+        yield f"              {' '.join(smallest.message.split())}"
+        yield f"    again     {again(self._nodes[smallest.key], self._options)}"
+        if command := go_on(smallest, self._options):
+            yield f"    go on     {command}"
+
+
+def _head(group: Group) -> str:
+    count = len(group.cells)
+    failures = "1 failure" if count == 1 else f"{count} failures"
+    return f"{group.check} of {group.implementation}: {failures}, {group.kind}"

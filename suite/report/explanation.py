@@ -1,0 +1,103 @@
+"""Explanations: why cells fail, said before they are listed.
+
+Cells that fail are grouped by check, kind and implementation. Of every group it is said what separates
+its cells from those of the same check and implementation that pass, and which one is the smallest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from suite.report.frames import by_fact, labels
+from suite.report.precision import GRADIENTS, VALUES
+from suite.report.separation import axes, separation
+from suite.spec.vocabulary import BROKEN
+
+_FIRST = (VALUES, *GRADIENTS)
+"""Checks whose failures explain those of others."""
+
+_EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
+"""The sizes whose product says how large a case is."""
+
+_OF_CASE = ("case", "error_ratio", "message")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells of one check and implementation that fail in the same way.
+
+    `cells` are the labels of their rows, the smallest case first; `separation` is a sentence.
+    """
+
+    check: str
+    kind: str
+    implementation: str
+    cells: tuple[int, ...]
+    passes: int
+    separation: str
+
+
+def groups(cells: pd.DataFrame) -> list[Group]:
+    """The groups of failing cells: values first, then gradients, then the rest; the largest first."""
+    if not cells["status"].isin(BROKEN).any():
+        return []
+    known = axes(cells)
+    found = []
+    for (check, label), same in cells.groupby(["check", labels(cells)], sort=False):
+        passing = known.loc[same["case"][same["status"] == "pass"]]
+        failing = same[same["status"].isin(BROKEN)]
+        for kind, block in failing.groupby("kind", sort=False):
+            text = separation(known.loc[block["case"]], passing)
+            rows = tuple(map(int, _by_size(block).index))
+            found.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
+    return sorted(found, key=lambda group: (_place(group.check), -len(group.cells)))
+
+
+def explained(cells: pd.DataFrame) -> pd.DataFrame:
+    """A row per group: check, kind, implementation, failures, passes, separation, and of its smallest
+    case the case, the error ratio and the message."""
+    rows = [
+        {
+            "check": group.check,
+            "kind": group.kind,
+            "implementation": group.implementation,
+            "failures": len(group.cells),
+            "passes": group.passes,
+            "separation": group.separation,
+            **{name: cells[name].loc[group.cells[0]] for name in _OF_CASE},
+        }
+        for group in groups(cells)
+    ]
+    columns = ["check", "kind", "implementation", "failures", "passes", "separation"]
+    return pd.DataFrame(rows, columns=[*columns, *_OF_CASE])
+
+
+def in_full(found: list[Group], most: int) -> list[int]:
+    """The rows of at most `most` cells: the smallest of every group, then the second ones, and so on;
+    in the order of the groups."""
+    ranked = [(n, g, row) for g, group in enumerate(found) for n, row in enumerate(group.cells)]
+    chosen = sorted(ranked, key=lambda entry: entry[:2])[:most]
+    return [row for _, _, row in sorted(chosen, key=lambda entry: (entry[1], entry[0]))]
+
+
+def _place(check: str) -> int:
+    return _FIRST.index(check) if check in _FIRST else len(_FIRST)
+
+
+def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells, those of the smallest cases first: by the product of their sizes, what they need, and
+    the length of their names."""
+    facts = by_fact(cells)
+    sizes = facts[[name for name in _EXTENT if name in facts]].astype("float64")
+    keys = pd.DataFrame(
+        {
+            "extent": sizes.prod(axis=1),
+            "features": cells["features"].map(len),
+            "length": cells["case"].map(len),
+            "case": cells["case"],
+        },
+        index=cells.index,
+    )
+    return cells.loc[keys.sort_values([*keys.columns.astype(str)], kind="stable").index]

@@ -1,0 +1,149 @@
+"""Separation: what all cells that fail have in common, and no cell that passes has.
+
+An axis is a column of `axes`: the dtype, a feature, a fact of the case, or how sizes compare. A condition
+is what every failing cell has on one axis: numbers from or up to a threshold, or one of a few words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from suite.report.frames import by_fact
+
+COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
+"""Pairs of sizes that kernels confuse: which one is larger is an axis."""
+
+MULTIPLES = {"Lq": (16, 64), "Lk": (16, 64), "D": (16, 64)}
+"""Sizes that kernels divide into blocks: whether a block divides the size is an axis."""
+
+WORDS_AT_MOST = 3
+"""One of more words than these is no condition."""
+
+PAIRED_FROM = 3
+"""As many failures two conditions together may separate; of fewer, some two always do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """What every failing cell has: `text` for people, and `shared`, a flag for every passing cell that
+    has it, too. `rank` says how likely it holds by chance, 0 the least; `values` is how many different
+    values the failures have; `numbers`: it is about a size."""
+
+    text: str
+    shared: np.ndarray
+    rank: int
+    values: int
+    numbers: bool = False
+
+
+def axes(cells: pd.DataFrame) -> pd.DataFrame:
+    """What is known of every case, a column per axis: whole numbers (Int64), or words for people
+    (category); index case."""
+    cases = cells.drop_duplicates("case").set_index("case")
+    needed = dict.fromkeys(name for needs in cases["features"] for name in needs)
+    words: dict[str, list[str]] = {
+        f"feature {name}": [
+            f"feature {name}" if name in needs else f"no feature {name}"
+            for needs in cases["features"]
+        ]
+        for name in needed
+    }
+    words["dtype"] = [f"dtype {name}" for name in cases["dtype"]]
+    facts = by_fact(cases)
+    numbers = facts.select_dtypes("Int64")
+    for name in facts.columns.drop(numbers.columns):
+        words[name] = [_worded(str(name), value) for value in facts[name]]
+    for one, other in COMPARED:
+        if {one, other} <= set(numbers):
+            signs = np.sign((numbers[one] - numbers[other]).astype("float64"))
+            words[f"{one} : {other}"] = [
+                f"{one} {'=' if sign == 0 else '<' if sign < 0 else '>'} {other}" for sign in signs
+            ]
+    for name, blocks in MULTIPLES.items():
+        for block in blocks if name in numbers else ():
+            left = (numbers[name] % block).astype("float64")
+            words[f"{name} % {block}"] = [
+                f"{name} {'a' if rest == 0 else 'no'} multiple of {block}" for rest in left
+            ]
+    worded = pd.DataFrame(words, index=cases.index, dtype="category")
+    return worded.join(numbers)
+
+
+def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
+    """One sentence on what separates failing from passing cells; both are rows of `axes`, `failing` not
+    empty."""
+    if passing.empty:
+        return "no cell of the check passes"
+    count, passed = len(failing), len(passing)
+    all_have = f"all {count} failures have"
+    all_have = {1: "the only failure has", 2: "both failures have"}.get(count, all_have)
+    none_has = "the only pass has not" if passed == 1 else f"none of {passed} passes has"
+    conditions = sorted(_conditions(failing, passing), key=lambda c: (c.rank, -c.values))
+    apart = [condition for condition in conditions if not condition.shared.any()]
+    if apart:
+        first, *others = apart
+        same = [
+            c.text for c in others if c.numbers and (c.rank, c.values) == (first.rank, first.values)
+        ]
+        also = f"; so with {same[0]}" if first.numbers and same else ""
+        return f"{all_have} {first.text}, {none_has}{also}"
+    if count >= PAIRED_FROM and (pair := _pair(conditions)):
+        return f"{all_have} {pair[0].text} and {pair[1].text}, {none_has} both"
+    nearest = min(conditions, key=lambda c: int(c.shared.sum()))
+    common = int(nearest.shared.sum())
+    if 2 * common <= passed:
+        have = "has" if common == 1 else "have"
+        return f"{all_have} {nearest.text}, as {have} {common} of {passed} passes"
+    failures = "the failure" if count == 1 else f"the {count} failures"
+    return f"no axis separates {failures} from {passed} passes"
+
+
+def _conditions(failing: pd.DataFrame, passing: pd.DataFrame) -> Iterator[Condition]:
+    for name in failing:
+        whole = pd.api.types.is_integer_dtype(failing[name])
+        of = _of_numbers if whole else _of_words
+        yield from of(str(name), failing[name], passing[name])
+
+
+def _of_numbers(name: str, failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
+    """A threshold, or one number. One value lies beyond all others by chance more often than several."""
+    if failing.isna().any():
+        return
+    values, least, most = failing.nunique(), int(failing.min()), int(failing.max())
+    others = passing.astype("float64").to_numpy()
+    rank = 0 if values > 2 else 2 if values == 2 else 4
+    yield Condition(f"{name} >= {least}", others >= least, rank, values, True)
+    yield Condition(f"{name} <= {most}", others <= most, rank, values, True)
+    if values == 1:
+        yield Condition(f"{name} = {least}", others == least, rank, values, True)
+
+
+def _of_words(name: str, failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
+    words = list(failing.unique())
+    if len(words) <= WORDS_AT_MOST:
+        rank = 1 if len(words) == 1 else 3
+        yield Condition(" or ".join(words), passing.isin(words).to_numpy(), rank, len(words))
+
+
+def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
+    """The first two conditions that no passing cell has both of."""
+    shared = np.array([condition.shared for condition in conditions], dtype=np.int64)
+    apart = np.argwhere(np.triu(shared @ shared.T == 0, 1))
+    if not len(apart):
+        return None
+    first, second = apart[apart.sum(axis=1).argmin()]
+    return conditions[first], conditions[second]
+
+
+def _worded(name: str, value: Any) -> str:
+    """A fact in words: "mask causal", "sinks on", "no softcap"."""
+    if value is None:
+        return f"no {name}"
+    if isinstance(value, bool):
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value}".replace("_", " ")

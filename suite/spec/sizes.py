@@ -1,0 +1,83 @@
+"""The sizes of a problem, and index arrays over its samples, heads, queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one problem, always in this order.
+
+    B batch, H query heads, Hkv key/value heads, Lq queries, Lk keys, D size of a query and a key,
+    Dv size of a value.
+    """
+
+    B: int
+    H: int
+    Hkv: int
+    Lq: int
+    Lk: int
+    D: int
+    Dv: int
+
+    @property
+    def token(self) -> str:
+        """The sizes' part of a case id; Dv only where it differs from D."""
+        text = f"b{self.B}h{self.H}q{self.Lq}k{self.Lk}d{self.D}"
+        return text + (f"v{self.Dv}" if self.Dv != self.D else "")
+
+    @property
+    def heads(self) -> str:
+        """mha, mqa or gqaN, N query heads to a key/value head."""
+        if self.H == self.Hkv:
+            return "mha"
+        return "mqa" if self.Hkv == 1 else f"gqa{self.H // self.Hkv}"
+
+
+@dataclass(frozen=True)
+class Index:
+    """Index arrays that broadcast to (B, H, rows, Lk), with the sizes and the seed they belong to."""
+
+    b: np.ndarray
+    h: np.ndarray
+    q: np.ndarray
+    k: np.ndarray
+    sizes: Sizes
+    seed: int
+
+    @classmethod
+    def of(cls, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> Index:
+        queries = np.arange(sizes.Lq)[rows]
+        return cls(
+            b=np.arange(sizes.B).reshape(-1, 1, 1, 1),
+            h=np.arange(sizes.H).reshape(1, -1, 1, 1),
+            q=queries.reshape(1, 1, -1, 1),
+            k=np.arange(sizes.Lk).reshape(1, 1, 1, -1),
+            sizes=sizes,
+            seed=seed,
+        )
+
+
+def uniform(seed: int, *indices: np.ndarray) -> np.ndarray:
+    """Numbers in [0, 1) that depend on nothing but `seed` and the indices; shapes broadcast.
+
+    splitmix64 (Steele, Lea, Flood, OOPSLA 2014) used as a hash, so that an arbitrary mask is a
+    predicate like any other and every block of it can be evaluated alone.
+    """
+
+    def mix(z: np.ndarray) -> np.ndarray:
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    with np.errstate(over="ignore"):
+        state = mix(np.asarray([(seed * 2 + 1) % 2**64], dtype=np.uint64))
+        for index in indices:
+            step = (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(
+                0x9E3779B97F4A7C15
+            )
+            state = mix(state + step)
+    return state.astype(np.float64) / 2.0**64

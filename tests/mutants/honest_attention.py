@@ -1,0 +1,267 @@
+"""Honest variants of plain attention: they round, order or store otherwise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.spec.dtypes import round_to
+from tests.mutants.kernel import Call, Eager, Fused, Kernel, Online
+
+
+class OnlineTiles16(Online):
+    """Online softmax, sixteen keys at a time."""
+
+
+class OnlineTiles1(Online):
+    """Online softmax, key by key: as many rescalings as there can be."""
+
+    tile = 1
+
+
+class OnlineTiles64(Online):
+    """Online softmax, 64 keys at a time."""
+
+    tile = 64
+
+
+class ReversedKeys(Online):
+    """Online softmax from the last key to the first."""
+
+    tile = 5
+
+    def tiles(self, length: int) -> list[slice]:
+        return super().tiles(length)[::-1]
+
+
+class FlashFused(Online):
+    """Flash attention: weights stored in the case's dtype before they are normalised."""
+
+    numerics = "fused"
+    stores = ("weights",)
+
+
+class FusedNormalised(Fused):
+    """Normalised weights stored in the case's dtype."""
+
+
+class EagerStored(Eager):
+    """Scores and weights stored in the case's dtype, after every operation on scores."""
+
+    def factor(self, call: Call) -> float:
+        return float(round_to(super().factor(call), call.fmt))
+
+    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.softcap is None:
+            return scores
+        cap = call.work(call.softcap)
+        divided = self.keep(scores / cap, "scores", call)
+        return self.keep(cap * self.keep(np.tanh(divided), "scores", call), "scores", call)
+
+
+class StepByStep(EagerStored):
+    """The steps of the softmax, too, are stored: differences, exponentials, their sum."""
+
+    numerics = "stepwise"
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        raised = self.keep(
+            self.raised(self.keep(self.shifted(scores), "weights", call)), "weights", call
+        )
+        total = self.keep(raised.sum(-1, keepdims=True), "weights", call)
+        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+
+
+class ExpBaseTwo(Online):
+    """exp2 of scores that were scaled by scale log2(e) at once, as GPU kernels do."""
+
+    tile = 32
+
+    def factor(self, call: Call) -> float:
+        return super().factor(call) * (math.log2(math.e) if self.at_once(call) else 1.0)
+
+    def at_once(self, call: Call) -> bool:
+        return call.softcap is None and call.bias is None and call.sinks is None
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        if not self.at_once(call):
+            scores = scores * scores.dtype.type(math.log2(math.e))
+        return super().attend(scores, value, call)
+
+    def raised(self, shifted: np.ndarray) -> np.ndarray:
+        return np.exp2(shifted)
+
+
+class MergedChunks(Kernel):
+    """Keys in three chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        parts = [
+            (super(MergedChunks, self).attend(s, v, call), self.log_sum_exp(s))
+            for s, v in zip(
+                np.array_split(scores, 3, axis=-1), np.array_split(value, 3, axis=-2), strict=True
+            )
+        ]
+        return self.merge(parts)
+
+    def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """The answers of the chunks weighted by their share of the whole sum; pairs (answer, lse)."""
+        together = self.log_sum_exp(np.concatenate([lse for _, lse in parts], axis=-1))
+        anchor = np.where(np.isneginf(together), 0, together)
+        return sum(out * np.exp(lse - anchor) for out, lse in parts)
+
+    def log_sum_exp(self, scores: np.ndarray) -> np.ndarray:
+        """(..., n) -> (..., 1); -inf where there is no key."""
+        maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+        anchor = np.where(np.isneginf(maximum), 0, maximum)
+        return anchor + np.log(np.exp(scores - anchor).sum(-1, keepdims=True))
+
+
+class WeightsByLogSumExp(Kernel):
+    """weights = exp(scores - logsumexp): no division."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        shifted = self.shifted(scores)
+        maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+        lse = maximum + np.log(np.exp(shifted).sum(-1, keepdims=True))
+        return np.exp(scores - np.where(np.isneginf(lse), 0, lse))
+
+
+class Float64Inside(Kernel):
+    """Float64 inside (extended precision for float64), rounded once."""
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        return array.values.astype(np.longdouble if call.fmt.name == "f64" else np.float64)
+
+
+class SequentialSums(Kernel):
+    """Every sum strictly from left to right: what a scalar loop does."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = np.zeros((*query.shape[:-1], key.shape[-2]), query.dtype)
+        for d in range(query.shape[-1]):
+            product += query[..., d, None] * key[..., None, :, d]
+        return product * call.work(self.factor(call))
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        raised = self.raised(self.shifted(scores))
+        total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for j in range(scores.shape[-1]):
+            total += raised[..., j, None]
+            out += raised[..., j, None] * value[..., None, j, :]
+        return out / np.where(total == 0, 1, total)
+
+
+class ScaleOnBothSides(Kernel):
+    """Queries and keys each multiplied by the root of the scale (torch's math path)."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        factor = self.factor(call)
+        root = call.work(math.sqrt(abs(factor)))
+        return (query * root * call.work(math.copysign(1.0, factor))) @ (key * root).swapaxes(
+            -1, -2
+        )
+
+
+class NanRows(Kernel):
+    """Rows without keys are 0 / 0; a NaN behind the mask of a value spreads."""
+
+    elections = Kernel.elections | {
+        "fully-masked-row": "nan",
+        "minus-inf-row": "nan",
+        "nan-in-masked-value": "leaks",
+    }
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        return value
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        return scores - scores.max(-1, keepdims=True, initial=-np.inf)
+
+
+class UniformRows(Eager):
+    """Hidden scores are the dtype's lowest number: rows without keys average all values."""
+
+    elections = Eager.elections | {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "nan-in-masked-value": "leaks",
+    }
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        return scores if allowed is None else np.where(allowed, scores, call.work(-call.fmt.max))
+
+    visible = NanRows.visible
+    shifted = NanRows.shifted
+
+
+class Flushed(Kernel):
+    """Subnormal numbers are zero, as inputs, as weights and as answers.
+
+    float16 numbers are normal in float32, in which the sums are made: only its answers are flushed.
+    """
+
+    elections = Kernel.elections | {"subnormal-output": "flushed"}
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        return self.flush(super().load(array, call), float(np.finfo(call.work).tiny))
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return self.flush(super().weights(scores, call), float(np.finfo(call.work).tiny))
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        rounded = round_to(out, call.fmt)
+        return Rounded(self.flush(rounded, call.fmt.smallest_normal), call.fmt)
+
+    def flush(self, x: np.ndarray, smallest: float) -> np.ndarray:
+        return np.where(np.abs(x) < smallest, x.dtype.type(0), x)
+
+
+class HeadsInside(Kernel):
+    """Works on (B, L, H, D), with the transposed strides that come with it."""
+
+    axis_order = "blhd"
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = np.einsum("bhid,bhjd->bhij", query, key)
+        return product * call.work(self.factor(call))
+
+
+class WorkingPrecision(Eager):
+    """Every sum, too, in the case's 16-bit dtype, one rounding an addition.
+
+    It must fail where precision is asked for and nowhere else, so that it stands among the mutants.
+    """
+
+    dtypes = ("bf16", "f16")
+    numerics = "working"
+
+    def round(self, x: np.ndarray, call: Call) -> np.ndarray:
+        return round_to(x, call.fmt).astype(call.work)
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = np.zeros((*query.shape[:-1], key.shape[-2]), query.dtype)
+        for d in range(query.shape[-1]):
+            term = self.round(query[..., d, None] * key[..., None, :, d], call)
+            product = self.round(product + term, call)
+        factor = call.work(round_to(self.factor(call), call.fmt))
+        return self.round(product * factor, call)
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        raised = self.round(np.exp(self.round(self.shifted(scores), call)), call)
+        total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
+        for j in range(scores.shape[-1]):
+            total = self.round(total + raised[..., j, None], call)
+        weights = self.round(raised / np.where(total == 0, 1, total), call)
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for j in range(scores.shape[-1]):
+            term = self.round(weights[..., j, None] * value[..., None, j, :], call)
+            out = self.round(out + term, call)
+        return out

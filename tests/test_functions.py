@@ -1,0 +1,103 @@
+"""A user's own function: its signature says what it can be asked, and it is judged like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends import registry
+from backends.registry import UsageError
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.catalogue import find
+
+CHECKS = {check.name: check for check in all_checks()}
+
+KERNELS = """
+import torch
+
+def right(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
+        enable_gqa=enable_gqa)
+
+def plain(query, key, value):
+    return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1) @ value
+
+def wrong_scale(query, key, value, attn_mask=None):
+    scores = query @ key.mT * (1.01 * query.shape[-1] ** -0.5)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -torch.inf)
+        else:
+            scores = scores + attn_mask
+    return torch.softmax(scores, -1) @ value
+
+def needs_more(query, key, value, block_size):
+    return value
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    path = tmp_path / "my_kernels.py"
+    path.write_text(KERNELS)
+    return path
+
+
+def judge(kernels: Path, name: str, case: str) -> Verdict:
+    made = registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})[0]
+    return run(Cell(CHECKS["values"], find(case), made))
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "status", "message"),
+    [
+        ("right", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "pass", ""),
+        ("right", "sdpa/none/mha/f32/b2h4q5k7d8/cap2.0", "unsupported", "no parameter softcap"),
+        ("plain", "sdpa/none/mha/f32/b2h4q5k7d8", "pass", ""),
+        (
+            "plain",
+            "sdpa/causal/mha/f32/b2h4q5k7d8",
+            "unsupported",
+            "neither is_causal nor attn_mask",
+        ),
+        ("plain", "sdpa/none/mha/f32/b2h4q5k7d8/scale0.3", "unsupported", "no parameter scale"),
+        ("plain", "sdpa/none/gqa2/f32/b2h4q5k7d8", "unsupported", "no parameter enable_gqa"),
+        ("plain", "sdpa/pad/mha/f32/b2h4q5k7d8", "unsupported", "no parameter attn_mask"),
+        ("wrong_scale", "sdpa/none/mha/f32/b2h4q5k7d8", "fail", "beyond their bound"),
+        ("wrong_scale", "sdpa/causal/mha/f32/b2h4q5k7d8", "fail", "beyond their bound"),
+    ],
+)
+def test_a_users_function_is_judged(
+    kernels: Path, name: str, case: str, status: str, message: str
+) -> None:
+    verdict = judge(kernels, name, case)
+    assert verdict.status == status, verdict.message
+    assert message in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("needs_more", "block_size) does not fit"),
+        ("not_a_function", "not callable"),
+        ("absent", "it has needs_more, plain, right, wrong_scale"),
+    ],
+)
+def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})
+    listed = "it has " + ", ".join(sorted(str(error.value).partition("it has ")[2].split(", ")))
+    assert hint in str(error.value) or hint == listed
+
+
+def test_numpy_has_no_native_signature_for_functions() -> None:
+    with pytest.raises(UsageError, match="no native signature"):
+        registry.function_implementation(registry.load("numpy"), "math:sqrt", {})

@@ -1,0 +1,174 @@
+"""Inputs: values are exact in their dtype and the same everywhere; a variation changes what it names, and
+nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suite.spec import catalogue
+from suite.spec.case import Case, Widths
+from suite.spec.dtypes import DTYPES, dtype, round_to
+from suite.spec.inputs import draw, draw_cotangent, draw_tangents
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
+from suite.spec.operators.sdpa import SDPA
+from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import BIASES
+
+S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
+
+
+def bfloat16_by_bits(x: np.ndarray) -> np.ndarray:
+    """Round-to-nearest-even of float32 values to bfloat16 on their bit patterns."""
+    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=True, width=32))
+@settings(max_examples=500, deadline=None)
+def test_rounding_agrees_with_numpy_and_with_bits(x: float) -> None:
+    with np.errstate(over="ignore"):
+        assert round_to(x, DTYPES["f16"]) == np.float16(x)
+        assert round_to(x, DTYPES["bf16"]) == bfloat16_by_bits(np.array([x]))[0]
+
+
+@given(st.floats(allow_nan=False))
+@settings(max_examples=500, deadline=None)
+def test_rounding_to_float32_and_float64(x: float) -> None:
+    with np.errstate(over="ignore"):
+        assert round_to(x, DTYPES["f32"]) == np.float32(x)
+    assert round_to(x, DTYPES["f64"]) == x
+
+
+def test_rounding_keeps_nan_and_format_facts() -> None:
+    assert np.isnan(round_to(np.nan, DTYPES["bf16"]))
+    for name, info in (("f64", np.float64), ("f32", np.float32), ("f16", np.float16)):
+        fmt, facts = DTYPES[name], np.finfo(info)
+        assert fmt.unit_roundoff == facts.eps / 2
+        assert fmt.max == facts.max
+        assert fmt.smallest_normal == facts.smallest_normal
+        assert fmt.smallest_subnormal == facts.smallest_subnormal
+    assert dtype("bfloat16") is DTYPES["bf16"]
+    assert DTYPES["bf16"].max == 3.3895313892515355e38
+
+
+def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
+    for case in catalogue.cases("smoke"):
+        one, again, other = draw(case), draw(case), draw(case, seed=1)
+        assert one.digest == again.digest
+        assert one.arrays.keys() >= case.axes.keys()
+        for name, array in one.arrays.items():
+            assert np.array_equal(array, again.arrays[name])
+            assert np.array_equal(array, round_to(array, case.dtype)), (case.id, name)
+            assert array.dtype == np.float64
+        if one.query.size and case.recipe != "integers":
+            assert not np.array_equal(one.query, other.query)
+
+
+def test_every_bias_is_what_its_name_says() -> None:
+    for kind in BIASES[1:]:
+        case = Case.of(SDPA, S, DTYPES["f32"], bias=kind)
+        bias = draw(case).bias
+        assert bias is not None
+        np.broadcast_shapes(bias.shape, (3, 2, 7, 5))
+        assert np.isneginf(bias).any() == (kind == "inf")
+        assert not np.isneginf(bias).all(-1).any()
+    alibi = draw(Case.of(SDPA, S, DTYPES["f32"], bias="alibi")).bias
+    assert alibi is not None
+    assert alibi[0, 0, 3, 1] == -2 * 2.0**-4
+    assert alibi[0, 1, 3, 3] == 0
+
+
+def test_sinks_are_one_number_a_head() -> None:
+    inputs = draw(Case.of(SDPA, S, DTYPES["bf16"], sinks=True))
+    assert inputs.sinks is not None
+    assert inputs.sinks.shape == (2,)
+    assert draw(Case.of(SDPA, S, DTYPES["bf16"])).sinks is None
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
+def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
+    operator: Operator,
+) -> None:
+    for text in operator.gradients("standard"):
+        case = Case.parse(text)
+        inputs, sizes = draw(case), case.letters
+        for name in case.axes:
+            assert inputs.arrays[name].shape == tuple(sizes[x] for x in inputs.axes(name)), name
+        assert draw_cotangent(case).shape == inputs.full_shape("output")
+        left_out = sizes[operator.single_axis] if inputs.single else 1
+        assert left_out == 1
+        assert np.prod(inputs.output_shape("output")) == np.prod(inputs.full_shape("output"))
+        tangents = draw_tangents(case, ("query", "value"))
+        assert {n: t.shape for n, t in tangents.items()} == {
+            n: inputs.arrays[n].shape for n in ("query", "value")
+        }
+
+
+MASKED = "sdpa/causal+pad/gqa2/f32/b3h4q6k5d8v7/bias.bhqk/scale0.5"
+
+
+def test_a_variation_changes_what_it_names_and_nothing_else() -> None:
+    x = draw(Case.parse(MASKED))
+    shorter = x.replace(key=x.key[:, :, :3], value=x.value[:, :, :3], bias=None, mask=None)
+    assert (shorter.sizes.Lk, shorter.sizes.Lq) == (3, 6)
+    assert shorter.bias is None
+    assert shorter.dense_mask is None
+    assert shorter.query is x.query
+    assert (shorter.scale, x.replace(scale=None).scale) == (0.5, None)
+    assert x.replace(scale=None).effective_scale == 1 / np.sqrt(8)
+    assert x.replace(form="dense").case.id == f"{MASKED}/dense"
+    assert x.replace(seed=1).query is x.query
+    with pytest.raises(ValueError, match="sdpa has no array or option 'query_kernel'"):
+        x.replace(query_kernel=x.query)
+    with pytest.raises(ValueError, match="sdpa has no array or option 'loud'"):
+        x.replace(loud=True)
+    layer = draw(Case.parse("multi-head/pad/mha/f32/b2h2q5k9d6/e12.10.14.12"))
+    doubled = layer.replace(query_kernel=2 * layer.arrays["query_kernel"])
+    assert doubled.widths == layer.widths == Widths(12, 10, 14, 12)
+    assert doubled.parameters.keys() == layer.parameters.keys()
+    assert np.array_equal(doubled.arrays["key_kernel"], layer.arrays["key_kernel"])
+
+
+def test_what_is_asked_is_in_the_digest() -> None:
+    x = draw(Case.parse(MASKED))
+    others = [
+        x.replace(value=-x.value),
+        x.replace(bias=None),
+        x.replace(scale=0.25),
+        x.replace(mask=None),
+        x.replace(form="dense"),
+        x.with_dense(),
+        x.replace(seed=1),
+        x.replace(dropout_seed=1),
+    ]
+    assert len({x.digest, *(other.digest for other in others)}) == len(others) + 1
+    assert x.replace(value=x.value.copy()).digest == x.digest
+
+
+@pytest.mark.parametrize(("letter", "axis"), [("b", 0), ("q", 2), ("k", 3)])
+def test_what_is_taken_along_an_axis_is_taken_of_arrays_and_mask(letter: str, axis: int) -> None:
+    x = draw(Case.parse(MASKED))
+    order = np.random.default_rng(0).permutation(x.letters[letter])[:-1]
+    taken = x.taken(letter, order)
+    assert np.array_equal(taken.attends, np.take(x.attends, order, axis))
+    for name, array in taken.arrays.items():
+        place = x.axes(name).find(letter)
+        whole = x.arrays[name]
+        assert np.array_equal(array, whole if place < 0 else np.take(whole, order, place)), name
+    assert taken.letters[letter] == len(order)
+
+
+def test_rows_without_keys_and_the_arrays_they_touch() -> None:
+    x = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/dense"))
+    assert np.array_equal(x.keyless, ~x.attends.any(-1))
+    assert x.has_empty_rows
+    assert np.array_equal(x.rows_along(x.keyless, "bhqv")[..., 0], x.keyless)
+    shared = x.keyless.reshape(3, 2, 2, 6).any((2, 3))
+    assert np.array_equal(x.rows_along(x.keyless, "bgkd")[:, :, 0, 0], shared)
+    sunk = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/sinks/dense"))
+    assert not sunk.has_empty_rows, "a sink takes the row"

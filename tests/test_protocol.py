@@ -1,0 +1,241 @@
+"""The protocol: words are checked where they are declared, what is not declared is not asked, and a
+prepared call is differentiated by whatever it is handed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends._numpy import NumpyBackend, Rounded
+from backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, OF_BACKENDS, checked_name
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Backend, DeclarationError, Declared, Implementation
+from backends.registry import UsageError, function_implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import cases, find
+from suite.spec.inputs import Inputs, draw
+from suite.spec.vocabulary import FEATURES
+
+F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
+
+
+class Told(Implementation):
+    """Computes nothing, and declares what it is told."""
+
+    name = "told"
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        raise NotImplementedError
+
+
+def told(**declared: Any) -> Told:
+    return Told(NumpyBackend(), declared=Declared(**declared))
+
+
+@pytest.mark.parametrize(
+    ("declared", "hint"),
+    [
+        ({"features": frozenset({"maks"})}, r"unknown feature 'maks'; valid: mask, causal, "),
+        ({"refusals": {"sink": "no"}}, r"unknown feature 'sink'; valid: .*sinks"),
+        ({"numerics": "exakt"}, r"unknown numerics class 'exakt'; valid: exact, fused"),
+        ({"numerics": {"f32": "exact"}}, r"dtype without a numerics class 'f64'; valid: f32$"),
+        ({"numerics": {"f33": "exact"}}, r"unknown dtype 'f33'; valid: f64, f32, bf16, f16$"),
+        ({"elections": {"no-key": "zeros"}}, r"unknown question 'no-key'; valid: .*no-keys"),
+        (
+            {"elections": {"no-keys": "zero"}},
+            r"answer to no-keys 'zero'; valid: zeros, nan, raises",
+        ),
+        ({"elections": {"no-keys": {"f33": "nan"}}}, r"unknown dtype 'f33'"),
+        ({"dtypes": ("float32",)}, r"unknown dtype 'float32'; valid: f64"),
+        ({"exp_error": {"half": 1e-4}}, r"unknown dtype 'half'"),
+        ({"gradient_blocks": {"half": (1, 1)}}, r"unknown dtype 'half'"),
+        ({"narrow_reductions": ("half",)}, r"unknown dtype 'half'"),
+        ({"narrow_statistics": ("half",)}, r"unknown dtype 'half'"),
+        ({"narrow_biases": {"bf16": ("bias_output",)}}, r"unknown parameter 'bias_output'; valid"),
+        ({"dropout": "rows"}, r"unknown dropout 'rows'; valid: , elements, shared"),
+    ],
+)
+def test_unknown_words_are_usage_errors_that_list_the_known(
+    declared: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(UsageError, match=hint):
+        Declared(**declared)
+
+
+def test_what_was_declared_cannot_be_changed() -> None:
+    declared = Declared(elections={"no-keys": "zeros"})
+    with pytest.raises(AttributeError):
+        declared.numerics = "exact"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        declared.elections["no-keys"] = "nan"  # type: ignore[index]
+
+
+def test_a_feature_that_nobody_declared_is_not_asked() -> None:
+    sinks = find("sdpa/none/mha/f32/b2h3q17k23d8/sinks")
+    old = told(features=ATTENTION_FEATURES)
+    assert old.unsupported(sinks) == f"does not declare sinks ({FEATURES['sinks']})"
+    assert told(features=ATTENTION_FEATURES | {"sinks"}).unsupported(sinks) is None
+    assert told().missing(["scale"]) == "does not declare scale (an explicit scale)"
+
+
+def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
+    asked: dict[bool, set[str]] = {True: set(), False: set()}
+    for case in cases("full"):
+        asked[case.operator.is_layer] |= set(case.needs)
+    assert asked[False] - ATTENTION_FEATURES == {"sinks"}
+    assert asked[True] <= LAYER_FEATURES
+    assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
+
+
+def test_what_is_refused_is_no_feature_and_says_why() -> None:
+    declared = Declared(features=ATTENTION_FEATURES, refusals={"softcap": "has no softcap"})
+    assert "softcap" not in declared.features
+    assert Told(NumpyBackend(), declared=declared).missing(["scale", "softcap"]) == "has no softcap"
+    again = declared.taking("softcap", "sinks")
+    assert {"softcap", "sinks"} <= again.features
+    assert "softcap" not in again.refusals
+    assert again.refusing({"sinks": "none"}).refusals["sinks"] == "none"
+
+
+def test_dropout_is_a_feature_where_it_is_declared() -> None:
+    without = Declared(features=LAYER_FEATURES)
+    assert without.refusals["dropout"] == "has no dropout"
+    assert "dropout" in without.but(dropout="elements").features
+    assert "dropout" not in without.but(dropout="elements").but(dropout="").features
+    other = without.refusing({"dropout": "takes another path"}).but(dropout="shared")
+    assert other.refusals["dropout"] == "takes another path"
+
+
+def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
+    declared = Declared(
+        numerics="fused",
+        features=ATTENTION_FEATURES,
+        elections={"no-keys": "zeros"},
+        exp_error={"bf16": 1e-4},
+        gradient_blocks={"bf16": (32, 512)},
+        narrow_biases={"bf16": ("gain",)},
+        narrow_reductions=("bf16",),
+        narrow_statistics=("bf16",),
+    )
+    assert declared.on("cpu") is declared
+    assert declared.on("cuda") == Declared(numerics="fused", features=ATTENTION_FEATURES)
+
+    class Elsewhere(NumpyBackend):
+        devices = ("cuda",)
+
+    assert Told(Elsewhere("cuda"), declared=declared).elected("no-keys", F32) is None
+    assert Told(NumpyBackend(), declared=declared).elected("no-keys", F32) == "zeros"
+
+
+def test_answers_and_classes_are_read_by_dtype() -> None:
+    implementation = told(
+        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "eager"},
+        elections={"no-keys": {"f32": "nan"}, "nan-in-query": "zeros"},
+    )
+    f16 = find("sdpa/none/mha/f16/b1h1q1k1d1").dtype
+    assert implementation.numerics_for(f16) == "eager"
+    assert [implementation.elected("no-keys", x) for x in (F32, f16)] == ["nan", None]
+    assert implementation.elected("nan-in-query", f16) == "zeros"
+    with pytest.raises(KeyError):
+        implementation.elected("no-such-question", F32)
+    assert told(dtypes=("f32",)).unsupported(find("sdpa/none/mha/f16/b1h1q1k1d1")) == (
+        "dtype float16 is not supported"
+    )
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", "a@b", "größe", "a\n"])
+def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> None:
+    with pytest.raises(DeclarationError, match="a name has one character or more, all of them"):
+        checked_name("an implementation", name)
+
+    class Named(NumpyBackend):
+        pass
+
+    Named.name = name
+    with pytest.raises(DeclarationError, match="cannot be the name of a backend"):
+        Named()
+
+
+def test_names_of_implementations_are_checked() -> None:
+    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
+        Told(NumpyBackend(), "flash attention")
+    assert Told(NumpyBackend(), "flash_2.1-b").name == "flash_2.1-b"
+
+
+def test_a_misspelled_declaration_of_a_third_party_is_a_usage_error(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "misspelled_adapter.py").write_text(
+        "from backends._numpy import NumpyBackend\n"
+        "from backends.protocol import Declared\n"
+        "class Mine(NumpyBackend):\n"
+        "    name = 'mine'\n"
+        "declared = Declared(numerics='exakt')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="unknown numerics class 'exakt'"):
+        registry.load("misspelled_adapter:Mine")
+
+
+def test_a_name_that_is_no_name_is_refused_for_functions(tmp_path: Any) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "mine.py"
+    path.write_text("def größe(query, key, value):\n    return value\n")
+    with pytest.raises(UsageError, match="'größe' cannot be the name of an implementation"):
+        function_implementation(registry.load("torch"), f"{path}:größe", {})
+
+
+def rounded(*values: float) -> Rounded:
+    return Rounded(np.array(values), F32)
+
+
+def test_what_is_one_array_stays_one() -> None:
+    x, y, new = rounded(1), rounded(2), rounded(3)
+    own = PreparedCall(print, {"a": x, "key": x, "value": x, "mask": None}, operands={"query": "a"})
+    assert own.with_operands({"query": new}) == {"a": new, "key": new, "value": new, "mask": None}
+    assert own.with_operands({"query": new, "value": y}) == {
+        "a": new, "key": new, "value": y, "mask": None
+    }  # fmt: skip
+    cross = PreparedCall(print, {"query": x, "key": y, "bias": None, "mask": None})
+    assert cross.with_operands({"bias": new}) == cross.arguments | {"bias": new}
+
+
+def test_the_output_is_told_from_the_weights() -> None:
+    def pair(query: Any) -> tuple[Any, Any]:
+        return query, None
+
+    layer = PreparedCall(pair, {"query": 1}, LAYER_OUTPUTS)
+    assert (layer(), layer.output({"query": 2})) == ((1, None), 2)
+    alone = PreparedCall(lambda query: query, {"query": 1})
+    assert alone.output({"query": 3}) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("multi-head/none/mha/f32/b1h4q7k7d3/e12.12.12.12/self/single", [(7, 12)] * 3),
+        (
+            "additive/pad/mha/f32/b3h1q1k9d16v14/e12.10.14.14/single",
+            [(3, 12), (3, 9, 10), (3, 9, 14)],
+        ),
+    ],
+)
+def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tuple]) -> None:
+    inputs = draw(Case.parse(text))
+    arrays = sequences(registry.load("numpy"), inputs)
+    assert [array.shape for array in arrays.values()] == shapes
+    assert (arrays["query"] is arrays["key"]) == inputs.own
+
+
+def test_a_manifest_lies_beside_the_module_of_its_backend() -> None:
+    class Mine(NumpyBackend):
+        name = "mine"
+
+    assert Mine().expectations.name == "mine.toml"
+    assert Mine().expectations.parent.name == "tests"
+    backend: Backend = registry.load("numpy")
+    assert not backend.expectations.exists(), "the control has no known failures"
