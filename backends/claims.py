@@ -22,8 +22,8 @@ DEFAULT_NUMERICS = "stepwise"
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, those that most cases are asked in first."""
 
-_LIMITS = ("head_sizes", "value_sizes", "max_length", "equal_lengths", "scales")
-_SWITCHES = ("equal_lengths", "drop_in", "allow_unused")
+_LIMITS = ("head_sizes", "value_sizes", "max_length", "equal_lengths", "equal_heads", "scales")
+_SWITCHES = ("equal_lengths", "equal_heads", "drop_in", "allow_unused")
 
 
 @dataclass(frozen=True)

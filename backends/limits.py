@@ -13,14 +13,16 @@ class Limits:
 
     `head_sizes` are the sizes D of queries and keys, `value_sizes` those of values (by default
     `head_sizes`), `max_length` is the largest number of queries and of keys, `equal_lengths` says that
-    there must be as many queries as keys, `scales` are the smallest and the largest scale. Raises
-    ValueError for sizes below 1 and for scales in the wrong order.
+    there must be as many queries as keys, `equal_heads` that keys have as many heads as queries,
+    `scales` are the smallest and the largest scale. Raises ValueError for sizes below 1 and for scales
+    in the wrong order.
     """
 
     head_sizes: tuple[int, ...] = ()
     value_sizes: tuple[int, ...] = ()
     max_length: int = 0
     equal_lengths: bool = False
+    equal_heads: bool = False
     scales: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class Limits:
             return f"declares lengths up to {self.max_length}, and {longest} is more"
         if self.equal_lengths and sizes.Lq != sizes.Lk:
             return f"declares equal lengths, and these are {sizes.Lq} and {sizes.Lk}"
+        if self.equal_heads and sizes.H != sizes.Hkv:
+            return f"declares equal heads, and these are {sizes.H} and {sizes.Hkv}"
         if scale is not None and self.scales and not self.scales[0] <= scale <= self.scales[1]:
             low, high = self.scales
             return f"declares scales from {low:g} to {high:g}, and {scale:g} is none of them"
@@ -62,15 +66,17 @@ class Limits:
         """The sizes nearest to these that lie within the limits: the next larger ones where there are
         any.
 
-        Values that have the size of keys keep it where they can.
+        Values that have the size of keys keep it where they can; one key stays one,
+        none none.
         """
         D = _next(sizes.D, self.head_sizes)
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
         Lq, Lk = sizes.Lq, sizes.Lk
         if self.equal_lengths:
-            Lq = Lk = max(Lq, Lk)
+            Lq = Lk = Lk if Lk < 2 else Lq and max(Lq, Lk)
         longest = self.max_length or max(Lq, Lk)
-        return replace(sizes, D=D, Dv=Dv, Lq=min(Lq, longest), Lk=min(Lk, longest))
+        Hkv = sizes.H if self.equal_heads else sizes.Hkv
+        return replace(sizes, Hkv=Hkv, D=D, Dv=Dv, Lq=min(Lq, longest), Lk=min(Lk, longest))
 
 
 ANY = Limits()

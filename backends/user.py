@@ -69,8 +69,11 @@ class Accepted:
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
+            if getattr(function, "__name__", "") == native.name.rpartition(".")[2]:
+                return cls(frozenset(native.parameters))  # the framework's own, written in C++
             raise TypeError(
-                f"cannot read the signature of {function!r}: {error}; expected that of {native.name}"
+                f"cannot read the signature of {function!r}: {error}; expected that of {native.name}: "
+                "wrap it in a function that has one"
             ) from error
         parameters = list(signature.parameters.values())
         by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

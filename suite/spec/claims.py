@@ -22,6 +22,7 @@ CLAIMS = {
     "value_sizes": "the sizes Dv of values that it takes, by default those of head_sizes",
     "max_length": "the largest number of queries and of keys",
     "equal_lengths": "whether it takes as many queries as keys alone",
+    "equal_heads": "whether it takes as many heads of keys as of queries alone",
     "scales": "the smallest and the largest scale",
     "elections": "answers by question, each one answer or one by short dtype name",
     "drop_in": "whether it stands in for the framework's own attention: refuses malformed problems, "
@@ -31,7 +32,9 @@ CLAIMS = {
 }
 """What can be claimed, in words."""
 
-BY_DTYPE = ("numerics", "head_sizes", "value_sizes", "max_length", "equal_lengths", "scales")
+BY_DTYPE = (
+    "numerics", "head_sizes", "value_sizes", "max_length", "equal_lengths", "equal_heads", "scales",
+)  # fmt: skip
 """Claims that can be one value, or one by short dtype name."""
 
 
