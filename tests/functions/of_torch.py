@@ -123,7 +123,3 @@ def one_size(query, key, value, is_causal=False):
     if is_causal and query.shape[2] != key.shape[2]:
         raise ValueError("is_causal needs as many queries as keys")
     return scores_of(query, key, None, is_causal, None).softmax(-1).to(value.dtype) @ value
-
-
-HONEST = ("textbook", "online", "reversed_keys", "float64_inside", "exp2", "log_sum_exp",
-          "bottom_right", "one_size")  # fmt: skip
