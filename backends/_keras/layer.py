@@ -22,6 +22,8 @@ from suite.spec.inputs import Inputs
 Called = Callable[[Implementation, PreparedCall], PreparedCall]
 """How calls that are functions of their arguments alone are called."""
 
+NO_BIAS = "layers of Keras take no bias of the scores"
+
 Numerics = str | Mapping[str, str]
 """A numerics class, or one by short dtype name."""
 
@@ -36,7 +38,11 @@ class KerasLayer(Implementation):
     one configuration, since values come in as arguments; on others every call has a layer of its own.
     """
 
-    declared = Declared(features=LAYER_FEATURES, dropout="elements")
+    declared = Declared(
+        features=LAYER_FEATURES,
+        refusals=dict.fromkeys(("bias", "bias-with-mask"), NO_BIAS),
+        dropout="elements",
+    )
     numerics: Mapping[str, Numerics] = {}
     """Numerics classes by engine."""
     elections: Mapping[str, Mapping[str, Election]] = {}
@@ -116,7 +122,7 @@ class KerasLayer(Implementation):
         layer's input and output.
         """
         if inputs.bias is not None:
-            raise ValueError("layers of Keras take no bias of the scores")
+            raise ValueError(NO_BIAS)
         attached = through.startswith("attached")
         # A mask attached to the query's own tensor would be the query's mask, too.
         arrays = sequences(self.backend, inputs.replace(own=False) if attached else inputs)

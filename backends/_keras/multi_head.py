@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backends._keras.layer import KerasLayer, Numerics, without_dropout
-from backends.declared import Declared, Election
+from backends.declared import Election
 from backends.masks import LayerMasks, full
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
@@ -60,15 +60,10 @@ SCORES: Mapping[str, Election] = {
 """What layers answer that return scores."""
 
 
-def _without_bias(layer: str) -> Declared:
-    reason = f"keras.layers.{layer} takes no bias of the scores"
-    return BOTH.refusing(dict.fromkeys(("bias", "bias-with-mask"), reason))
-
-
-MHA = _without_bias("MultiHeadAttention").refusing(
+MHA = BOTH.refusing(
     {"grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads"}
 )
-GQA = _without_bias("GroupQueryAttention").refusing(
+GQA = BOTH.refusing(
     {
         "value-size": "keras.layers.GroupQueryAttention has one head_dim",
         "output-width": "keras.layers.GroupQueryAttention projects back to the query's width",
