@@ -25,6 +25,7 @@ import suite
 from backends.registry import UsageError
 from suite.front.again import failure_text
 from suite.front.options import Options, add_options
+from suite.front.order import sort_for_workers
 from suite.front.plan import Plan, cell_name, crashed, record
 from suite.front.terminal import Terminal
 from suite.judge.cell import Cell
@@ -138,6 +139,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     plan = _plan(metafunc.config)
     found = plan.cells(check)
     metafunc.parametrize("cell", found, ids=[cell_name(cell) for cell in found])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        sort_for_workers(items)
 
 
 @pytest.hookimpl(tryfirst=True)
