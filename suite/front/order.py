@@ -1,7 +1,7 @@
 """The order of cells in workers: neighbours share work.
 
-pytest-xdist hands each worker runs of neighbours. A reference is computed once for all cells of a case, and
-a program compiled once for all cells of an implementation, where these are judged in one process.
+pytest-xdist hands each worker runs of neighbours. A reference is computed once for all cells of a case,
+and a program compiled once for all cells of an implementation, where one process judges them.
 """
 
 from __future__ import annotations
