@@ -40,8 +40,8 @@ LAYER_FEATURES = frozenset(
         "mask", "causal", "window", "padding", "bias", "bias-with-mask", "grouped-heads", "value-size",
         "mask-array", "native-causal", "other-shapes", "gradient", "key-width", "value-width",
         "output-width", "head-width", "no-projection-bias", "cross", "average", "weights", "batch",
-        "single", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width", "raw-mask",
-        "causal-alone",
+        "squeezed", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width",
+        "raw-mask", "causal-alone",
     }
 )  # fmt: skip
 """What a layer around attention can do; dropout is declared for itself."""

@@ -228,7 +228,7 @@ def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tup
     inputs = draw(Case.parse(text))
     arrays = sequences(registry.load("numpy"), inputs)
     assert [array.shape for array in arrays.values()] == shapes
-    assert (arrays["query"] is arrays["key"]) == inputs.own
+    assert (arrays["query"] is arrays["key"]) == inputs.self_attention
 
 
 def test_a_manifest_lies_beside_the_module_of_its_backend() -> None:

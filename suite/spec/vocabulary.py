@@ -148,7 +148,7 @@ FEATURES = {
     "average": "weights averaged over the heads",
     "weights": "weights of every head",
     "batch": "an input with a batch axis",
-    "single": "an input without a batch axis, or without a query axis",
+    "squeezed": "an input without a batch axis, or without a query axis",
     "projection": "queries and keys projected to a common width",
     "score-vector": "a learned vector the hidden units are weighted with",
     "learned-scale": "a learned scale",
