@@ -6,7 +6,7 @@ import sys
 # As in `suite.plugin`, and before NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from suite.front.commands import main  # noqa: E402
+from suite.front.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,4 +5,4 @@ import os
 # NumPy's threads spin on the small matrices of the reference, and slow each other down fivefold.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from suite.front.plugin import *  # noqa: E402, F403
+from suite.front.plugin import *  # noqa: F403

@@ -18,7 +18,7 @@ from suite.front.progress import EVERY, Progress
 from suite.records.cells import CellRecord, Run
 
 if TYPE_CHECKING:
-    from suite.front.plugin import RunState
+    from suite.front.ledger import RunState
     from suite.report.explanation import Group
 
 MOST = 10
@@ -81,10 +81,10 @@ class Terminal:
                 f"... and {left_out} more failures, a line each below; -v shows all of them in full"
             )
         state = self._state
-        for text in state.stale:
-            terminalreporter.write_line(f"stale expectation: {text}", red=True)
-        if not any(cell.status == "pass" for cell in state.cells):
-            terminalreporter.write_line("no cell passed: the run fails")
+        for text in state.notes:
+            terminalreporter.write_line(text, yellow=True)
+        for text in state.failures():
+            terminalreporter.write_line(f"{text}: the run fails", red=True)
         if state.writer:
             terminalreporter.write_line(f"records: {state.results}")
 

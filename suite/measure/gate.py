@@ -123,7 +123,9 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
         return done.stdout
 
     top = Path(git("rev-parse", "--show-toplevel").decode().strip())
-    archive = git("-C", str(top), "archive", revision)
+    # A revision that begins with a dash is none, and no option of `archive` either.
+    commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    archive = git("-C", str(top), "archive", commit.decode().strip())
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     there = folder / path.resolve().relative_to(top.resolve())
