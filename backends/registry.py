@@ -112,8 +112,9 @@ def _registered(name: str, device: str) -> Backend:
     try:
         return getattr(importlib.import_module(module), attribute)(device)
     except BackendUnavailable as error:
-        # An adapter chains what the import raised; that a device is missing has no cause.
-        if error.__cause__ is None or name not in installed():
+        # A module that was imported stays, one that failed does not. Without a cause nothing was tried.
+        failed = any(module not in sys.modules for module in DISTRIBUTIONS.get(name, ()))
+        if error.__cause__ is None or not failed or name not in installed():
             raise
         raise BrokenFramework(f"installed, and failed to import: {error}") from error
     except SystemExit as error:

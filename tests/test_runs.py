@@ -30,7 +30,9 @@ def run(
     )
 
 
-def judged(act: str, path: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], records.Run]:
+def judged(
+    act: str, path: Path, *words: str
+) -> tuple[subprocess.CompletedProcess[str], records.Run]:
     """A run of an unruly implementation, and its records."""
     out = run(*FEW, f"--backend=tests.unruly:{act}", f"--results={path}", *words)
     return out, records.load(path, partial=True)
@@ -76,7 +78,9 @@ def test_a_hang_in_python_costs_one_cell(tmp_path: Path, words: tuple[str, ...])
     out, loaded = judged("hangs", tmp_path / "r.jsonl", limit, *words)
     assert out.returncode == 1
     assert statuses(loaded) == {("crash", "timeout")}
-    assert {c.message for c in loaded.cells if c.status == "crash"} == {"the cell ran longer than 2 s"}
+    assert {c.message for c in loaded.cells if c.status == "crash"} == {
+        "the cell ran longer than 2 s"
+    }
     assert statuses(loaded, "k9") == {("pass", "")}
     assert loaded.complete
     assert "replacing crashed worker" not in out.stdout
@@ -176,7 +180,9 @@ def test_garbage_of_the_last_cell_is_in_its_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ISOLATED])
-def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_messages_hold_nothing_that_a_terminal_obeys(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     out, loaded = judged("nasty", tmp_path / "r.jsonl", *words)
     assert out.returncode == 1
     assert statuses(loaded) == {("fail", "raised")}
