@@ -87,15 +87,22 @@ def load(name: str, device: str = "cpu") -> Backend:
     """The backend called `name` on `device`.
 
     Raises UsageError for an unknown name or for words that nobody knows in what a backend declares,
-    BackendUnavailable where the framework is not installed or has no such device, and BrokenFramework where
-    it is installed and cannot be imported.
+    BackendUnavailable where the framework is not installed or has no such device, and BrokenFramework
+    where it is installed and cannot be imported.
     """
     name = canonical(name)
     if name in REGISTRY:
         return _registered(name, device)
     backend = load_object(name, "a backend object")
     if isinstance(backend, type) or (callable(backend) and not isinstance(backend, Backend)):
-        backend = backend(device)
+        try:
+            backend = backend(device)
+        except (UsageError, BackendUnavailable, *ENDS):
+            raise
+        except BaseException as error:
+            raise UsageError(
+                f"calling {name} for a backend failed with {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(backend, Backend):
         raise UsageError(
             f"{name} is {type(backend).__name__}, expected a backends.protocol.Backend, or a function "

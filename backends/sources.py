@@ -76,7 +76,7 @@ def _text(code: CodeType) -> str:
         lines = textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError):
         return ""
-    return re.sub(r"\s*# type: ignore.*", "", lines).rstrip() + "\n"
+    return lines.rstrip() + "\n"
 
 
 def import_source(function: Any, name: str) -> str:

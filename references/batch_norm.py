@@ -27,15 +27,16 @@ def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
     return Norm(inputs, (0, 1), learned, EPSILON, u)
 
 
+@np.errstate(all="ignore")
 def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
     """The output (B, L, E) with its bound. Raises NoExtendedPrecision.
 
     There are no rows without keys: `empty_rows` is of no influence.
     """
-    with np.errstate(all="ignore"):
-        return _norm(inputs, rounding).forward()
+    return _norm(inputs, rounding).forward()
 
 
+@np.errstate(all="ignore")
 def vjp(
     inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
 ) -> Outputs:
@@ -43,6 +44,7 @@ def vjp(
     return _norm(inputs, rounding).vjp(cotangent)
 
 
+@np.errstate(all="ignore")
 def jvp(
     inputs: Inputs,
     tangents: Mapping[str, np.ndarray],
@@ -51,6 +53,6 @@ def jvp(
 ) -> Outputs:
     """How the output moves, (B, L, E), as any of query, gain and offset move along `tangents`.
 
-    Raises ValueError for the tangent of an unknown array.
+    Raises ValueError for the tangent of a statistic or an unknown array.
     """
     return _norm(inputs, rounding).jvp(tangents)

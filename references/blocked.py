@@ -22,6 +22,10 @@ MaskRows = Callable[[slice], np.ndarray]
 BLOCK_ELEMENTS = 1 << 16
 """Scores per block over all batches and heads: half a MiB a temporary, which stays in cache."""
 
+FEW_ROWS, LONG_BLOCK_ELEMENTS = 8, 1 << 17
+"""Where a block would have fewer rows, it takes longer to read all keys and values for each block than to
+write temporaries of a MiB: at 32768 keys 1.6 times as long."""
+
 PARALLEL_BLOCKS = 32
 """From this many blocks on they are shared out among threads: NumPy computes without Python's lock."""
 
@@ -100,7 +104,6 @@ def attention(
     lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
     all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
     collector = Collector(q, k, v, scale, softcap, sinks, variance) if terms else None
-    step = max(1, BLOCK_ELEMENTS // max(1, B * H * Lk))
 
     def block(rows: slice) -> None:
         qb = q[:, :, rows]
@@ -139,7 +142,7 @@ def attention(
         with np.errstate(all="ignore"):
             block(rows)
 
-    blocks = [slice(start, min(start + step, Lq)) for start in range(0, Lq, step)]
+    blocks = _blocks((B, H, Lq, Lk))
     if len(blocks) < PARALLEL_BLOCKS:
         for rows in blocks:
             quietly(rows)
@@ -182,6 +185,16 @@ def _check_shapes(
         raise ValueError(f"expected one sink a query head, ({H},), got {sinks.shape}")
 
 
+def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
+    """The rows (B, H, Lq, Lk), block by block."""
+    B, H, Lq, Lk = shape
+    pairs = max(1, B * H * Lk)
+    step = BLOCK_ELEMENTS // pairs
+    if step < FEW_ROWS:
+        step = max(1, LONG_BLOCK_ELEMENTS // pairs)
+    return [slice(start, min(start + step, Lq)) for start in range(0, Lq, step)]
+
+
 def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
     """A function from a slice of query rows to the block of a rank-4 broadcastable array."""
     if array is None or not isinstance(array, np.ndarray):
@@ -205,11 +218,9 @@ def _seen_keys(
     mask_rows: MaskRows | None, bias_rows: MaskRows | None, shape: tuple[int, int, int, int]
 ) -> np.ndarray:
     """Boolean (B, H, Lk): whether any row attends the key."""
-    B, H, Lq, Lk = shape
+    B, H, _, Lk = shape
     seen = np.zeros((B, H, Lk), bool)
-    step = max(1, BLOCK_ELEMENTS // max(1, B * H * Lk))
-    for start in range(0, Lq, step):
-        rows = slice(start, min(start + step, Lq))
+    for rows in _blocks(shape):
         hide = _hidden(mask_rows, bias_rows, rows)
         if hide is None:
             return np.ones((B, H, Lk), bool)

@@ -23,15 +23,16 @@ def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
     return Norm(inputs, (2,), None, EPSILON, u)
 
 
+@np.errstate(all="ignore")
 def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
     """The output (B, L, E) with its bound. Raises NoExtendedPrecision.
 
     There are no rows without keys: `empty_rows` is of no influence.
     """
-    with np.errstate(all="ignore"):
-        return _norm(inputs, rounding).forward()
+    return _norm(inputs, rounding).forward()
 
 
+@np.errstate(all="ignore")
 def vjp(
     inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
 ) -> Outputs:
@@ -39,6 +40,7 @@ def vjp(
     return _norm(inputs, rounding).vjp(cotangent)
 
 
+@np.errstate(all="ignore")
 def jvp(
     inputs: Inputs,
     tangents: Mapping[str, np.ndarray],

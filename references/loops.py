@@ -95,11 +95,11 @@ def multi_head(
 
     def projected(x: np.ndarray, name: str, head: int) -> np.ndarray:
         kernel, offset = parameters[f"{name}_kernel"][:, head], parameters.get(f"{name}_bias")
-        made = np.zeros((*x.shape[:2], kernel.shape[1]))
-        for b, t, j in np.ndindex(*made.shape):
-            made[b, t, j] = math.fsum(float(x[b, t, i] * kernel[i, j]) for i in range(len(kernel)))
-            made[b, t, j] += 0.0 if offset is None else offset[head, j]
-        return made
+        y = np.zeros((*x.shape[:2], kernel.shape[1]))
+        for b, t, j in np.ndindex(*y.shape):
+            y[b, t, j] = math.fsum(float(x[b, t, i] * kernel[i, j]) for i in range(len(kernel)))
+            y[b, t, j] += 0.0 if offset is None else offset[head, j]
+        return y
 
     q = np.stack([projected(query, "query", h) for h in range(H)], 1)
     k = np.stack([projected(key, "key", h) for h in range(Hkv)], 1)

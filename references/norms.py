@@ -155,39 +155,35 @@ class Norm:
         """The gradients of query, gain and offset for a cotangent (B, L, E)."""
         u, parts = self.u, self.handed
         arrays: dict[str, Bounded] = {}
-        with np.errstate(all="ignore"):
-            D = dy = narrowed(wide(self.inputs, {"cotangent": cotangent})["cotangent"], u)
-            if "gain" in self.arrays:
-                each, sizes = self._by_normal(dy), dy.size * parts.reach
-                n = sizes[..., 0].size
-                sums = _sums(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
-                error = each.error.sum((0, 1)) + sums * sizes.sum((0, 1))
-                gain = Bounded(each.value.sum((0, 1)), error)
-                arrays["gain"] = stored(gain, u.output, u.floor)
-                arrays["offset"] = bias_gradient(dy, u, "offset")
-                D = self._product(dy, narrowed(self.arrays["gain"], u))
-            arrays["query"] = stored(self.through(D), u.output, u.floor)
+        D = dy = narrowed(wide(self.inputs, {"cotangent": cotangent})["cotangent"], u)
+        if "gain" in self.arrays:
+            each, sizes = self._by_normal(dy), dy.size * parts.reach
+            n = sizes[..., 0].size
+            sums = _sums(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
+            error = each.error.sum((0, 1)) + sums * sizes.sum((0, 1))
+            gain = Bounded(each.value.sum((0, 1)), error)
+            arrays["gain"] = stored(gain, u.output, u.floor)
+            arrays["offset"] = bias_gradient(dy, u, "offset")
+            D = self._product(dy, narrowed(self.arrays["gain"], u))
+        arrays["query"] = stored(self.through(D), u.output, u.floor)
         return self._outputs(arrays)
 
     def jvp(self, tangents: Mapping[str, np.ndarray]) -> Outputs:
-        """How the output moves, (B, L, E), as query, gain and offset move; other tangents are of no
+        """How the output moves, (B, L, E), as query, gain and offset move; key and value are of no
         influence."""
         u, x = self.u, self.handed.normal
         moved = {name: narrowed(a, u) for name, a in moving(self.inputs, tangents).items()}
-        with np.errstate(all="ignore"):
-            normal = self.through(moved["query"]) if "query" in moved else None
-            if normal is not None and "gain" in self.arrays:
-                normal = self._product(normal, narrowed(self.arrays["gain"], u))
-            gain = self._product(x, moved["gain"]) if "gain" in moved else None
-            offset = moved.get("offset")
-            if offset is not None:
-                offset = Bounded(
-                    *(np.broadcast_to(a, x.shape) for a in (offset.value, offset.error))
-                )
-            total = together([normal, gain, offset], _unit(u))
-            if total is None:
-                total = Bounded.exact(np.zeros_like(x.value))
-            output = stored(total, u.output, u.floor)
+        normal = self.through(moved["query"]) if "query" in moved else None
+        if normal is not None and "gain" in self.arrays:
+            normal = self._product(normal, narrowed(self.arrays["gain"], u))
+        gain = self._product(x, moved["gain"]) if "gain" in moved else None
+        offset = moved.get("offset")
+        if offset is not None:
+            offset = Bounded(*(np.broadcast_to(a, x.shape) for a in (offset.value, offset.error)))
+        total = together([normal, gain, offset], _unit(u))
+        if total is None:
+            total = Bounded.exact(np.zeros_like(x.value))
+        output = stored(total, u.output, u.floor)
         return self._outputs({"output": output})
 
     def _outputs(self, arrays: dict[str, Bounded]) -> Outputs:

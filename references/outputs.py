@@ -66,9 +66,11 @@ def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict
 def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tangents by name, wide; where query, key and value are one tensor, the query's is all three's.
 
-    Raises ValueError for the tangent of an array that the inputs do not have.
+    Raises ValueError for the tangent of an array that the inputs do not have, or of a statistic.
     """
     for name in tangents:
+        if name in inputs.operator.statistics:
+            raise ValueError(f"{name} is a statistic of {inputs.operator}: it has no tangent")
         if name not in inputs.arrays:
             raise ValueError(
                 f"{inputs.operator} has no array {name!r} to move; it has {', '.join(inputs.arrays)}"

@@ -1,6 +1,6 @@
-"""Promise: a call is a function of its arguments: the framework's own arrays of the right shape, dtype and
-device; the same bits on a second call and from a fresh instance; and nothing handed in is changed, nor
-anything attached to it."""
+"""Promise: a call is a function of its arguments: the framework's own arrays of the right shape,
+dtype and device; the same bits on a second call and from a fresh instance; and nothing handed in is
+changed, nor anything attached to it."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ LAYERS = (
     )
 )
 def test_key_permutation(cell: Cell) -> None:
-    """The order of keys has no meaning; where query, key and value are one tensor, rows move with them."""
+    """The order of keys has no meaning; where query, key and value are one tensor, rows move with
+    them."""
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     if inputs.own:

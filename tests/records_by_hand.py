@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from suite.records.cells import CellRecord, Header, Run, digest, writer
+from suite.report import frames
 
 
 def cell(
@@ -58,6 +61,11 @@ def header(*cells: CellRecord, **fields: Any) -> Header:
 def run(*cells: CellRecord, source: str = "run.jsonl", complete: bool = True, **fields: Any) -> Run:
     """A loaded run of these cells; `fields` go to its header."""
     return Run(header(*cells, **fields), cells, source, complete)
+
+
+def frame(*cells: CellRecord, **fields: Any) -> pd.DataFrame:
+    """The cells of such a run as reports have them, a row each."""
+    return frames.cells(run(*cells, **fields))
 
 
 def write(path: Path, run: Run) -> Path:

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from suite.records.cells import Run
+from suite.records.cells import CellRecord, Run
 from suite.report.diff import (
     CHANGES,
     NothingInCommon,
+    UnknownImplementation,
     compare,
     header_changes,
+    mapped,
     new_failures,
     summary,
 )
 from suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, run
+from tests.records_by_hand import cell, elect, run
 
 SAME = cell("sdpa/causal/mha/f32/b1h1q2k2d8")
 CASE = "sdpa/none/mha/f32/b2h3q5k7d8"
@@ -139,7 +141,119 @@ def test_new_failures_come_first_and_are_counted() -> None:
     assert list(frame["change"]) == ["new failure", "fixed", "gone", "new cell", "ratio"]
     assert new_failures(frame)
     counts = summary(frame)["cells"].to_dict()
-    assert counts == dict.fromkeys(CHANGES, 1) | {"status": 0}
+    seen = ("status", "election", "grade", "invariance", "kernels")
+    assert counts == dict.fromkeys(CHANGES, 1) | dict.fromkeys(seen, 0)
+
+
+def observed(old: CellRecord, new: CellRecord) -> list[tuple[str, str, str]]:
+    """The changes of one cell, each with what was observed then and now."""
+    frame = compare(run(SAME, old), run(SAME, new))
+    columns = ("change", "old_observed", "new_observed")
+    return list(zip(*(frame[name] for name in columns), strict=True))
+
+
+def test_an_election_that_changed_is_reported() -> None:
+    (zeros,), (nan,) = (elect("no-keys", {"f32": answer}) for answer in ("zeros", "nan"))
+    assert observed(zeros, nan) == [("election", "zeros", "nan")]
+    assert observed(zeros, zeros) == []
+    broken = replace(nan, status="fail", kind="election")
+    assert observed(zeros, broken) == [("new failure", "", ""), ("election", "zeros", "nan")]
+    (refused,) = elect("no-keys", {"f32": "unsupported"})
+    assert observed(zeros, refused) == [("status", "", "")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fell"),
+    [("fused", "eager", True), ("exact", "none", True), ("eager", "fused", False),
+     ("eager", "eager", False), ("", "eager", False), ("eager", "", False), ("eager", "new", False)],
+)  # fmt: skip
+def test_a_grade_that_fell_is_reported(old: str, new: str, fell: bool) -> None:
+    found = observed(cell(grade=old), cell(grade=new))
+    assert found == ([("grade", old, new)] if fell else [])
+
+
+def test_the_grade_of_a_new_failure_is_not_said_twice() -> None:
+    new = cell(grade="none", status="fail", kind="value")
+    assert observed(cell(grade="exact"), new) == [("new failure", "", "")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fell"),
+    [("bitwise", "within bound", True), ("within bound", "broken", True),
+     ("within bound", "bitwise", False), ("bitwise", "bitwise", False), ("bitwise", "", False)],
+)  # fmt: skip
+def test_an_invariance_that_fell_is_reported(old: str, new: str, fell: bool) -> None:
+    cells = [cell(check="invariant_batch", observed=grade) for grade in (old, new)]
+    assert observed(*cells) == ([("invariance", old, new)] if fell else [])
+
+
+def test_kernels_that_are_others_are_reported() -> None:
+    old, new = (cell(mode="compiled", kernels=name) for name in ("flash_fwd", "gemm, softmax"))
+    assert observed(old, new) == [("kernels", "flash_fwd", "gemm, softmax")]
+    assert observed(old, replace(old, kernels="")) == []
+    moved = [replace(c, error_ratio=r) for c, r in ((old, 0.1), (new, 0.9))]
+    assert [change for change, *_ in observed(*moved)] == ["kernels", "ratio"]
+
+
+def test_what_is_observed_fails_nothing() -> None:
+    frame = compare(run(cell(grade="exact")), run(cell(grade="eager")))
+    assert list(frame["change"]) == ["grade"]
+    assert not new_failures(frame)
+
+
+def names(*implementations: str, status: str = "pass") -> list[CellRecord]:
+    return [cell(CASE, name, status) for name in implementations]
+
+
+def test_a_renamed_implementation_is_compared_under_its_new_name() -> None:
+    old = run(*names("torch:flash", "torch:math"))
+    new = run(*names("torch:flash2", status="fail"), *names("torch:math"))
+    for renames in ({"flash": "flash2"}, {"torch:flash": "torch:flash2"}):
+        frame = compare(*mapped(old, new, renames))
+        shown = frame[["change", "implementation"]].to_numpy().tolist()
+        assert shown == [["new failure", "flash2"]]
+
+
+def test_a_function_is_compared_with_a_frameworks_own() -> None:
+    own = run(*names("torch:sdpa", "torch:sdpa-math", "torch:flash", "jax:jax-nn"))
+    (answer,), (other,) = (elect("no-keys", {"f32": a}) for a in ("zeros", "nan"))
+    own = replace(own, cells=(*own.cells, answer))
+    function = run(*names("torch:flash", status="fail"), replace(other, implementation="flash"))
+    frame = compare(*mapped(own, function, {"sdpa": "flash"}))
+    assert frame[["change", "implementation", "old_observed"]].to_numpy().tolist() == [
+        ["new failure", "flash", ""], ["election", "flash", "zeros"],
+    ]  # fmt: skip
+    frame = compare(*mapped(own, function, {"jax:jax-nn": "torch:flash"}))
+    assert frame["change"].tolist() == ["new failure", "new cell"]
+
+
+def test_implementations_of_one_file_are_compared_with_each_other() -> None:
+    both = run(*names("torch:sdpa"), *names("torch:flash", status="fail"))
+    frame = compare(*mapped(both, both, {"sdpa": "flash"}))
+    assert frame["change"].tolist() == ["new failure"]
+    assert compare(*mapped(both, both, {"sdpa": "flash", "flash": "sdpa"}))["change"].tolist() == [
+        "new failure", "fixed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("renames", "says"),
+    [
+        (
+            {"math": "flash"},
+            r"old\.jsonl: 'math' is not in it; valid: torch:sdpa, jax:sdpa, torch:own",
+        ),
+        ({"torch:own": "fast"}, r"new\.jsonl: 'fast' is not in it; valid: torch:flash"),
+        ({"sdpa": "flash"}, "called so in several backends"),
+        ({"torch:sdpa": "flash", "own": "flash"}, "mapped once"),
+        ({"torch:own": "flash", "own": "flash"}, "mapped once"),
+    ],
+)
+def test_names_that_cannot_be_mapped(renames: dict[str, str], says: str) -> None:
+    old = run(*names("torch:sdpa", "jax:sdpa", "torch:own"), source="old.jsonl")
+    new = run(*names("torch:flash"), source="new.jsonl")
+    with pytest.raises(UnknownImplementation, match=says):
+        mapped(old, new, renames)
 
 
 def test_the_same_run_has_no_changes() -> None:

@@ -1,16 +1,59 @@
-"""The examples of the documentation do what they show."""
+"""Documentation is true: its examples do what they show, and what it names is there."""
 
 from __future__ import annotations
 
 import doctest
+import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+from suite.checks import all_checks
+from suite.front.architecture import PACKAGES, files
+from suite.spec.vocabulary import CHECK_ALIASES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PLACES = "|".join([*PACKAGES, "tests", "docs"])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in DOCS.glob("*.md")))
 def test_examples(name: str) -> None:
     failed, _ = doctest.testfile(str(DOCS / name), module_relative=False)
     assert not failed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_pages_name_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for place in re.findall(rf"`((?:{PLACES})/[\w./*]+)`", text):
+        # NAME stands for what somebody will write.
+        assert "NAME" in place or list(ROOT.glob(place)), place
+    for link in re.findall(r"\]\(([^):#]+\.(?:md|svg|toml))(?:#[\w-]+)?\)", text):
+        assert (page.parent / link).is_file(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_modules_that_pages_name_are_there(page: Path) -> None:
+    """Modules of the suite, and what is in them: no page sends its reader to what was renamed."""
+    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", page.read_text(encoding="utf-8"))
+    for name in names:
+        parts = name.split(".")
+        module = next(m for n in range(len(parts), 0, -1) if (m := ".".join(parts[:n])) in files())
+        found = import_module(module)
+        for part in parts[module.count(".") + 1 :]:
+            assert hasattr(found, part), name
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_call_checks_what_they_are_called(page: Path) -> None:
+    words = set(re.findall(r"`([a-z_]+)`", page.read_text(encoding="utf-8")))
+    names = {check.name for check in all_checks()}
+    assert not words & (CHECK_ALIASES.keys() - names)

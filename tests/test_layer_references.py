@@ -207,9 +207,9 @@ def test_the_covering_array_covers_every_pair() -> None:
     [
         ("multi-head/none/mha/f32/b2h3q3k4d2", "expected multi-head/MASK"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4", "bad widths"),
-        ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/self", "equal sizes"),
-        ("dot/none/mha/f32/b2h2q3k4d2/e2.2.2.2", "one head"),
-        ("additive/none/mha/f32/b2h1q3k4d2/e4.4.2.2/single", "a single query"),
+        ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/self", "has one size here, got queries: 3"),
+        ("dot/none/mha/f32/b2h2q3k4d2/e2.2.2.2", "size 1 here, got query heads: 2"),
+        ("additive/none/mha/f32/b2h1q3k4d2/e4.4.2.2/single", "size 1 here, got queries: 3"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/what", "unknown option"),
         ("layer-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self/train", "not asked in training"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/head/nobias", "canonical"),

@@ -39,7 +39,7 @@ def test_seeds_are_the_same_for_every_cell() -> None:
     def draws() -> None:
         drawn.append((random.random(), np.random.random()))
 
-    for act in (draws, unruly.reseeds, draws):
+    for act in (draws, unruly.reseed, draws):
         assert verdict_of(act).status == "pass"
     assert len(set(drawn)) == 1
 

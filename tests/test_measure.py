@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -17,18 +18,19 @@ import numpy as np
 import pytest
 
 from backends._numpy import Definition, NumpyBackend, Rounded
-from backends.base import Prepared
+from backends.prepared import PreparedCall
 from backends.registry import load
 from suite.__main__ import main
+from suite.judge.derivative import names_of
 from suite.measure import gate, protocol
-from suite.measure.subject import Refused, Subject, Unsupported
-from suite.measure.work import Work, count_pairs
+from suite.measure.call import RefusedTime, TimedCall, UnsupportedCall
 from suite.records import speed
 from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
 from suite.records.speed import SpeedHeader, SpeedRecord
-from suite.spec.catalogue import parse
-from suite.spec.recipes import draw
-from suite.spec.workloads import WORKLOADS, named, sweep
+from suite.spec.case import Case
+from suite.spec.catalogue.workloads import WORKLOADS, named, sweep
+from suite.spec.inputs import draw
+from suite.spec.operators.sdpa import pairs as pairs_of_sdpa
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
@@ -37,12 +39,12 @@ CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
 class Twin(Definition):
     """The reference with one fault of a harness or of a baseline: `changed` makes another call of it."""
 
-    def prepare(self, inputs: Any) -> Prepared:
-        made = super().prepare(inputs)
-        return replace(made, function=self.changed(made, inputs))
+    def prepare(self, inputs: Any) -> PreparedCall:
+        plain = super().prepare(inputs)
+        return replace(plain, function=self.changed(plain, inputs))
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
-        return made.function
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        return plain.function
 
 
 class Later:
@@ -53,7 +55,7 @@ class Later:
             if before is not None:
                 before.join()
             time.sleep(0.001)
-            self._found = compute()
+            self._answer = compute()
 
         self.thread = threading.Thread(target=work)
         self.thread.start()
@@ -61,17 +63,17 @@ class Later:
     @property
     def values(self) -> np.ndarray:
         self.thread.join()
-        return self._found.values
+        return self._answer.values
 
     @property
     def shape(self) -> tuple[int, ...]:
         self.thread.join()
-        return self._found.shape
+        return self._answer.shape
 
     @property
     def fmt(self) -> Any:
         self.thread.join()
-        return self._found.fmt
+        return self._answer.fmt
 
 
 class Asynchronous(NumpyBackend):
@@ -94,9 +96,9 @@ class Queued(Twin):
 
     last: threading.Thread | None = None
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         def call(**arguments: Any) -> Later:
-            out = Later(lambda: made.function(**arguments), self.last)
+            out = Later(lambda: plain.function(**arguments), self.last)
             self.last = out.thread
             return out
 
@@ -108,17 +110,17 @@ class Compiling(NumpyBackend):
 
     compiled = 0
 
-    def compilations(self, prepared: Prepared) -> int:
+    def compilations(self, prepared: PreparedCall) -> int:
         return self.compiled
 
 
 class CompilesInside(Twin):
     """Compiles in every call."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         def call(**arguments: Any) -> Any:
             self.backend.compiled += 1  # type: ignore[attr-defined]
-            return made.function(**arguments)
+            return plain.function(**arguments)
 
         return call
 
@@ -126,14 +128,14 @@ class CompilesInside(Twin):
 class CompilesFresh(Twin):
     """Compiles anew for every array it has not seen."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         seen: set[int] = set()
 
         def call(**arguments: Any) -> Any:
             if id(arguments["query"]) not in seen:
                 seen.add(id(arguments["query"]))
                 self.backend.compiled += 1  # type: ignore[attr-defined]
-            return made.function(**arguments)
+            return plain.function(**arguments)
 
         return call
 
@@ -141,12 +143,12 @@ class CompilesFresh(Twin):
 class CachedAnswer(Twin):
     """Returns its first answer for ever."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         kept: list[Any] = []
 
         def call(**arguments: Any) -> Any:
             if not kept:
-                kept.append(made.function(**arguments))
+                kept.append(plain.function(**arguments))
             return kept[0]
 
         return call
@@ -155,14 +157,14 @@ class CachedAnswer(Twin):
 class CachedByInput(Twin):
     """Remembers its answers by the arrays it was given: right always, and computed once."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         kept: dict[int, Any] = {}
 
         def call(**arguments: Any) -> Any:
             key = id(arguments["query"])
             if key not in kept:
                 time.sleep(0.005)
-                kept[key] = made.function(**arguments)
+                kept[key] = plain.function(**arguments)
             return kept[key]
 
         return call
@@ -171,10 +173,10 @@ class CachedByInput(Twin):
 class AntiCausal(Twin):
     """Hides the past instead of the future."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         def call(mask: Any, **arguments: Any) -> Any:
             turned = Rounded(mask.values.swapaxes(-1, -2), None)
-            return made.function(mask=turned, **arguments)
+            return plain.function(mask=turned, **arguments)
 
         return call
 
@@ -182,10 +184,12 @@ class AntiCausal(Twin):
 class WrongLayout(Twin):
     """Takes the axis of heads for that of positions."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
             arrays = [Rounded(x.values.swapaxes(1, 2), x.fmt) for x in (query, key, value)]
-            out = made.function(**dict(zip(("query", "key", "value"), arrays, strict=True)), **rest)
+            out = plain.function(
+                **dict(zip(("query", "key", "value"), arrays, strict=True)), **rest
+            )
             return Rounded(out.values.swapaxes(1, 2), out.fmt)
 
         return call
@@ -194,17 +198,17 @@ class WrongLayout(Twin):
 class WrongScale(Twin):
     """Scales by 1 / D instead of by its root."""
 
-    def changed(self, made: Prepared, inputs: Any) -> Any:
-        return Definition.prepare(self, replace(inputs, scale=1.0 / inputs.sizes.D)).function
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        return Definition.prepare(self, inputs.replace(scale=1.0 / inputs.sizes.D)).function
 
 
 def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: str = CASE) -> Any:
     """What becomes of a twin that is measured as every implementation is."""
-    subject = Subject(twin(backend()), parse(case))
-    subject.prepare()
+    call = TimedCall(twin(backend()), Case.parse(case))
+    call.prepare()
     for _ in range(3):
-        subject.sample()
-    return subject.judge()
+        call.sample()
+    return call.judge()
 
 
 @pytest.mark.parametrize(
@@ -220,14 +224,14 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
     ],
 )
 def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedTime) as refused:
         judged(twin, backend)
     assert refused.value.kind == kind, refused.value.message
 
 
 def test_a_wrong_layout_is_refused() -> None:
     """Where sizes coincide nothing but the values tells."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedTime) as refused:
         judged(WrongLayout, case="sdpa/none/mha/f32/b2h17q17k17d16")
     assert refused.value.kind == "value"
 
@@ -237,37 +241,102 @@ def test_a_wrong_layout_is_refused() -> None:
     [(Twin, NumpyBackend), (Queued, Synchronised), (Twin, Compiling)],
 )
 def test_honest_twins_are_timed(twin: Any, backend: Any) -> None:
-    found = judged(twin, backend)
-    assert 0 < found.error_ratio <= 1
-    assert found.grade == "exact"
+    accuracy = judged(twin, backend)
+    assert 0 < accuracy.error_ratio <= 1
+    assert accuracy.grade == "exact"
 
 
 def test_what_is_not_supported_is_no_time() -> None:
-    with pytest.raises(Unsupported, match="differentiates nothing"):
-        Subject(Definition(NumpyBackend()), parse(CASE), "backward")
-    with pytest.raises(Unsupported, match="computes sdpa, not additive"):
-        Subject(Definition(NumpyBackend()), named("bahdanau-seq2seq")[0].case())
+    with pytest.raises(UnsupportedCall, match="differentiates nothing"):
+        TimedCall(Definition(NumpyBackend()), Case.parse(CASE), "backward")
+    with pytest.raises(UnsupportedCall, match="computes sdpa, not additive"):
+        TimedCall(Definition(NumpyBackend()), named("bahdanau-seq2seq")[0].case())
 
 
-def test_a_slowed_subject_is_slower_by_as_much() -> None:
-    subject = Subject(Definition(NumpyBackend()), parse(CASE))
-    subject.prepare()
-    subject.call = lambda: time.sleep(0.004)
-    plain = min(subject.sample(1) for _ in range(5))
-    subject.slow = 0.5
-    assert min(subject.sample(1) for _ in range(5)) / plain == pytest.approx(1.5, abs=0.05)
+LAYERS = (
+    ("nn-mha", "multi-head/pad/mha/f32/b2h4q9k7d3/e12.8.10.12", 8),
+    ("nn-mha", "multi-head/none/mha/f32/b2h4q9k9d3/e12.12.12.12/self", 8),
+    ("bahdanau", "additive/pad/mha/f32/b2h1q5k9d6v4/e5.7.4.4/head", 3),
+    ("nn-layer-norm", "layer-norm/none/mha/f32/b4h1q3k3d8/e8.8.8.8/self", 2),
+    ("nn-batch-norm", "batch-norm/none/mha/f32/b4h1q3k3d8/e8.8.8.8/self/train", 2),
+)
+"""An implementation in torch, a case, and how many parameters have a gradient."""
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward+backward"])
+@pytest.mark.parametrize(("name", "case", "parameters"), LAYERS)
+def test_layers_are_timed_backward_by_inputs_and_parameters(
+    name: str, case: str, parameters: int, direction: str
+) -> None:
+    pytest.importorskip("torch")
+    (layer,) = (i for i in load("torch").implementations() if i.name == name)
+    call = TimedCall(layer, Case.parse(case), direction)
+    preparation = call.prepare()
+    assert min(call.sample() for _ in range(3)) > 0
+    accuracy = call.judge()
+    assert accuracy.error_ratio is not None
+    assert 0 < accuracy.error_ratio <= 1
+    operands = ["query"] if call.cell.inputs.own else ["query", "key", "value"]
+    assert call.wrt[: len(operands)] == operands
+    assert set(call.wrt[len(operands) :]) <= set(call.cell.inputs.parameters)
+    assert len(call.wrt) == len(operands) + parameters
+    counted = layer.operator.work is not None
+    assert (preparation.work is not None) == counted
+
+
+def test_a_wrong_gradient_of_a_parameter_is_refused() -> None:
+    """Of a layer whose output is right, and whose derivative forgets half of one parameter's."""
+    torch = pytest.importorskip("torch")
+    (layer,) = (i for i in load("torch").implementations() if i.name == "bahdanau")
+    call = TimedCall(layer, Case.parse(LAYERS[2][1]), "backward")
+
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, dy: Any) -> Any:
+            return dy / 2
+
+    differentiable = layer.differentiable
+
+    def halved(inputs: Any) -> PreparedCall:
+        plain = differentiable(inputs)
+        assert "score_vector" in names_of(plain, inputs)
+
+        def function(score_vector: Any, **rest: Any) -> Any:
+            return plain.function(score_vector=Halved.apply(score_vector), **rest)
+
+        return replace(plain, function=function)
+
+    layer.differentiable = halved
+    call.prepare()
+    with pytest.raises(RefusedTime, match="gradient of the score_vector"):
+        call.judge()
+
+
+def test_a_slowed_call_is_slower_by_as_much() -> None:
+    call = TimedCall(Definition(NumpyBackend()), Case.parse(CASE))
+    call.prepare()
+    call.call = lambda: time.sleep(0.004)
+    plain = min(call.sample(1) for _ in range(5))
+    call.slow = 0.5
+    assert min(call.sample(1) for _ in range(5)) / plain == pytest.approx(1.5, abs=0.05)
 
 
 def test_pairs_are_counted_from_the_mask() -> None:
-    inputs = draw(parse("sdpa/causal/gqa2/f32/b2h4q300k300d8"))
+    inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q300k300d8"))
     pairs = 2 * 4 * 300 * 301 // 2
-    assert count_pairs(inputs) == pairs
-    assert count_pairs(inputs) == int(inputs.attends.sum())
-    work = Work.of(inputs, "forward")
+    assert pairs_of_sdpa(inputs) == pairs
+    assert pairs_of_sdpa(inputs) == int(inputs.attends.sum())
+    count = inputs.operator.work
+    assert count is not None
+    work = count(inputs, "forward")
     assert work.flops == 2 * pairs * (8 + 8)
     assert work.bytes == 4 * (2 * 4 * 300 * 8 * 2 + 2 * 2 * 300 * 8 * 2)
-    assert Work.of(inputs, "backward").flops == 2.5 * work.flops
-    assert Work.of(inputs, "forward+backward").flops == 3.5 * work.flops
+    assert count(inputs, "backward").flops == 2.5 * work.flops
+    assert count(inputs, "forward+backward").flops == 3.5 * work.flops
 
 
 @pytest.mark.parametrize(
@@ -278,17 +347,17 @@ def test_pairs_are_counted_from_the_mask() -> None:
     ],
 )  # fmt: skip
 def test_pairs_are_those_that_attend(text: str) -> None:
-    inputs = draw(parse(text))
-    assert count_pairs(inputs) == int(inputs.attends.sum())
+    inputs = draw(Case.parse(text))
+    assert pairs_of_sdpa(inputs) == int(inputs.attends.sum())
 
 
 def test_the_work_of_additive_attention() -> None:
-    from suite.spec.layers import draw_layer
-
-    inputs = draw_layer(parse("additive/none/mha/f32/b2h1q3k5d4v6/e7.8.6.6"))  # type: ignore[arg-type]
-    found = Work.of(inputs, "forward")
-    assert found.pairs == 2 * 3 * 5
-    assert found.flops == 2 * 2 * (3 * 7 + 5 * 8) * 4 + 30 * (4 * 4 + 2 * 6)
+    inputs = draw(Case.parse("additive/none/mha/f32/b2h1q3k5d4v6/e7.8.6.6"))
+    count = inputs.operator.work
+    assert count is not None
+    work = count(inputs, "forward")
+    assert work.pairs == 2 * 3 * 5
+    assert work.flops == 2 * 2 * (3 * 7 + 5 * 8) * 4 + 30 * (4 * 4 + 2 * 6)
 
 
 def test_workloads_are_cases_with_names() -> None:
@@ -297,7 +366,7 @@ def test_workloads_are_cases_with_names() -> None:
     for workload in (*WORKLOADS, *sweep()):
         for dtype in ("f32", "bf16"):
             case = workload.case(dtype)
-            assert parse(case.id) == case
+            assert Case.parse(case.id) == case
     assert named("all") == WORKLOADS
     with pytest.raises(ValueError, match="bert-base-512"):
         named("bert")
@@ -335,7 +404,7 @@ TIMES = {"candidate": [1.0], "baseline": [1.0]}
 def test_verdicts(ratio: float, noise: float, code: int) -> None:
     codes = {
         gate.judge(
-            gate.Verdict("w", CASE, "forward", gate.OK), pairs_of(ratio, noise, seed), TIMES
+            gate.Outcome("w", CASE, "forward", gate.OK), pairs_of(ratio, noise, seed), TIMES
         ).code
         for seed in range(20)
     }
@@ -346,29 +415,29 @@ def test_twins_that_differ_make_no_verdict() -> None:
     """A machine on which two equal workers differ by 4 % finds regressions that are none."""
     pairs = pairs_of(1.05, 0.01)
     pairs["twin"] = [x + 0.04 for x in pairs["twin"]]
-    found = gate.judge(gate.Verdict("w", CASE, "forward", gate.OK), pairs, TIMES)
-    assert found.code == gate.NOISY
-    assert found.alarms == 1.0
+    outcome = gate.judge(gate.Outcome("w", CASE, "forward", gate.OK), pairs, TIMES)
+    assert outcome.code == gate.NOISY
+    assert outcome.alarms == 1.0
 
 
-def test_the_worst_verdict_decides() -> None:
-    made = {c: gate.Verdict("w", CASE, "forward", c) for c in range(5)}
-    assert gate.worst([made[gate.OK], made[gate.NOTHING]]) == gate.OK
-    assert gate.worst([made[gate.NOTHING]]) == gate.NOTHING
+def test_the_worst_outcome_decides() -> None:
+    by_code = {c: gate.Outcome("w", CASE, "forward", c) for c in range(5)}
+    assert gate.worst([by_code[gate.OK], by_code[gate.NOTHING]]) == gate.OK
+    assert gate.worst([by_code[gate.NOTHING]]) == gate.NOTHING
     assert gate.worst([]) == gate.NOTHING
-    assert gate.worst([made[gate.OK], made[gate.NOISY]]) == gate.NOISY
-    assert gate.worst([made[gate.NOISY], made[gate.REGRESSION]]) == gate.REGRESSION
-    assert gate.worst(list(made.values())) == gate.WRONG
+    assert gate.worst([by_code[gate.OK], by_code[gate.NOISY]]) == gate.NOISY
+    assert gate.worst([by_code[gate.NOISY], by_code[gate.REGRESSION]]) == gate.REGRESSION
+    assert gate.worst(list(by_code.values())) == gate.WRONG
 
 
 def record(**changes: Any) -> SpeedRecord:
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "workload": "w", "case": CASE, "backend": "torch", "implementation": "sdpa", "mode": "eager",
         "device": "cpu", "dtype": "f32", "direction": "forward", "threads": 1, "status": "timed",
         "samples": (0.01, 0.03, 0.02), "flops": 1e9, "bytes": 10**6, "gemm": 1e11, "copy": 1e9,
         "error_ratio": 0.5,
     }  # fmt: skip
-    return SpeedRecord(**{**made, **changes})
+    return SpeedRecord(**{**fields, **changes})
 
 
 def test_records_are_read_as_written(tmp_path: Path) -> None:
@@ -383,12 +452,12 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     for entry in records:
         writer.write(entry)
     writer.close()
-    found = speed.load(path)
-    assert list(found.records) == records
-    assert found.records[0].seconds == 0.02
-    assert found.records[0].share_of_gemm == pytest.approx(0.5)
-    assert found.records[0].share_of_copy == pytest.approx(0.05)
-    assert found.records[1].seconds is None
+    timed, refused = speed.load(path).records
+    assert [timed, refused] == records
+    assert timed.seconds == 0.02
+    assert timed.share_of_gemm == pytest.approx(0.5)
+    assert timed.share_of_copy == pytest.approx(0.05)
+    assert refused.seconds is None
     with pytest.raises(FileExistsError):
         speed.writer(path, SpeedHeader(protocol=1))
 
@@ -531,19 +600,19 @@ import torch
 torch.set_num_threads(1)
 from torch.utils.benchmark import Timer
 from backends.registry import load
-from suite.measure.subject import Subject
-from suite.spec.workloads import named
+from suite.measure.call import TimedCall
+from suite.spec.catalogue.workloads import named
 (sdpa,) = (i for i in load("torch").implementations() if i.name == "sdpa")
 for name in {AGREE}:
-    subject = Subject(sdpa, named(name)[0].case())
-    subject.prepare()
-    timer = Timer("call()", globals={{"call": subject.call}}, num_threads=1)
+    timed = TimedCall(sdpa, named(name)[0].case())
+    timed.prepare()
+    timer = Timer("call()", globals={{"call": timed.call}}, num_threads=1)
     timer.timeit(3)
     ours, theirs = [], []
     for _ in range(40):
-        subject.call(), subject.call()
-        ours.append(subject.sample())
-        theirs.append(timer.timeit(subject.inner).median)
+        timed.call(), timed.call()
+        ours.append(timed.sample())
+        theirs.append(timer.timeit(timed.inner).median)
     ours, theirs = statistics.median(ours), statistics.median(theirs)
     print(name, ours, theirs, ours / theirs)
 """
@@ -557,22 +626,38 @@ for name in {AGREE}:
 def test_a_sample_costs_next_to_nothing() -> None:
     """What the protocol adds to a call that does nothing: less than 3 microseconds."""
     (definition,) = load("numpy").implementations()
-    subject = Subject(definition, parse("sdpa/none/mha/f32/b1h1q1k1d8"))
-    subject.prepare()
-    subject.call = lambda: None
-    assert min(subject.sample(1000) for _ in range(5)) < 3e-6
+    call = TimedCall(definition, Case.parse("sdpa/none/mha/f32/b1h1q1k1d8"))
+    call.prepare()
+    call.call = lambda: None
+    assert min(call.sample(1000) for _ in range(5)) < 3e-6
+
+
+BENCHMARKS = {
+    name: importlib.import_module(f"suite.benchmarks.{name}")
+    for name in ("bench_torch", "bench_jax", "bench_tensorflow")
+}
 
 
 def test_asv_counts_the_cells_of_every_framework_apart() -> None:
     """asv runs what is set up once for all benchmarks whose `setup_cache` stands at one place."""
-    modules = ["torch", "jax", "tensorflow"]
-    found = {
-        inspect.getsourcefile(
-            importlib.import_module(f"suite.benchmarks.bench_{name}").Conformance.setup_cache
-        )
-        for name in modules
-    }
-    assert len(found) == len(modules)
+    files = {inspect.getsourcefile(m.Conformance.setup_cache) for m in BENCHMARKS.values()}
+    assert len(files) == len(BENCHMARKS)
+
+
+def test_the_history_of_asv_goes_on() -> None:
+    """asv finds results again by names, parameters and versions: none of them may change unnoticed."""
+    every: dict[str, Any] = {}
+    for name, module in BENCHMARKS.items():
+        for kind, group in inspect.getmembers(module, inspect.isclass):
+            for text in dir(group):
+                if text.startswith(("time_", "track_", "peakmem_")):
+                    unit = getattr(getattr(group, text), "unit", "")
+                    asked = (group.param_names, group.params, group.version, unit)
+                    every[f"{name}.{kind}.{text}"] = asked
+    assert len(every) == 24
+    assert every["bench_torch.Forward.time_forward"][1][1] == ["sdpa", "eager"]
+    text = json.dumps(every, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "aba5ea1d5b5a2619"
 
 
 @pytest.mark.slow

@@ -87,7 +87,9 @@ def test_figures_survive_and_the_file_is_strict_json(
     assert got == value or (value is not None and math.isnan(value) and math.isnan(got))
 
 
-@pytest.mark.parametrize("facts", ['{"Lk": [3]}', '{"Lk": {"of": 3}}', "[3]", '{"Lk": 1' + "0" * 400 + "}"])
+@pytest.mark.parametrize(
+    "facts", ['{"Lk": [3]}', '{"Lk": {"of": 3}}', "[3]", '{"Lk": 1' + "0" * 400 + "}"]
+)
 def test_a_fact_is_one_plain_value(whole: Path, facts: str) -> None:
     spoil(whole, lambda lines: [lines[0], lines[1].replace('"facts": {}', f'"facts": {facts}')])
     with pytest.raises(BrokenLine, match=r"line 2.*facts"):

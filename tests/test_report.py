@@ -11,17 +11,13 @@ import pandas as pd
 import pytest
 
 from suite.records.cells import CellRecord
-from suite.report import conformance, frames, precision, semantics, tables
+from suite.report import conformance, frames, precision, tables
 from suite.report.kinds import CONFORMANCE
 from suite.report.summary import lines
 from suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, elect, run
+from tests.records_by_hand import cell, elect, frame, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
-
-
-def frame(*cells: CellRecord, **fields) -> pd.DataFrame:  # type: ignore[no-untyped-def]
-    return frames.cells(run(*cells, **fields))
 
 
 def test_cells_holds_every_field_and_the_source() -> None:
@@ -268,69 +264,6 @@ def test_the_summary_names_operators_where_there_are_several() -> None:
     heads = [[line for line in text if line.startswith("Elections")] for text in shown]
     assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
     assert shown[0][-1] == "not installed: jax: no wheel"
-
-
-def test_elections() -> None:
-    found = semantics.elections(
-        frame(
-            *elect("no-keys", {"f32": "zeros", "bf16": "zeros", "f16": "nan"}),
-            *elect("value-size", {"f32": "raises", "f64": "unsupported"}),
-            *elect("integer-mask", {"f32": "unsupported"}),
-            *elect("no-keys", {"f32": "nan", "bf16": "nan", "f16": "nan"}, "jax:jax-nn"),
-            cell(
-                "elect/integer-mask/f32",
-                "jax:jax-nn",
-                "error",
-                check="election",
-                question="integer-mask",
-            ),
-            cell(),
-        )
-    )
-    assert found.columns.tolist() == ["no-keys", "value-size", "integer-mask"]
-    assert found.loc["torch:sdpa"].tolist() == ["zeros (f16: nan)", "raises", "-"]
-    assert found.loc["jax:jax-nn"].tolist() == ["nan", "", "error"]
-
-
-def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[CellRecord]:
-    """The cells of one check, a dtype each."""
-    return [
-        cell(f"sdpa/none/mha/{dtype}/b3h2q18k34d8", status=status, check=check, observed=grade)
-        for dtype, grade in grades.items()
-    ]
-
-
-def test_invariance_is_the_worst_grade() -> None:
-    found = semantics.invariance(
-        frame(
-            *graded("invariant_rows", {"f32": "bitwise", "bf16": "bitwise", "f16": "within bound"}),
-            cell("sdpa/none/mha/f32/b2h4q129k161d64", check="invariant_rows", observed="broken",
-                 status="fail"),
-            *graded("invariant_rerun", {"f32": "bitwise", "bf16": "bitwise"}),
-            *graded("invariant_threads", {"f32": ""}, "unsupported"),
-            *graded("invariant_split", {"f32": ""}, "crash"),
-            cell(),
-        )
-    )  # fmt: skip
-    assert found.columns.tolist() == ["a second call", "rows", "threads", "split keys"]
-    assert found.loc["torch:sdpa"].tolist() == [
-        "bitwise", "broken (bf16: bitwise, f16: within bound)", "-", "crash",
-    ]  # fmt: skip
-    assert semantics.invariance(frame(cell())).empty
-
-
-def test_every_check_of_invariance_is_in_the_table() -> None:
-    from suite.checks import all_checks
-
-    assert set(semantics.INVARIANT) == {
-        c.name for c in all_checks() if c.name.startswith("invariant_")
-    }
-
-
-def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> None:
-    (lied,) = elect("no-keys", {"f32": "nan"})
-    lied = replace(lied, status="fail")
-    assert semantics.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
 
 
 def test_failures_are_listed_gravest_first() -> None:

@@ -322,3 +322,17 @@ def test_diff_exits_with_one_on_new_failures_only(
         assert command("diff", *words) == 2
     assert command("diff", good, bad, "--format", "html", "--output", tmp_path / "d.html") == 1
     assert "new failure" in (tmp_path / "d.html").read_text()
+
+
+def test_diff_maps_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    old = write(tmp_path / "old.jsonl", run(cell(), cell(implementation="torch:math")))
+    new = write(tmp_path / "new.jsonl", run(cell(implementation="torch:flash", status="fail")))
+    assert command("diff", old, new) == 2
+    assert command("diff", old, new, "--map", "torch:sdpa=flash") == 1
+    assert "flash" in capsys.readouterr().out
+    assert command("diff", old, new, "--map", "fast=flash") == 2
+    assert "'fast' is not in it; valid: torch:sdpa, torch:math" in capsys.readouterr().err
+    assert command("diff", old, new, "--map", "sdpa=flash", "--map", "sdpa=flash") == 2
+    with pytest.raises(SystemExit):
+        command("diff", old, new, "--map", "flash")
+    assert "expected OLD=NEW, got 'flash'" in capsys.readouterr().err

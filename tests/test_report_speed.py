@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from suite.report.asv import asv_history, asv_results
 from suite.report.kinds import SPEED
 from suite.report.speed import build as tables
 from suite.report.speed import cost_law, fit, law, measurements
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = {"suite", "backends", "references"}
 
 
 def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
@@ -283,6 +288,31 @@ def test_locks_pin_everything_but_the_framework_alike() -> None:
         for path in LOCKS.glob("jax-*.txt")
     }
     assert len(kept) == 1
+
+
+@pytest.mark.parametrize("path", sorted(LOCKS.glob("*.txt")), ids=lambda path: path.stem)
+def test_locks_have_what_the_benchmarks_import(path: Path) -> None:
+    """The benchmarks, and the plan of the cells that they count, with nothing but the lock installed."""
+    pinned = {line.partition("==")[0] for line in path.read_text().splitlines()[1:]}
+    installed = metadata.packages_distributions()
+    absent = {top for top, names in installed.items() if not pinned & {canonical(n) for n in names}}
+    program = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent - OURS!r}:
+            raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+import suite.benchmarks.bench_jax, suite.front.plan, suite.checks
+suite.checks.all_checks()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as the locks spell it."""
+    return name.replace("-", "_").lower()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,28 @@ import pytest
 from hypothesis import given, settings
 
 from backends.compilation import mode_of
-from suite.judge.cell import Cell, run
-from suite.plan import Options, Plan
+from backends.prepared import PreparedCall
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
 from suite.records.expectations import Expectation, Manifest
-from suite.search import command, engine, script, strategies
-from suite.search.engine import Failure, Search, Summary
+from suite.search import command, definition, engine, failures, literals, script, strategies
+from suite.search.engine import Search
+from suite.search.failures import Failure, Summary
+from suite.spec.case import Case
+from suite.spec.catalogue import cases as catalogue_cases
+from suite.spec.catalogue import gradient_cases
 from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.inputs import draw
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
-from suite.spec.problem import FEATURES, Case
-from suite.spec.recipes import draw
-from suite.test_values import test_values as values
+from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import FEATURES
 
 ROOT = Path(__file__).resolve().parents[1]
+CHECKS = {check.name: check for check in all_checks()}
 
 WRONG = """
 import torch
@@ -44,8 +55,8 @@ def kernel(query, key, value, attn_mask=None, is_causal=False, scale=None, enabl
 def search(backend: str, found: list[Failure] | None = None, **options: Any) -> Summary:
     """The summary of a search; `found` takes up the failures as they are reported."""
     names = ("implementation", "function", "dtype")
-    given = {name: options.pop(name) for name in names if name in options}
-    plan = Plan.make(Options((backend,), **given))
+    asked = {name: options.pop(name) for name in names if name in options}
+    plan = Plan.make(Options((backend,), **asked))
     return Search(plan, found=(found if found is not None else []).append, **options).run()
 
 
@@ -66,38 +77,46 @@ def alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def judged(backend: str, implementation: str, case: str, **options: Any) -> Cell:
-    """The value cell of one implementation, judged."""
+def value_cell(backend: str, implementation: str, case: str, **options: Any) -> Cell:
+    """The value cell of one implementation."""
     plan = Plan.make(Options((backend,), **options))
     chosen = next(i for i in plan.implementations if i.name == implementation)
-    return Cell(values.check, Case.parse(case), chosen)  # type: ignore[attr-defined]
+    return Cell(CHECKS["values"], Case.parse(case), chosen)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(strategies.cases())
 def test_cases_drawn_are_valid(case: Case) -> None:
-    s = case.problem.sizes
+    s = case.sizes
     assert Case.parse(case.id) == case
     assert set(case.needs) <= set(FEATURES)
     assert s.B * s.H * s.Lq * s.Lk <= strategies.PAIRS
     assert s.Lk > 0
+    assert not case.option("rate"), "dropout has a check of its own"
     inputs = draw(case)
     assert inputs.attends.shape == (s.B, s.H, s.Lq, s.Lk)
+    assert all(array.shape == inputs.arrays[name].shape for name, array in inputs.arrays.items())
     assert np.isfinite(inputs.query).all()
+    if inputs.has_empty_rows:
+        assert {"fully-masked-row", "padded-sample"} & set(case.operator.elections)
+    if case.option("bias") == "inf":
+        assert case.mask is None
 
 
 def test_draws_reach_what_the_table_does() -> None:
     """Every value of every axis, tails, zeros, and combinations that the table does not have."""
     seen: list[Case] = []
-    engine.run_batch(strategies.cases(), 1, seen.append, 1200)
-    masks = [c.problem.mask for c in seen if c.problem.mask is not None]
+    for seed in range(6):
+        engine.run_batch(strategies.cases_of(OPERATORS["sdpa"]), seed, seen.append, engine.BATCH)
+    masks = [c.mask for c in seen if c.mask is not None]
     parts = [part for mask in masks for part in mask.parts]
-    sizes = [c.problem.sizes for c in seen]
+    sizes = [c.sizes for c in seen]
     assert {c.dtype.name for c in seen} == set(DTYPES)
-    assert {c.layout for c in seen} == {"bhld", "blhd", "bhdl"}
+    assert {c.axis_order for c in seen} == {"bhld", "blhd", "bhdl"}
     assert {c.form for c in seen} == {"native", "dense"}
     assert len({c.recipe for c in seen}) == 9
-    assert len({c.problem.bias for c in seen}) == 7
+    assert len({c.option("bias") for c in seen}) >= 6  # -inf goes with no mask: it is rare
+    assert {c.option("sinks") for c in seen} == {False, True}
     assert {type(p).__name__ for p in parts} >= {"Causal", "Window", "Padding", "Segments", "Or"}
     assert any(isinstance(mask, And) for mask in masks)
     assert {p.axes for p in parts if isinstance(p, Boolean)} == set(Boolean.AXES)
@@ -105,6 +124,60 @@ def test_draws_reach_what_the_table_does() -> None:
     assert {0, 1, 33, 64, 129} <= {s.Lq for s in sizes}
     assert max(s.Lk for s in sizes) > 512
     assert {s.heads for s in sizes} >= {"mha", "mqa", "gqa2", "gqa4"}
+
+
+@pytest.mark.parametrize("name", ["multi-head", "additive", "batch-norm"])
+def test_draws_reach_every_option_of_a_layer(name: str) -> None:
+    """Every value that an option names as worth asking, and ordinary widths as well as odd ones."""
+    operator = OPERATORS[name]
+    seen: list[Case] = []
+    for seed in range(2):
+        engine.run_batch(strategies.cases_of(operator), seed, seen.append, engine.BATCH)
+    for option in operator.options:
+        reached = {case.option(option.name) for case in seen}
+        if not operator.attends and option.name in strategies.WITH_KEYS_ALONE:
+            assert reached == {option.default}
+        elif not operator.attends and option.name == "own":
+            assert reached == {True}
+        else:
+            # -inf in a bias, which goes with no mask, is too rare for few draws.
+            assert {option.default, *option.values} - {"inf"} <= reached
+            assert reached <= {option.default, *option.values}
+    widths = [c.widths for c in seen if c.widths is not None]
+    assert len(set(widths)) > 15
+    assert sum(w.query == w.key == w.value == w.output for w in widths) > 100
+    if operator.attends:
+        assert {c.form for c in seen} == {"native", "dense"}
+        assert {c.mask is None for c in seen} == {False, True}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
+def test_cases_of_the_table_are_well_posed(operator: Any) -> None:
+    """What the search never draws is asked nowhere."""
+    for of, differentiated in ((catalogue_cases, False), (gradient_cases, True)):
+        for case in of("full"):
+            if case.operator is operator:
+                assert strategies.well_posed(case, differentiated), case.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self-attention/padempty/mha/f32/b2h1q7k7d5/e12.12.12.5/self",
+        "additive/bool.qk.empty/mha/f32/b2h1q5k9d16v14/e12.10.14.14/dense",
+        "concat/causalbr/mha/f32/b2h1q9k5d8v6/e8.8.6.6/dense",
+    ],
+)
+def test_rows_without_keys_that_nobody_elects_are_ill_posed(text: str) -> None:
+    assert not strategies.well_posed(Case.parse(text))
+
+
+def test_ties_make_sizes_equal() -> None:
+    letters = dict(zip("bhgqkdv", (2, 6, 3, 5, 7, 8, 9), strict=True))
+    assert strategies.tied(letters, ()) == letters
+    assert strategies.tied(letters, ("1hg", "qk", "vk")) == letters | {
+        "h": 1, "g": 1, "k": 5, "v": 5,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -124,11 +197,11 @@ def test_alternatives_are_flat() -> None:
 
 
 def drawn(seed: int, examples: int) -> list[str]:
-    found: list[str] = []
+    ids: list[str] = []
     plan = Plan.make(Options(("numpy",), dtype=("f32",)))
-    told = lambda case: found.append(case.id)  # noqa: E731
+    told = lambda case: ids.append(case.id)  # noqa: E731
     Search(plan, seed, examples=examples, gradients=False, drawn=told).run()
-    return found
+    return ids
 
 
 def test_the_same_seed_draws_the_same_cases() -> None:
@@ -166,11 +239,11 @@ def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict
     first = next(f for f in found if f.check.name == check)
     assert first.shrunk
     assert first.repeats
-    sizes = first.case.problem.sizes
+    sizes = first.case.sizes
     assert all(getattr(sizes, size) <= limit for size, limit in limits.items()), first.case.id
     assert first.case.recipe == "normal"
-    assert first.case.layout == "bhld"
-    again = first.check.cell(first.check, first.case, first.implementation)
+    assert first.case.axis_order == "bhld"
+    again = Cell(first.check, first.case, first.implementation)
     assert run(again).message == first.verdict.message
 
 
@@ -193,7 +266,7 @@ def test_a_tail_beyond_a_block_is_found() -> None:
     plan.implementations = list(KernelBackend("numpy", (LastTileShort,)).implementations())
     found: list[Failure] = []
     Search(plan, 0, examples=100, gradients=False, found=found.append).run()
-    sizes = found[0].case.problem.sizes
+    sizes = found[0].case.sizes
     assert 128 < sizes.Lk < 140
     assert (sizes.B, sizes.H, sizes.Lq, sizes.D) == (1, 1, 1, 1)
 
@@ -234,15 +307,17 @@ def test_other_dtypes_than_an_entry_names_are_not_alike() -> None:
     )
     plan = Plan.make(Options(("tests.mutants:mutants",), implementation=entry.implementation))
     cell = Cell(
-        values.check,  # type: ignore[attr-defined]
+        CHECKS["values"],
         Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"),
         plan.implementations[0],
     )
-    assert engine.alike(Manifest([entry], {}, "cpu"), cell, run(cell)) is None
+    assert failures.alike(Manifest([entry], {}, "cpu"), cell, run(cell)) is None
 
 
 def test_backends_without_words_give_the_case_alone() -> None:
-    cell = judged("tests.mutants:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense")
+    cell = value_cell(
+        "tests.mutants:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense"
+    )
     with pytest.raises(script.NoScript, match="no words for a script"):
         script.script(cell, run(cell))
 
@@ -251,25 +326,25 @@ def test_backends_without_words_give_the_case_alone() -> None:
 @pytest.mark.parametrize("dt", ["f32", "bf16", "f16", "f64"])
 def test_inputs_of_a_script_are_those_of_the_case(case: str, dt: str) -> None:
     """Written out, or drawn by the lines of the script: the same bytes."""
-    cell = judged("numpy", "definition", f"sdpa/causal/mha/{dt}/{case}/bias.bhqk")
-    found: dict[str, Any] = {"np": np}
-    exec(script._given(cell), found)
-    for name in ("query", "key", "value", "bias"):
-        assert found[name].tobytes() == getattr(cell.inputs, name).tobytes(), name
-    assert (found["mask"] == cell.inputs.dense_mask).all()
+    inputs = draw(Case.parse(f"sdpa/causal/mha/{dt}/{case}/bias.bhqk/sinks"))
+    values: dict[str, Any] = {"np": np}
+    exec(definition.arrays_text(inputs, None), values)
+    for name in ("query", "key", "value", "bias", "sinks"):
+        assert values[name].tobytes() == getattr(inputs, name).tobytes(), name
+    assert (values["mask"] == inputs.dense_mask).all()
 
 
 @pytest.mark.parametrize("count", [7, 2000])
 def test_literals_are_exact(count: int) -> None:
     rng = np.random.default_rng(0)
     arrays = [round_to(rng.standard_normal(count), DTYPES["f16"]), rng.random(count) < 0.5]
-    arrays.append(np.where(arrays[1], -np.inf, arrays[0]))
+    arrays += [np.where(arrays[1], -np.inf, arrays[0]), np.array(0.5), np.arange(count)]
     for array in arrays:
         got = eval(
-            script.literal(array),
+            literals.literal(array),
             {"np": np, "zlib": __import__("zlib"), "base64": __import__("base64")},
         )
-        assert got.dtype == array.dtype
+        assert (got.dtype, got.shape) == (array.dtype, array.shape)
         assert (got == array).all()
 
 
@@ -292,8 +367,7 @@ class TestTorch:
         line = next(t for t in out.stdout.splitlines() if t.startswith("  case    "))
         case = Case.parse(line.split()[1])
         assert case.mask_token == "causal"
-        assert (case.problem.sizes.B, case.problem.sizes.H, case.problem.sizes.Lq) == (1, 1, 1)
-        assert case.problem.sizes.Lk == 5
+        assert (case.sizes.B, case.sizes.H, case.sizes.Lq, case.sizes.Lk) == (1, 1, 1, 5)
         start = out.stdout.index('"""torch:kernel')
         text = out.stdout[start : out.stdout.index("\nseed 0:")]
         assert not {"suite", "backends", "references"} & {
@@ -316,6 +390,7 @@ class TestTorch:
         [
             ("eager", "sdpa/pad/gqa2/bf16/b2h4q5k7d8/cap2.0"),
             ("eager", "sdpa/none/mha/f64/b2h2q5k7d8/bias.qk/scale0.3"),
+            ("eager", "sdpa/bool.qk.empty/gqa2/f32/b2h4q5k7d8/bias.qk/sinks/dense"),
             ("sdpa", "sdpa/causal/gqa2/f32/b2h4q5k7d8/blhd"),
             ("sdpa-math", "sdpa/causalbr/mha/f16/b2h2q7k5d8/bias.bhqk"),
             ("sdpa-flash", "sdpa/none/mha/bf16/b2h2q64k65d16/large"),
@@ -331,6 +406,50 @@ class TestTorch:
             pytest.skip("no backward pass on CPU")
         _script_passes("torch", name, case, check, tmp_path, monkeypatch)
 
+    @pytest.mark.parametrize(
+        ("case", "check"),
+        [
+            ("dot/pad/mha/f32/b2h1q5k7d8v6/e8.8.6.6", "values"),
+            ("dot/none/mha/bf16/b2h1q5k5d8/e8.8.8.8/unscaled/self", "gradients"),
+            ("dot/causal/mha/f32/b3h1q40k40d8/e8.8.8.8", "gradients"),
+        ],
+    )
+    def test_the_script_of_a_layer_that_gives_its_source(
+        self, case: str, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It shows a right answer as right, and what it does not compute as wrong."""
+        plan = Plan.make(Options(("torch",), implementation=("luong",)))
+        (layer,) = plan.implementations
+        cell = Cell(CHECKS[check], Case.parse(case), layer)
+        with pytest.raises(script.NoScript, match="gives no source of its call"):
+            script.script(cell, Verdict("fail", "value", "as if"))
+        plain = layer.prepare
+        monkeypatch.setattr(
+            layer, "prepare", lambda inputs: with_source(plain(inputs), LUONG.splitlines())
+        )
+        text = _script_of_any_element(cell, monkeypatch)
+        shown = alone(text, tmp_path)
+        assert shown.returncode == 0, text + shown.stderr
+        assert "by definition" in shown.stdout
+        other = alone(text.replace("torch.softmax(scores, -1)", "torch.sigmoid(scores)"), tmp_path)
+        assert other.returncode == 1
+        assert "AssertionError" in other.stderr
+
+
+LUONG = """
+scores = query @ key.transpose(-2, -1)
+scores = scores * scale
+scores = scores.masked_fill(hidden, -torch.inf)
+output = torch.softmax(scores, -1) @ value
+"""
+
+
+def with_source(prepared: PreparedCall, lines: list[str]) -> PreparedCall:
+    """The call with its text: of the lines those whose variables it is given."""
+    absent = {"scale", "hidden"} - set(prepared.arguments)
+    kept = [line for line in lines if not any(name in line for name in absent)]
+    return replace(prepared, source="\n".join(["import torch", *kept]))
+
 
 @pytest.mark.parametrize(
     ("backend", "name", "case", "check"),
@@ -343,7 +462,7 @@ class TestTorch:
         ("torch", "flex@aot_eager", "sdpa/bool.qk/mha/f32/b2h2q5k7d8/bias.1hqk/dense", "values"),
         ("tf", "eager@xla", "sdpa/pad/mha/f32/b2h2q5k7d8/cap2.0", "gradients"),
         ("tf", "keras-ops@function", "sdpa/causal/gqa2/f32/b2h4q5k7d8", "values"),
-        ("jax", "jax-nn@jit", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
+        ("jax", "jax-nn@ops", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
         ("jax", "eager@aot", "sdpa/none/mha/bf16/b2h2q5k7d8", "values"),
     ],
 )
@@ -365,21 +484,20 @@ def _script_passes(
     backend: str, name: str, case: str, check: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script of a right answer, written as if its last element were the worst, exits with 0."""
-    from suite.checks import all_checks
-    from suite.judge.verdict import Verdict
-
-    asked = next(c for c in all_checks() if c.name == check)
     plan = Plan.make(Options((backend,), mode=mode_of(name)))
     chosen = next(i for i in plan.implementations if i.name == name)
-    cell = asked.cell(asked, Case.parse(case), chosen)
-    verdict = run(cell)
-    assert verdict.status == "pass", verdict
+    cell = Cell(CHECKS[check], Case.parse(case), chosen)
+    assert run(cell).status == "pass"
+    shown = alone(_script_of_any_element(cell, monkeypatch), folder)
+    assert shown.returncode == 0, shown.stderr
+    assert "by definition" in shown.stdout
+
+
+def _script_of_any_element(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The script of a right answer, which asserts the element that is nearest to its bound."""
     real = script.ratios
     monkeypatch.setattr(script, "ratios", lambda error, limit: real(error, limit) + 2.0)
-    text = script.script(cell, Verdict("fail", "value", "as if"))
-    shown = alone(text, folder)
-    assert shown.returncode == 0, text + shown.stderr
-    assert "by definition" in shown.stdout
+    return script.script(cell, Verdict("fail", "value", "as if"))
 
 
 @pytest.mark.parametrize(
@@ -431,8 +549,10 @@ def test_without_hypothesis_one_line_says_what_to_install(tmp_path: Path) -> Non
 
 
 def test_pools_of_sizes_are_of_the_seed() -> None:
-    pool = engine.size_pool(2, 5)
-    assert len(pool) == 5
-    assert pool == engine.size_pool(2, 5)
+    for operator in (OPERATORS["sdpa"], OPERATORS["additive"]):
+        pool = engine.shape_pool(operator, 2, 5)
+        assert len(pool) == 5
+        assert pool == engine.shape_pool(operator, 2, 5)
+        assert pool != engine.shape_pool(operator, 3, 5)
     summary = search("numpy", seed=2, examples=60, pool=5)
     assert len(summary.axes["sizes"]) <= 5

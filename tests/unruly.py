@@ -1,7 +1,7 @@
 """Unruly implementations: the control, which does something to the process it runs in.
 
-Each does it on cases of 17 keys and answers rightly all the same, where it still can. `tests/test_runs.py`
-says how a run with it must end.
+Each does it on cases of 17 keys and answers rightly all the same, where it still can.
+`tests/test_runs.py` says how a run with it must end.
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ def dying_thread() -> None:
     thread.join()
 
 
-def cycle() -> None:
+def leave_garbage() -> None:
     """Leave garbage behind whose destructor raises as soon as it is collected."""
     gc.disable()
     garbage = Raises()
     garbage.own = garbage
 
 
-def holds_the_lock() -> None:
+def hold_the_lock() -> None:
     """Compute for hours in one call of C that holds the interpreter's lock and asks for no signals."""
     sum(range(10**15))
 
 
-def reseeds() -> None:
+def reseed() -> None:
     """Seed the generators of the process."""
     random.seed(77)
     np.random.seed(77)
@@ -116,12 +116,12 @@ ACTS: dict[str, Callable[[], object]] = {
     "nasty": raising(Nasty()),
     "mute": raising(Mute()),
     "hangs": lambda: threading.Event().wait(600),
-    "holds_the_lock": holds_the_lock,
+    "holds_the_lock": hold_the_lock,
     "thread": dying_thread,
     "destructor": lambda: Raises() and None,
-    "cycle": cycle,
+    "garbage": leave_garbage,
     "folder": lambda: os.chdir("/"),
-    "reseeds": reseeds,
+    "reseeds": reseed,
 }
 
 

@@ -129,7 +129,7 @@ class JaxNn(Implementation):
     kernel = "xla"
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted(self, self.plain(inputs))
+        return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
 
     def plain(
         self, inputs: Inputs, causal: bool = True, window: bool = True, lengths: bool = True

@@ -28,7 +28,7 @@ class Compilations:
         self.count = self.programs = 0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, seconds: float, **more: Any) -> None:
+    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         self.count += event.startswith("/jax/core/compile/")
         self.programs += event == COMPILED
 

@@ -1,5 +1,5 @@
-"""Forms of a call in JAX besides `jax.jit`, which is how it is called anyway: operation by operation, mapped
-over the batch, and compiled ahead of the first call."""
+"""Forms of a call in JAX besides `jax.jit`, which is how it is called anyway: operation by operation,
+mapped over the batch, and compiled ahead of the first call."""
 
 from __future__ import annotations
 

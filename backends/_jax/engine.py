@@ -35,7 +35,7 @@ class JaxEngine(Backend):
 
     compiles_shapes = True
     narrow_reductions = True
-    timed_compilers = ("jit",)
+    timed_compilers: tuple[str, ...] = ("jit",)
     handed_over: tuple[type[Implementation], ...] = (UserLayer,)
     """What people hand over, and is called as it is: all else goes through jit."""
 
@@ -96,6 +96,15 @@ class JaxEngine(Backend):
         """The call through `jax.jit`, as JAX is used; one function for all calls of an implementation
         that have equal constants."""
         return self.programs.jitted(owner.name, prepared)
+
+    def jitted_native(
+        self, owner: Implementation, prepared: PreparedCall, dtype: DType
+    ) -> PreparedCall:
+        """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be: on a
+        CPU its float16 can only be called operation by operation (see finding float16-jit)."""
+        if dtype.name == "f16" and self.device == "cpu":
+            return prepared
+        return self.jitted(owner, prepared)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return transforms.vjp(prepared, wrt, cotangent)

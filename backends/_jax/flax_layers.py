@@ -16,7 +16,7 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 """Flax's names of the projections, whose kernels and biases have the canonical shapes."""
@@ -46,7 +46,7 @@ class FlaxLayer(Implementation):
 
     backend: JaxEngine
 
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     declared = Declared(
         features=LAYER_FEATURES,
         refusals={
@@ -66,14 +66,18 @@ class FlaxLayer(Implementation):
     causal_flag = False
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted(self, self.call(inputs))
+        return self.jitted(self.call(inputs), inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         flags = self.mask_paths(inputs) | self.input_paths(inputs) | self.flag_paths(inputs)
         return {
-            name: self.backend.jitted(self, self.call(inputs, **changes))
+            name: self.jitted(self.call(inputs, **changes), inputs)
             for name, changes in flags.items()
         }
+
+    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        """The call as it is made by default: through `jax.jit`."""
+        return self.backend.jitted(self, plain)
 
     def call(
         self,

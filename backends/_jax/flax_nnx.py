@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends._jax.flax_layers import FlaxLayer, biased, by_parts
+from backends.prepared import PreparedCall
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -35,6 +36,9 @@ class Nnx(FlaxLayer):
             return "flax.nnx.MultiHeadAttention has one in_kv_features for keys and values"
         return super().unsupported(case)
 
+    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted_native(self, plain, inputs.dtype)
+
     def settings(self, inputs: Inputs) -> dict[str, Any]:
         w = inputs.widths
         return super().settings(inputs) | {
@@ -46,8 +50,8 @@ class Nnx(FlaxLayer):
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """Flags: `deterministic`, of the call; `view`: "eval", "train" or "constructor", which say instead
-        of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`."""
+        """Flags: `deterministic`, of the call; `view`: "eval", "train" or "constructor", which say
+        instead of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`."""
         import jax
         from flax import nnx
 
@@ -108,16 +112,17 @@ class NnxWeights(Nnx):
     """sow_weights=True, or dropout: products and a softmax of its own."""
 
     name = "flax-nnx-weights"
-    declared = (
-        FlaxLayer.declared.electing(
-            {
-                "causal-alignment": "top-left",
-                "causal-with-mask": "intersect",
-                "returned-weights": "before-dropout",
-            }
-        ).but(numerics="stepwise", dropout="shared")
-    )
+    declared = FlaxLayer.declared.electing(
+        {
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "returned-weights": "before-dropout",
+        }
+    ).but(numerics="stepwise", dropout="shared")
     sows = True
+
+    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted(self, plain)
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {"nnx.jit": {"jit": True}}

@@ -12,8 +12,8 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.layer_norm import EPSILON
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
 
 NAMES = {"params": {"scale": "gain", "bias": "offset"}}
 """What Flax calls the canonical parameters of a norm, by collection of variables."""
@@ -63,7 +63,7 @@ class LinenLayerNorm(FlaxNorm):
     """`flax.linen.LayerNorm` over the last axis."""
 
     name = "flax-layer-norm"
-    operator = OPERATORS["layer-norm"]
+    operator = LAYER_NORM
     declared = Declared(numerics="exact", features=LAYER_FEATURES)
 
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
@@ -74,7 +74,7 @@ class LinenBatchNorm(FlaxNorm):
     """`flax.linen.BatchNorm` over all axes but the last."""
 
     name = "flax-batch-norm"
-    operator = OPERATORS["batch-norm"]
+    operator = BATCH_NORM
     declared = Declared(
         # In evaluation parameters of 16 bits make every step one of 16 bits.
         numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},

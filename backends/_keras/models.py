@@ -11,7 +11,8 @@ from suite.spec.inputs import Inputs
 
 def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
     """The call with `value_mask` attached to the value ("attached"), as the second of two such calls
-    ("attached again"), or as the mask that is left on the sum of input and output ("attached residual")."""
+    ("attached again"), or as the mask that is left on the sum of input and output ("attached
+    residual")."""
 
     def call(value_mask: Any, **arrays: Any) -> Any:
         import keras
@@ -48,8 +49,8 @@ def functional(
     inputs: Inputs,
     through: str,
 ) -> Callable[..., Any]:
-    """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict"); `names`
-    says for every argument of the layer which array it is."""
+    """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict");
+    `names` says for every argument of the layer which array it is."""
     sorts = {n: (tuple(a.shape[1:]), backend.dtype_name(a)) for n, a in arrays.items()}
 
     def call(**arrays: Any) -> Any:

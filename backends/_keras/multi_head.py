@@ -12,7 +12,7 @@ from backends.declared import Declared, Election
 from backends.masks import LayerMasks, full
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.multi_head import MULTI_HEAD
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
 """On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
@@ -80,7 +80,7 @@ class MultiHead(KerasLayer):
     """`keras.layers.MultiHeadAttention` without scores: keras.ops.dot_product_attention inside."""
 
     name = "keras-mha"
-    operator = OPERATORS["multi-head"]
+    operator = MULTI_HEAD
     declared = MHA.refusing(
         {"weights": "asked for scores it takes another path: keras-mha-scores"}
     ).electing(PLAIN)

@@ -12,8 +12,8 @@ from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.layer_norm import EPSILON
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
 
 NAMES = {
     "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",
@@ -98,7 +98,7 @@ class KerasLayerNorm(KerasNorm):
     """`keras.layers.LayerNormalization`."""
 
     name = "keras-layer-norm"
-    operator = OPERATORS["layer-norm"]
+    operator = LAYER_NORM
     kind = "LayerNormalization"
 
 
@@ -106,6 +106,6 @@ class KerasBatchNorm(KerasNorm):
     """`keras.layers.BatchNormalization`."""
 
     name = "keras-batch-norm"
-    operator = OPERATORS["batch-norm"]
+    operator = BATCH_NORM
     kind = "BatchNormalization"
     trains = True

@@ -69,7 +69,11 @@ class KerasOps(Implementation):
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         return PreparedCall(
-            self.function(), arguments, axis_order="blhd", source=self.source(arguments), constants=()
+            self.function(),
+            arguments,
+            axis_order="blhd",
+            source=self.source(arguments),
+            constants=(),
         )
 
     def function(self) -> Callable[..., Any]:

@@ -10,7 +10,9 @@ from backends._keras.multi_head import TENSORFLOW
 from backends.declared import Election
 from backends.masks import LayerMasks
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
+from suite.spec.operators.additive import ADDITIVE
+from suite.spec.operators.concat import CONCAT
+from suite.spec.operators.dot import DOT
 
 UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
 """1e9 is subtracted from hidden scores, 65504 in float16: float64 scores are not absorbed."""
@@ -81,7 +83,7 @@ class Additive(SingleHead):
     """`keras.layers.AdditiveAttention`: queries and keys are added as they are."""
 
     name = "keras-additive"
-    operator = OPERATORS["additive"]
+    operator = ADDITIVE
     declared = SingleHead.declared.refusing({"projection": "adds queries and keys as they are"})
     numerics = TANH
     elections = {**SingleHead.elections, "jax": {"padded-sample": "uniform"}}
@@ -97,7 +99,7 @@ class Dot(SingleHead):
     """`keras.layers.Attention` with its default score, the dot product."""
 
     name = "keras-attention"
-    operator = OPERATORS["dot"]
+    operator = DOT
     elections: Mapping[str, Mapping[str, Election]] = {
         "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},
     }
@@ -113,7 +115,7 @@ class Concat(Dot):
     """`keras.layers.Attention` with score_mode="concat"."""
 
     name = "keras-attention-concat"
-    operator = OPERATORS["concat"]
+    operator = CONCAT
     numerics = TANH
     elections = SingleHead.elections
     score_mode = "concat"

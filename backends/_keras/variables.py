@@ -18,7 +18,8 @@ SEED = "dropout_seed"
 
 def random_state(layer: Any) -> dict[str, Any]:
     """The state of a layer's generator of random numbers; none where it has no dropout."""
-    return {SEED: v for v in layer.variables if v.name == "seed_generator_state"}
+    states = [v for v in layer.variables if v.name == "seed_generator_state"]
+    return dict.fromkeys([SEED], states[-1]) if states else {}
 
 
 def with_leaves(prepared: PreparedCall, variables: Mapping[str, Any]) -> PreparedCall:
@@ -40,7 +41,8 @@ def by_values(
     inputs: Inputs,
     constants: tuple[Any, ...],
 ) -> PreparedCall:
-    """The call as a function of the arrays, and of the inputs' values for the variables of these names."""
+    """The call as a function of the arrays, and of the inputs' values for the variables of these
+    names."""
     import keras
 
     def run(**arguments: Any) -> Any:

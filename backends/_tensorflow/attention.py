@@ -72,7 +72,9 @@ class Eager(Implementation):
                 weights = weights[..., :-1]
             return tf.matmul(weights, value)  # (B, H, Lq, Dv)
 
-        number = f"np.asarray({inputs.effective_scale!r}, tf.{inputs.dtype.long_name}.as_numpy_dtype)"
+        number = (
+            f"np.asarray({inputs.effective_scale!r}, tf.{inputs.dtype.long_name}.as_numpy_dtype)"
+        )
         arguments = dense_arguments(backend, inputs)
         source = textbook_source(
             attention,

@@ -1,8 +1,8 @@
 """The ledger: which cells a run owes, what became of each, and the file in which that is written down.
 
-The file is opened before anything is judged, at a path that no kernel can move. A cell that is judged again,
-because a plugin repeats tests, keeps the worst of its verdicts; what pytest holds against a test after its
-verdict is part of the verdict. So records and exit code agree.
+The file is opened before anything is judged, at a path that no kernel can move. A cell that is judged
+again, because a plugin repeats tests, keeps the worst of its verdicts; what pytest holds against a test
+after its verdict is part of the verdict. So records and exit code agree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
@@ -19,12 +18,13 @@ import pytest
 from backends.threads import threads_as_set
 from suite.front.options import Options
 from suite.front.plan import crashed
+from suite.front.supervision import BOARD
 from suite.front.terminal import Terminal
 from suite.judge.verdict import printable
 from suite.records import cells as records
 from suite.records import machine
 from suite.records.cells import CellRecord
-from suite.records.files import new_file
+from suite.records.files import new_file, remove_empty
 from suite.records.lines import Writer
 from suite.spec.vocabulary import BROKEN
 
@@ -83,6 +83,8 @@ class RunState:
             raise pytest.UsageError(
                 f"--results={self.results} cannot be opened: {error}"
             ) from error
+        if BOARD in self.config.stash:
+            self.config.stash[BOARD].say(results=str(path))
         self.config.add_cleanup(self._release)
 
     def _release(self) -> None:
@@ -180,13 +182,6 @@ class RunState:
                 f"{self.missing[0]}"
             )
         return reasons
-
-
-def remove_empty(path: str | Path) -> None:
-    """Remove a file that nothing was written to."""
-    path = Path(path)
-    if path.is_file() and not path.stat().st_size:
-        path.unlink()
 
 
 def _severity(cell: CellRecord) -> int:

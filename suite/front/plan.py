@@ -25,9 +25,9 @@ from backends.protocol import (
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.front.options import DEFAULT_NUMERICS, Options
+from suite.front.watchdog import limited
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.front.watchdog import limited
 from suite.judge.leaks import Settings
 from suite.judge.run import run
 from suite.judge.verdict import Verdict

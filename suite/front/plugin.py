@@ -63,6 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_impostors()
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
+    # A checkout that cannot be written to has no cache, which changes no verdict.
+    config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
     options = Options.of(lambda name: config.getoption(f"--{name.replace('_', '-')}"))
     config.stash[OPTIONS] = options
     if options.backend:

@@ -1,4 +1,4 @@
-"""Progress: how many cells are judged of all, by backend, and about how long the rest takes."""
+"""Progress: how much of a run is done, and about how long the rest takes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class Progress:
         self.owed = Counter(cells)
 
     def take(self, backend: str, seconds: float) -> str:
-        """Count a judged cell, which took some seconds; returns a line where one is due, else ""."""
+        """Count a judged cell, which took some seconds; returns a line where one is due and something is
+        left, else ""."""
         self.judged[backend] += 1
         self._seconds[backend] += seconds  # type: ignore[assignment]
         now = self._clock()
-        if now - self._said < self._every or not self.owed:
+        if now - self._said < self._every or self.judged.total() >= self.owed.total():
             return ""
         self._said = now
         return self.line()
@@ -42,7 +43,7 @@ class Progress:
         judged, owed = self.judged.total(), self.owed.total()
         each = [f"{name} {self.judged[name]} of {owed}" for name, owed in self.owed.items()]
         by_backend = f" ({', '.join(each)})" if len(each) > 1 else ""
-        return f"{judged} of {owed} cells{by_backend}, about {_shown(self.left())} left"
+        return f"{judged} of {owed} cells{by_backend}, about {span(self.left())} left"
 
     def left(self) -> float:
         """Seconds until all is judged.
@@ -60,7 +61,27 @@ class Progress:
         return left * share
 
 
-def _shown(seconds: float) -> str:
+class Steps:
+    """Says before each of `count` steps what it is, and about how long those take that are left."""
+
+    def __init__(
+        self,
+        count: int,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count, self._say, self._clock = count, say, clock
+        self._begun, self._began = 0, clock()
+
+    def next(self, text: str) -> None:
+        """Say what comes next; the step before is over."""
+        done, self._begun = self._begun, self._begun + 1
+        each = (self._clock() - self._began) / done if done else 0.0
+        left = f"; about {span(each * (self._count - done))} left" if done else ""
+        self._say(f"{self._begun} of {self._count}: {text}{left}")
+
+
+def span(seconds: float) -> str:
     """A span of time for people: 45 s, 12 min, 2 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"

@@ -1,8 +1,8 @@
 """Supervision: a process judges, and its parent sees how it ended.
 
-What a kernel does to its process, no code in that process sees to its end: an exit by C's own function, or
-`os._exit(0)`, looks like a run that finished. So the process that was started forks before a framework is
-imported, lets the child judge, and takes an outcome only from a child that says that it came to the end.
+What a kernel does to its process, no code in that process sees to its end: an exit by C's own function,
+or `os._exit(0)`, looks like a run that finished. So the process that was started forks before a framework
+is imported, lets the child judge, and takes an outcome only from a child that says it came to the end.
 
 The child writes what it does on a `Board`, memory that both share, which outlives it.
 """
@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import pytest
 
 from backends.registry import DISTRIBUTIONS
+from suite.records.files import remove_empty
 
 DIED = 1
 """The exit code where the process that judged died."""
@@ -102,7 +103,7 @@ def _judge_and_leave(judge: Callable[[Board], int], board: Board) -> NoReturn:
         _flush()
         board.say(code=int(code))
         # What frameworks started of their own ends with them; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
         atexit._run_exitfuncs()
         _flush()
         os._exit(int(code))
@@ -170,6 +171,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             return int(pytest.ExitCode.USAGE_ERROR)
 
     code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
+    if "results" in said:
+        remove_empty(said["results"])
     if "usage" in said:
         raise pytest.UsageError(said["usage"])
     return code

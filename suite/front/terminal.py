@@ -48,6 +48,8 @@ class Terminal:
         if owed and not self._progress.owed:
             self._progress.owe(owed)
         if line := self._progress.take(cell.backend, cell.seconds):
+            if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
+                reporter.write("\n")
             reporter.ensure_newline()
             reporter.write_line(line)
 

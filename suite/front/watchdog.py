@@ -1,9 +1,9 @@
 """The watchdog: what runs too long ends, whatever it does.
 
-At the limit Python raises `TimeOver` in the main thread, which costs one cell. Code that never comes back to
-Python's interpreter, or that holds its lock, hears nothing of that: a little later a thread outside Python's
-own ends the process and writes where it stood. Who started the process notices that (`supervision`,
-`workers`).
+At the limit Python raises `TimeOver` in the main thread, which costs one cell. Code that never comes
+back to Python's interpreter, or that holds its lock, hears nothing of that: a little later a thread
+outside Python's own ends the process and writes where it stood. Who started the process notices that
+(`supervision`, `workers`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 
 
 def where(path: str | Path) -> str:
-    """Where the process stood that the watchdog ended and that wrote into `path`; "" where it ended none."""
+    """Where the process stood that the watchdog ended and that wrote into `path`; "" where it ended
+    none."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """Workers: what pytest-xdist's controller and its workers tell each other beside reports.
 
-A worker that cannot begin, because of what was asked for or because it died as it imported that, ends the run:
-the next one could not begin either. A worker that died later is one crash, and another one goes on.
+A worker that cannot begin, because of what was asked for or because it died as it imported that, ends the
+run: the next one could not begin either. A worker that died later is one crash, and another one goes on.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from suite.spec.inputs import Inputs
 
 @dataclass(frozen=True)
 class Answer:
-    """Arrays by name, float64, with all the axes of the operator's outputs; `native` is the framework's own
-    output."""
+    """Arrays by name, float64, with all the axes of the operator's outputs; `native` is the
+    framework's own output."""
 
     arrays: Mapping[str, np.ndarray]
     native: Any

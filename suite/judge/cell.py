@@ -71,7 +71,8 @@ class Cell:
         return self.implementation.prepare(inputs)
 
     def require(self, inputs: Inputs) -> None:
-        """Raise NotApplicable where a variation needs what the case does not and the implementation lacks."""
+        """Raise NotApplicable where a variation needs what the case does not and the implementation
+        lacks."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
             own = self.case.needs
             missing = self.implementation.missing(n for n in inputs.needs if n not in own)
@@ -113,9 +114,9 @@ class Cell:
 
     @property
     def flushes(self) -> bool:
-        """Whether subnormals are flushed to zero, as elected. Layers are not asked: no value of their cases
-        is near the smallest normal number, but for weights, and nobody was seen to flush those of float16;
-        in the other dtypes it makes no difference."""
+        """Whether subnormals are flushed to zero, as elected. Layers are not asked: no value of their
+        cases is near the smallest normal number, but for weights, and nobody was seen to flush those
+        of float16; in the other dtypes it makes no difference."""
         if "subnormal-output" in self.case.operator.elections:
             return self.elected("subnormal-output") == "flushed"
         return self.dtype.name != "f16"
@@ -180,8 +181,8 @@ class Cell:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's functions
-    begin with the place and end with what happened."""
+    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's
+    functions begin with the place and end with what happened."""
     lines = said(error).strip().splitlines() or [""]
     text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
     return f"{type(error).__name__}: {text[:300]}"

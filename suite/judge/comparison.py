@@ -21,8 +21,8 @@ def against_oracle(
     """The error of an answer where it is judged (0 elsewhere), its figures, and the Deviation "value"
     with the worst element where one is beyond its limit.
 
-    `what` names the answer in messages, `axes` the letters of its axes. Raises Deviation "non-finite", and
-    HarnessError where `want` is NaN where it is judged.
+    `what` names the answer in messages, `axes` the letters of its axes. Raises Deviation
+    "non-finite", and HarnessError where `want` is NaN where it is judged.
     """
     blank = np.isnan(want) & judged
     if blank.any():

@@ -1,4 +1,5 @@
-"""Derivatives: calls by the arrays they are differentiated by, and how gradients and tangents are judged."""
+"""Derivatives: calls by the arrays they are differentiated by, and how gradients and tangents are
+judged."""
 
 from __future__ import annotations
 
@@ -41,12 +42,12 @@ def differentiate(
     arranged: str = "reversed",
     prepared: PreparedCall | None = None,
 ) -> tuple[Answer, dict[str, np.ndarray]]:
-    """The answer, and the gradients by the arrays `wrt` (by default all): query, key and value (B, H, L, D)
-    or (B, L, width), anything else as it was passed.
+    """The answer, and the gradients by the arrays `wrt` (by default all): query, key and value (B, H,
+    L, D) or (B, L, width), anything else as it was passed.
 
-    The cotangent (the case's own by default) lies in memory as `arranged` says; `prepared` is the call where
-    it is not the one that the inputs give. Judges type, device, dtype
-    and shape. Raises Deviation "raised" and "no-gradient".
+    The cotangent (the case's own by default) lies in memory as `arranged` says; `prepared` is the
+    call where it is not the one that the inputs give. Judges type, device, dtype and shape. Raises
+    Deviation "raised" and "no-gradient".
     """
     inputs = cell.inputs if inputs is None else inputs
     backend = cell.implementation.backend

@@ -49,8 +49,8 @@ class Rounding:
 class Oracle:
     """Expected arrays by name, each with its bound.
 
-    `rows` is what is expected in rows without keys: "zeros", "uniform", "nan", or "unmasked" (the answer of
-    another problem, which is left out).
+    `rows` is what is expected in rows without keys: "zeros", "uniform", "nan", or "unmasked" (the
+    answer of another problem, which is left out).
     """
 
     outputs: Outputs
@@ -71,8 +71,8 @@ class Oracle:
     def vjp(
         cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros"
     ) -> Oracle:
-        """The oracle of gradients for a cotangent like the output; `mode` is what rows without keys are in
-        the backward pass (see the reference)."""
+        """The oracle of gradients for a cotangent like the output; `mode` is what rows without keys
+        are in the backward pass (see the reference)."""
         u = rounding.roundoffs(inputs)
         reference = references.of(inputs.operator).vjp
         key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode)
@@ -89,7 +89,7 @@ class Oracle:
         """The oracle of how the output moves as arrays move along `tangents`."""
         u = rounding.roundoffs(inputs)
         reference = references.of(inputs.operator).jvp
-        key = ("jvp", inputs.digest, *(t.tobytes() for t in tangents.values()), u, mode)
+        key = ("jvp", inputs.digest, *((n, t.tobytes()) for n, t in tangents.items()), u, mode)
         return cls(_cached(key, lambda: reference(inputs, tangents, u, mode)), inputs, rounding)
 
     @property
@@ -183,8 +183,8 @@ class Oracle:
 
 
 def judged_elements(got: np.ndarray, keyless: np.ndarray, rows: str) -> np.ndarray:
-    """Which elements of an answer the reference speaks of: not those of rows without keys (`keyless`) that
-    are elected to be NaN, or to answer another problem ("unmasked").
+    """Which elements of an answer the reference speaks of: not those of rows without keys (`keyless`)
+    that are elected to be NaN, or to answer another problem ("unmasked").
 
     Raises Deviation "non-finite" where an element elected to be NaN is not.
     """

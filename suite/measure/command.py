@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from suite.front.options import add_options
+from suite.front.progress import Steps
 from suite.spec.vocabulary import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
         )
         finished = False
         try:
-            for record in measure(options, pool):
+            for record in measure(options, pool, _say):
                 statuses.append(record.status)
                 print(line(record), flush=True)
                 if writer:
@@ -148,6 +149,11 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
     if {"refused", "error"} & set(statuses):
         return WRONG
     return OK if set(speed.TIMED) & set(statuses) else NOTHING
+
+
+def _say(text: str) -> None:
+    """Say what is being done, beside the figures."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def line(record: SpeedRecord) -> str:
@@ -183,13 +189,18 @@ def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
     with tempfile.TemporaryDirectory(prefix="attention-gate-") as folder:
         worker = options.worker(options.backends[0])
         pair = sides(worker, names[0].rpartition(":")[2], arguments.against, Path(folder))
-        gate = Gate(*pair, seconds=arguments.seconds)
-        for workload in options.workloads:
-            for dtype in options.dtypes:
-                for direction in options.direction or ("forward",):
-                    case = workload.case(dtype).id
-                    outcomes.append(gate.run(workload.name, case, direction, options.seed))
-                    print(outcome_text(outcomes[-1], pair[0].label, pair[1].label), flush=True)
+        gate = Gate(*pair, seconds=arguments.seconds, say=_say)
+        cases = [
+            (workload.name, workload.case(dtype).id, direction)
+            for workload in options.workloads
+            for dtype in options.dtypes
+            for direction in options.direction or ("forward",)
+        ]
+        steps = Steps(len(cases), _say)
+        for name, case, direction in cases:
+            steps.next(f"{name} {direction}, {case}")
+            outcomes.append(gate.run(name, case, direction, options.seed))
+            print(outcome_text(outcomes[-1], pair[0].label, pair[1].label), flush=True)
     if arguments.results:
         with new_file(arguments.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)

@@ -15,7 +15,7 @@ import math
 import subprocess
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,6 +36,9 @@ FALSE_ALARMS, MISSES = 0.05, 0.2
 RESAMPLED = 2000
 LEAST_ROUNDS = 8
 """Rounds of a half at least: each gives two pairs of each kind."""
+
+ORDERS = (("baseline", "candidate", "twin"), ("twin", "candidate", "baseline"))
+"""The orders in which workers are started, one for each half of the pairs."""
 
 OK, REGRESSION, WRONG, NOTHING, NOISY = range(5)
 """Exit codes."""
@@ -137,7 +140,15 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
 class Gate:
     """The pairs of one case, taken in both orders of starting."""
 
-    def __init__(self, candidate: Side, baseline: Side, seconds: float) -> None:
+    def __init__(
+        self,
+        candidate: Side,
+        baseline: Side,
+        seconds: float,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`seconds` are those of the pairs of a case; `say` is told what is done next."""
+        self.say = say
         self.sides = {"baseline": baseline, "candidate": candidate, "twin": candidate}
         self.seconds = seconds
 
@@ -148,15 +159,19 @@ class Gate:
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
         who = ""
         try:
-            for order in (("baseline", "candidate", "twin"), ("twin", "candidate", "baseline")):
+            for half, order in enumerate(ORDERS, 1):
                 workers: dict[str, Worker] = {}
+                where = f"  half {half} of {len(ORDERS)}"
                 try:
+                    self.say(f"{where}: starting {', '.join(order)}")
                     for who in order:
                         workers[who] = Worker(self.sides[who].options)
                     for who in order:
                         self._open(workers[who], self.sides[who], case, direction, seed)
                     who = "pair"
+                    self.say(f"{where}: pairs for {self.seconds / len(ORDERS):.3g} s")
                     self._pairs(workers, pairs, times)
+                    self.say(f"{where}: judging what was timed")
                     for who in order:
                         workers[who].ask(do="judge", key="it")
                 finally:
@@ -205,7 +220,7 @@ class Gate:
                     times["baseline"].append(its)
 
         start, rounds = time.perf_counter(), 0
-        while rounds < LEAST_ROUNDS or time.perf_counter() - start < self.seconds / 2:
+        while rounds < LEAST_ROUNDS or time.perf_counter() - start < self.seconds / len(ORDERS):
             ping_pong("verdict", "baseline", 0.0)
             ping_pong("twin", "twin", 0.0)
             ping_pong("injected", "twin", INJECTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from backends import registry
 from backends.registry import UsageError
 from suite.front.options import Options
+from suite.front.progress import Steps
 from suite.measure import protocol
 from suite.measure.pool import NothingToMeasure, Offer, Pool, Worker, WorkerFailure, WorkerOptions
 from suite.records import machine
@@ -165,16 +166,29 @@ def _beyond(record: SpeedRecord) -> bool:
     return (record.share_of_gemm or 0.0) > protocol.OVER_CEILING
 
 
-def measure(options: BenchOptions, pool: Pool) -> Iterator[SpeedRecord]:
-    """The records of a run, workload by workload. Raises NothingToMeasure."""
+def measure(
+    options: BenchOptions, pool: Pool, say: Callable[[str], None] = lambda text: None
+) -> Iterator[SpeedRecord]:
+    """The records of a run, workload by workload. `say` is told what is done next, and what is left.
+
+    Raises NothingToMeasure.
+    """
     offers = pool.offers(options.implementation, options.mode, options.function)
-    for workload in options.workloads:
-        for name in options.dtypes:
-            case = workload.case(name)
-            fitting = [(b, offer) for b, offer in offers if offer.operator is case.operator]
-            for direction in options.directions:
-                if direction == "forward" or workload.trained:
-                    yield from _group(options, pool, workload, case, direction, fitting)
+    groups = [
+        (workload, workload.case(name), direction)
+        for workload in options.workloads
+        for name in options.dtypes
+        for direction in options.directions
+        if direction == "forward" or workload.trained
+    ]
+    steps = Steps(len(groups), say)
+    for workload, case, direction in groups:
+        fitting = [(b, offer) for b, offer in offers if offer.operator is case.operator]
+        steps.next(
+            f"{workload.name} {direction} {case.dtype.name}, implementations: {len(fitting)}, "
+            f"samples of each: {options.samples}"
+        )
+        yield from _group(options, pool, workload, case, direction, fitting)
 
 
 def _group(

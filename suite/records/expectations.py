@@ -251,7 +251,8 @@ _VARIES = re.compile(_TERMINAL + r"|[\d(:;,\x00-\x1f\x7f]")
 """Where the part of a message ends that is the same in every cell."""
 
 _LOST = re.compile("[\ud800-\udfff\ufffd]")
-"""Characters that a file of UTF-8 cannot hold, and what stands for them in one."""
+"""Characters that a file of UTF-8 cannot hold, and what stands for them in one; messages of verdicts
+write them out (see `Verdict`)."""
 
 
 def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
@@ -284,4 +285,4 @@ def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
 def _pattern(message: str) -> str:
     """A regular expression for the first words of a message, that finds them wherever they stand."""
     words = next((part.strip() for part in _VARIES.split(message) if part.strip()), "")
-    return _LOST.sub(".", re.escape(words).replace("\\ ", " ")) or ".*"
+    return _LOST.sub(".*", re.escape(words).replace("\\ ", " ")) or ".*"

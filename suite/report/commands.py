@@ -58,9 +58,26 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("old", type=Path, metavar="OLD", help="result file of the old run")
     parser.add_argument("new", type=Path, metavar="NEW", help="result file of the new run")
+    parser.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        type=_rename,
+        metavar="OLD=NEW",
+        help="compare the old run's implementation OLD with the new run's NEW (sdpa=flash, or "
+        "torch:sdpa=jax:jax-nn), and leave out those that one run has alone; repeatable",
+    )
     _add_output(parser)
     parser.set_defaults(run=diff)
     return parser
+
+
+def _rename(text: str) -> tuple[str, str]:
+    """The two names of a --map."""
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
+    return old, new
 
 
 def report(args: argparse.Namespace) -> int:
@@ -109,11 +126,14 @@ def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
 
     def work() -> int:
-        from suite.report.diff import compare, header_changes, new_failures, summary
+        from suite.report.diff import compare, header_changes, mapped, new_failures, summary
         from suite.report.render import render
 
         old, new = (load(path, args.partial) for path in (args.old, args.new))
-        changes = compare(old, new)
+        renames = dict(args.map)
+        if len(renames) < len(args.map):
+            raise RecordError("--map names the same old implementation twice; name it once")
+        changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
         tables = {
             "summary": summary(changes),
             "changes": changes,

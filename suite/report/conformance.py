@@ -47,8 +47,10 @@ def statuses(cells: pd.DataFrame) -> pd.DataFrame:
     counts = counts.reindex(index=order(label), columns=list(STATUSES), fill_value=0).astype(int)
     total = counts.sum(axis=1)
     asked = total - counts[UNSUPPORTED]
-    shares = {"score": counts["pass"] / asked, "coverage": asked / total, "cells": total}
-    return pd.concat({**shares, **dict(counts.items())}, axis=1)
+    shares = pd.DataFrame(
+        {"score": counts["pass"] / asked, "coverage": asked / total, "cells": total}
+    )
+    return shares.join(counts)
 
 
 def unsupported(cells: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """The command `search` of `python -m suite`.
 
-Exit codes: 0 where nothing was found, 1 where something was, or where the process that searched died, 2 where
-the arguments cannot be used.
+Exit codes: 0 where nothing was found, 1 where something was, or where the process that searched died, 2
+where the arguments cannot be used.
 """
 
 from __future__ import annotations

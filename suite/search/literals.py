@@ -20,24 +20,27 @@ def literal(array: np.ndarray | None) -> str:
     """An expression for a boolean, integer or float64 array, exact; "None" for None."""
     if array is None:
         return "None"
+    shape = array.shape or "(())"
     if array.dtype == bool:
         if array.size > LITERALS:
             data = _packed(np.packbits(array).tobytes())
             return (
                 f"np.unpackbits(np.frombuffer({data}, np.uint8), count={array.size})"
-                f".astype(bool).reshape{array.shape}"
+                f".astype(bool).reshape{shape}"
             )
         numbers = ", ".join(str(int(x)) for x in array.ravel())
-        return f"{_listed(numbers)}.astype(bool).reshape{array.shape}"
+        return f"{_listed(numbers)}.astype(bool).reshape{shape}"
+    whole = array.dtype.kind == "i"
+    kind, back = ("<i8", f".astype(np.{array.dtype.name})") if whole else ("<f8", "")
     if array.size > LITERALS:
-        data = _packed(np.ascontiguousarray(array, "<f8").tobytes())
-        return f'np.frombuffer({data}, "<f8").reshape{array.shape}'
-    if array.dtype.kind == "i":
+        data = _packed(np.ascontiguousarray(array, kind).tobytes())
+        return f'np.frombuffer({data}, "{kind}"){back}.reshape{shape}'
+    if whole:
         numbers = ", ".join(str(int(x)) for x in array.ravel())
-        return f"{_listed(numbers)}.astype(np.{array.dtype.name}).reshape{array.shape}"
+        return f"{_listed(numbers)}{back}.reshape{shape}"
     numbers = ", ".join(repr(float(x)) for x in array.ravel())
     numbers = re.sub(r"\b(inf|nan)\b", r"np.\1", numbers)
-    return f"{_listed(numbers, ', dtype=float')}.reshape{array.shape}"
+    return f"{_listed(numbers, ', dtype=float')}.reshape{shape}"
 
 
 def _listed(numbers: str, more: str = "") -> str:

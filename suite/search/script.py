@@ -178,10 +178,9 @@ def _source(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
     if not _differentiates(cell):
         return prepared.source
     operands = [prepared.argument(name) for name in asked_of(cell)[1]]
+    names = ", ".join(operands) + ("," if len(operands) == 1 else "")
     indented = textwrap.indent(prepared.source, "    ")
-    return dialect.gradients.format(
-        names=", ".join(operands), source=prepared.source, indented=indented
-    )
+    return dialect.gradients.format(names=names, source=prepared.source, indented=indented)
 
 
 def _operand(name: str, axis_order: str, memory: str, backend: Backend, fmt: DType) -> str:

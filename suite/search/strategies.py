@@ -73,9 +73,12 @@ class Shape:
         return "/".join([self.sizes.token, *widths])
 
 
-def rarely(common: st.SearchStrategy, rare: st.SearchStrategy, one_in: int) -> st.SearchStrategy:
-    """`rare` once in `one_in` draws, otherwise `common`, to which it shrinks."""
-    return st.integers(1, one_in).flatmap(lambda n: rare if n == one_in else common)
+@st.composite
+def rarely(draw: st.DrawFn, common: st.SearchStrategy, rare: st.SearchStrategy, one_in: int) -> Any:
+    """`rare` once in `one_in` draws, otherwise `common`, to which it shrinks: drawn in any case, so that
+    what is rare has only to be left out."""
+    usual = draw(common)
+    return draw(rare) if draw(st.integers(1, one_in)) == one_in else usual
 
 
 def lengths() -> st.SearchStrategy[int]:

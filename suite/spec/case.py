@@ -1,16 +1,17 @@
 """Cases: named questions, each with one stable id.
 
-A case and its id determine each other: `Case.parse(case.id) == case`. The id's grammar, one token a place:
+A case and its id determine each other: `Case.parse(case.id) == case`. The id's grammar, one token a
+place:
 
     OPERATOR/MASK/HEADS/DTYPE/SIZES[/WIDTHS][/OPTION...]
     sdpa/causal/gqa4/bf16/b2h8q33k47d64
     sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5.0/onehot/blhd/dense
     multi-head/causal+pad/mha/f32/b2h3q7k9d4/e12.10.14.12/bias.qk/nobias/self/average
 
-Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention inside,
-d the size of a projected query (the units of additive attention), v that of a projected value. Options
-stand in the order of the operator's own, then recipe, axis order, form, and only where they differ from
-their defaults.
+Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention
+inside, d the size of a projected query (the units of additive attention), v that of a projected
+value. Options stand in the order of the operator's own, then recipe, axis order, form, and only where
+they differ from their defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, FORMS
+from suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
 _EVERY_CASE = (
     choice("recipe", RECIPES),
@@ -55,10 +56,10 @@ class Widths:
 class Case:
     """One thing asked of one operator.
 
-    `options` are those that differ from their defaults, as (name, value), in the operator's order. `form`
-    is how the mask is passed ("raw": as it stands, in malformed problems alone), `axis_order` how operands
-    lie in memory, `recipe` what values are drawn. Raises ValueError where the case makes no sense for the
-    operator.
+    `options` are those that differ from their defaults, as (name, value), in the operator's order.
+    `form` is how the mask is passed ("raw": as it stands, in malformed problems alone), `axis_order`
+    how operands lie in memory, `recipe` what values are drawn. Raises ValueError where the case makes
+    no sense for the operator.
     """
 
     operator: Operator
@@ -89,7 +90,7 @@ class Case:
         for what, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
             ("axis order", self.axis_order, self.operator.axis_orders),
-            ("form", self.form, (*FORMS, "raw")),
+            ("form", self.form, (*FORMS, *VARIED_FORMS)),
         ):
             if value not in valid_values:
                 raise ValueError(

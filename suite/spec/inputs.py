@@ -30,10 +30,10 @@ _OF_CASE = ("mask", "form", "axis_order", "recipe")
 class Inputs:
     """The values of a case, or of a variation of it: float64 arrays that are exact in the case's dtype.
 
-    `arrays` are those of the operator (see `Operator.axes`), and "bias" where there is one, of any rank
-    that broadcasts to (B, H, Lq, Lk). The mask is `case.mask`, or where that is None `mask_array`, boolean
-    and broadcastable likewise, True attends; or both None. `sizes` are those of the arrays. `seed` is
-    that of symbolic masks, `dropout_seed` that of dropout.
+    `arrays` are those of the operator (see `Operator.axes`), and "bias" where there is one, of any
+    rank that broadcasts to (B, H, Lq, Lk). The mask is `case.mask`, or where that is None
+    `mask_array`, boolean and broadcastable likewise, True attends; or both None. `sizes` are those of
+    the arrays. `seed` is that of symbolic masks, `dropout_seed` that of dropout.
     """
 
     case: Case
@@ -171,7 +171,8 @@ class Inputs:
         return self.case.axes[name]
 
     def output_shape(self, name: str) -> tuple[int, ...]:
-        """The shape in which an output comes back; without the axis that the option `single` leaves out."""
+        """The shape in which an output comes back; without the axis that the option `single` leaves
+        out."""
         axes, left_out = self.operator.outputs(self.case)[name], self.operator.single_axis
         return tuple(self.letters[x] for x in axes if not (self.single and x == left_out))
 
@@ -216,8 +217,8 @@ class Inputs:
 
     @cached_property
     def keyless(self) -> np.ndarray:
-        """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of them: its
-        answer is exactly 0, whatever an implementation elects."""
+        """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of
+        them: its answer is exactly 0, whatever an implementation elects."""
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         if self.sinks is not None:
             rows = rows & np.isneginf(self.sinks)[:, None]
@@ -261,8 +262,8 @@ class Inputs:
         )
 
     def taken(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
-        """A variation in which every array and the mask have only `order` along the axis `axis`, a letter,
-        and along the axes `more`. Broadcast axes (size 1) stay as they are."""
+        """A variation in which every array and the mask have only `order` along the axis `axis`, a
+        letter, and along the axes `more`. Broadcast axes (size 1) stay as they are."""
         letters, sizes = (axis, *more), self.letters
         arrays = {}
         for name, array in self.arrays.items():

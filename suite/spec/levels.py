@@ -24,8 +24,9 @@ def filled(patterns: Iterable[str], dtypes: Iterable[str]) -> list[str]:
 
 
 def in_dtypes(patterns: Iterable[str], level: str, everywhere: Sequence[str] = ()) -> list[str]:
-    """`filled` in the dtypes of a level: at smoke `HALF`, at full all, at standard all where the sizes are
-    among `everywhere`, else `HALF`: what hangs on the sizes alone is asked in few dtypes."""
+    """`filled` in the dtypes of a level: at smoke `HALF`, at full all, at standard all where the
+    sizes are among `everywhere`, else `HALF`: what hangs on the sizes alone is asked in few
+    dtypes."""
     names = HALF if level == "smoke" else tuple(DTYPES)
     found = filled(patterns, names)
     if level != "standard":

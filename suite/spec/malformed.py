@@ -1,4 +1,5 @@
-"""Malformed problems: requests that have no meaning. An implementation must raise; silence is a failure."""
+"""Malformed problems: requests that have no meaning. An implementation must raise; silence is a
+failure."""
 
 from __future__ import annotations
 

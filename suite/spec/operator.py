@@ -42,7 +42,8 @@ NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 
 @dataclass(frozen=True)
 class Option:
-    """Something a case may ask beyond sizes, dtype and mask: a token of its id, where it is not the default.
+    """Something a case may ask beyond sizes, dtype and mask: a token of its id, where it is not the
+    default.
 
     `pattern` is the token as a regular expression whose first group is the value; `read` makes the value
     of it, `write` the token of the value. `values` are those that a random search asks for besides the
@@ -99,16 +100,16 @@ def nothing(*_: Any) -> tuple[()]:
 class Operator:
     """What can be asked of an implementation.
 
-    `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the case's
-    dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both may hang on
-    the case's options. `statistics` are arrays without a gradient.
+    `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the
+    case's dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both
+    may hang on the case's options. `statistics` are arrays without a gradient.
 
     `needs(case, arrays, sizes, widths)` says which features an implementation must have to be asked the
     case, or a variation of it with other arrays and sizes, besides those of masks and biases.
 
-    `ties(options)` says which axes have one size under options, by name: a tie is their letters, with "1"
-    among them where the size is 1. `validate` raises ValueError for a case that makes no sense for another
-    reason. `group` is the row of the conformance table a case is counted in.
+    `ties(options)` says which axes have one size under options, by name: a tie is their letters, with
+    "1" among them where the size is 1. `validate` raises ValueError for a case that makes no sense
+    for another reason. `group` is the row of the conformance table a case is counted in.
 
     `elections` are the questions that are put to implementations, `probe` and `gradient_probe` the ids
     they start from: a mask and a dtype are filled in for {mask} and {dt}. `well_formed` is the id of the
@@ -118,13 +119,13 @@ class Operator:
     differentiated, and that are asked through compilers; `compiled_gradients` those that are
     differentiated through compilers.
 
-    `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what hangs
-    on the sizes, not on the dtype.
+    `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what
+    hangs on the sizes, not on the dtype.
 
-    `is_layer`: it takes sequences (B, L, width), and parameters. `single_axis` is the axis that the option
-    `single` leaves out, "b" or "q". `work` counts operations and bytes of a direction; None where nobody
-    has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`: a mask of several
-    parts is one array, since flags may exclude each other.
+    `is_layer`: it takes sequences (B, L, width), and parameters. `single_axis` is the axis that the
+    option `single` leaves out, "b" or "q". `work` counts operations and bytes of a direction; None
+    where nobody has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`:
+    a mask of several parts is one array, since flags may exclude each other.
     """
 
     name: str

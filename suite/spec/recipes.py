@@ -137,7 +137,8 @@ def generator(name: str, seed: int) -> np.random.Generator:
 
 
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
-    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none"."""
+    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for
+    "none"."""
     s = sizes
     if kind == "none":
         return None

@@ -94,6 +94,10 @@ query, key or value do not lie side by side."""
 FORMS = ("native", "dense")
 """How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
 
+VARIED_FORMS = ("raw", "flag-and-mask")
+"""Forms that variations have, and no id: a mask array as the caller made it, or one beside a causal
+flag."""
+
 RETURNED = ("none", "average", "head")
 """What a layer returns beside its output: no weights, their mean over the heads (B, Lq, Lk), or those of
 every head (B, H, Lq, Lk)."""

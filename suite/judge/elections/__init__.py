@@ -25,8 +25,8 @@ def elected(question: str, implementation: Implementation, dtype: DType) -> str:
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     """The answer to a question as observed by running its probe once.
 
-    Raises Deviation "election" where the answer is none of the question's options, and NotApplicable where
-    the implementation lacks what the probe needs.
+    Raises Deviation "election" where the answer is none of the question's options, and NotApplicable
+    where the implementation lacks what the probe needs.
     """
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)

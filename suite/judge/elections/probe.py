@@ -26,8 +26,8 @@ EMPTY_ROW = 2
 class Probe:
     """One implementation in one dtype.
 
-    A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in float64
-    in one that recognises what was computed in float32 inside.
+    A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in
+    float64 in one that recognises what was computed in float32 inside.
     """
 
     def __init__(self, implementation: Implementation, dtype: DType) -> None:

@@ -34,7 +34,8 @@ def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
 
 @lru_cache(maxsize=3)
 def cases(level: str = "standard") -> tuple[Case, ...]:
-    """The cases of a level whose values are judged, each once. Raises ValueError with the valid levels."""
+    """The cases of a level whose values are judged, each once. Raises ValueError with the valid
+    levels."""
     return _every(level, "cases")
 
 

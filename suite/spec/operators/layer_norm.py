@@ -1,5 +1,5 @@
-"""Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance of each token over its
-features (Ba, Kiros, Hinton 2016). It attends to nothing."""
+"""Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance of each token
+over its features (Ba, Kiros, Hinton 2016). It attends to nothing."""
 
 from __future__ import annotations
 

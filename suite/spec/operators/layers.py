@@ -1,7 +1,7 @@
 """What the layers around attention share: options, parameters, draws and needs.
 
-A layer takes sequences (B, L, width) and parameters, and returns an output (B, Lq, width) and, where it is
-asked to, weights.
+A layer takes sequences (B, L, width) and parameters, and returns an output (B, Lq, width) and, where
+it is asked to, weights.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The cases of plain attention that are differentiated, and those that go through compilers.
 
-They are of the same grammar as the others, but of fewer and smaller shapes: a backward pass costs three
-forward ones, and a compiled case is a program of its own, from 0.1 s (XLA) to some 3 s (inductor, with its
-derivative 6 s), so that the level leaves out what does not hang on a compiler: most sizes, recipes, head
-counts and axis orders. What it keeps: masks in either form, every dtype (float64 in single cases), biases,
-scales, softcap, grouped heads, values of another size, one query, a tail, sizes that all coincide, an
-empty batch.
+They are of the same grammar as the others, but of fewer and smaller shapes: a backward pass costs
+three forward ones, and a compiled case is a program of its own, from 0.1 s (XLA) to some 3 s
+(inductor, with its derivative 6 s), so that the level leaves out what does not hang on a compiler:
+most sizes, recipes, head counts and axis orders. What it keeps: masks in either form, every dtype
+(float64 in single cases), biases, scales, softcap, grouped heads, values of another size, one query,
+a tail, sizes that all coincide, an empty batch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,162 @@
+"""JAX's programs: one a call, shared by calls that differ in nothing a program hangs on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.compilation import Compiled
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs, draw, draw_cotangent
+
+pytest.importorskip("jax")
+
+PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
+LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return registry.load("jax")
+
+
+def implementation(backend: Backend, name: str) -> Implementation:
+    return next(i for i in backend.implementations() if i.name == name)
+
+
+class Counted:
+    """How many programs XLA compiles within a `with` block."""
+
+    def __init__(self) -> None:
+        from backends._jax.clocks import Compilations
+
+        self.all = Compilations()
+
+    def __enter__(self) -> Counted:
+        self.before = self.all.programs
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.programs = self.all.programs - self.before
+
+
+@pytest.fixture(scope="module")
+def counted() -> Counted:
+    return Counted()
+
+
+def inputs_of(text: str, seed: int = 0) -> Inputs:
+    return draw(Case.parse(text), seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("eager", PLAIN),
+        ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
+        ("packed-heads", LAYER),
+        ("flax-nnx", LAYER),
+        ("flax-linen", LAYER),
+        ("flax-batch-norm", "batch-norm/none/mha/f32/b4h1q3k3d8/e8.8.8.8/self"),
+    ],
+)
+def test_a_call_is_one_program_that_other_values_share(
+    backend: Backend, counted: Counted, name: str, text: str
+) -> None:
+    if name.startswith("flax"):
+        pytest.importorskip("flax")
+    with counted:
+        first = implementation(backend, name).prepare(inputs_of(text))()
+    assert counted.programs == 1
+    with counted:
+        second = implementation(backend, name).prepare(inputs_of(text, seed=1))()
+    assert counted.programs == 0
+    one, other = (x[0] if isinstance(x, tuple) else x for x in (first, second))
+    assert not np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_gradients_and_tangents_are_one_program_each(backend: Backend, counted: Counted) -> None:
+    inputs = inputs_of(PLAIN)
+    prepared = implementation(backend, "eager").prepare(inputs)
+    cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
+    with counted:
+        _, gradients = backend.vjp(prepared, ("query", "key", "value"), cotangent)
+    assert (counted.programs, list(gradients)) == (1, ["query", "key", "value"])
+    with counted:
+        backend.jvp(prepared, {"query": backend.array(inputs.query, inputs.dtype)})
+    assert counted.programs == 1
+
+
+@pytest.mark.parametrize("scales", [(0.0, -0.0), (0.3, 0.4)])
+def test_what_a_program_hangs_on_has_a_program_of_its_own(
+    backend: Backend, counted: Counted, scales: tuple[float, float]
+) -> None:
+    inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k7d8/scale0.5")
+    eager = implementation(backend, "eager")
+    for scale in scales:
+        prepared = eager.prepare(inputs.replace(scale=scale))
+        with counted:
+            prepared()
+        assert counted.programs == 1
+
+
+def double(query: Any, flag: Any) -> Any:
+    return query * 2.0 if flag is True else query
+
+
+def test_numbers_and_flags_of_equal_value_are_told_apart(backend: Any) -> None:
+    """1 == True, and both are hashed alike."""
+    query = backend.array(np.ones((2, 3)), inputs_of(PLAIN).dtype)
+    eager = implementation(backend, "jax-nn")
+    answers = []
+    for flag in (True, 1):
+        plain = PreparedCall(double, {"query": query, "flag": flag}, constants=("double",))
+        answers.append(float(backend.jitted(eager, plain)()[0, 0]))
+    assert answers == [2.0, 1.0]
+    with pytest.raises(ValueError, match="it names no constants"):
+        backend.jitted(eager, replace(plain, constants=None))
+
+
+def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None:
+    """Its gradient is what it receives as all of them, and its tangent moves all of them."""
+    inputs = inputs_of(LAYER.replace("f32", "f64"))
+    layer = implementation(backend, "packed-heads")
+    own = layer.prepare(inputs)
+    apart = layer.prepare(inputs.replace(own=False))
+    cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
+    _, whole = backend.vjp(own, ["query"], cotangent)
+    _, thirds = backend.vjp(apart, ["query", "key", "value"], cotangent)
+    total = sum(backend.to_numpy(thirds[name]) for name in ("query", "key", "value"))
+    assert np.abs(backend.to_numpy(whole["query"]) - total).max() < 1e-12
+    tangent = backend.array(inputs.key[::-1].copy(), inputs.dtype)
+    moved = backend.jvp(own, {"query": tangent})
+    parts = backend.jvp(apart, dict.fromkeys(("query", "key", "value"), tangent))
+    assert np.abs(backend.to_numpy(moved) - backend.to_numpy(parts)).max() < 1e-12
+
+
+def test_a_call_operation_by_operation_is_no_program(backend: Backend, counted: Counted) -> None:
+    inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k9d8")
+    eager = implementation(backend, "eager")
+    compiled = Compiled(eager, "ops")
+    with counted:
+        by_operation = compiled.prepare(inputs)()
+    assert counted.programs > 1
+    whole = np.asarray(eager.prepare(inputs)())
+    assert np.abs(np.asarray(by_operation) - whole).max() < 1e-6
+    assert compiled.prepare(inputs).compiled is None
+
+
+def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any) -> None:
+    """Ours are called through jit, what people hand over as it is."""
+    path = tmp_path / "mine.py"
+    path.write_text("def attention(query, key, value):\n    return value\n")
+    judged = registry.function_implementation(backend, f"{path}:attention", "eager")
+    assert backend.compilers_of(judged) == ("jit", "aot", "vmap")
+    assert backend.compilers_of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
+    assert backend.compilers_of(implementation(backend, "luong")) == ("ops",)

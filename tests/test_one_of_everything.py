@@ -1,0 +1,221 @@
+"""Promise: an operator costs its spec, its reference and what implements it; all else asks it.
+
+The operator `mean` is nowhere but in this file: every query gets the mean of the values it attends. Ids,
+draws, checks, the oracle, verdicts, records and reports take it as they take any other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends._numpy import NumpyEngine, Rounded
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import dense_arguments
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from references.derivatives import Attention, Pairs
+from references.outputs import Outputs, wide
+from references.rounding import Bounded, Roundoffs, narrowed
+from references.softmax import attend
+from suite.checks import all_checks
+from suite.front.plan import record
+from suite.judge.cell import Cell
+from suite.judge.check import Check
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.report import conformance, frames
+from suite.spec import catalogue
+from suite.spec.case import Case
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs, draw
+from suite.spec.levels import designed, listed
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
+from suite.spec.recipes import DRAWS
+from tests.records_by_hand import run as run_of
+
+
+def drawn(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    operands = DRAWS[case.recipe](rng, case.sizes, case.dtype)
+    return dict(zip(("query", "key", "value"), operands, strict=True))
+
+
+MEAN = Operator(
+    name="mean",
+    text="the mean of the values that a query attends",
+    axes=lambda case: {"query": "bhqd", "key": "bgkd", "value": "bgkv"},
+    draw=drawn,
+    outputs=lambda case: {"output": "bhqv"},
+    needs=lambda case, arrays, sizes, widths: {"value-size": sizes.D != sizes.Dv},
+    ties=lambda options: ("hg",),
+    cases=designed(
+        ("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6"),
+        ("mean/pad/mha/{dt}/b2h3q5k7d8", "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense"),
+    ),
+    gradients=listed(("mean/causal/mha/f32/b2h3q5k7d8v6",)),
+)
+
+
+def scores(inputs: Inputs) -> Bounded:
+    """Scores that are all the same, exactly."""
+    s = inputs.sizes
+    return Bounded.exact(np.zeros((s.B, s.H, s.Lq, s.Lk), wide(inputs)["value"].dtype))
+
+
+def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
+    value = narrowed(wide(inputs)["value"], rounding)
+    answer = attend(scores(inputs), value, inputs.dense_mask, rounding, empty_rows)
+    return Outputs({"output": answer.output}, answer.keys)
+
+
+def vjp(
+    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
+) -> Outputs:
+    s, arrays = inputs.sizes, wide(inputs, {"value": inputs.value, "cotangent": cotangent})
+    pairs = Pairs((s.B, s.H, s.Lq, s.Lk), inputs.dense_mask, None, empty_rows)
+    attention = Attention(scores(inputs), narrowed(arrays["value"], rounding), pairs, rounding)
+    gradient = attention.value_gradient(narrowed(arrays["cotangent"], rounding))
+    nothing = {n: Bounded.exact(np.zeros(inputs.arrays[n].shape)) for n in ("query", "key")}
+    return Outputs(nothing | {"value": gradient}, pairs.keys)
+
+
+class Right(Implementation):
+    """The mean of the values, added up over the keys that are attended and divided by their number."""
+
+    name = "right"
+    operator = MEAN
+    declared = Declared(
+        features=ATTENTION_FEATURES - {"native-causal", "native-window"},
+        elections={"fully-masked-row": "zeros"},
+        dtypes=("f32", "bf16", "f16"),
+    )
+
+    def weights(self, attends: np.ndarray) -> np.ndarray:
+        return attends / np.maximum(attends.sum(-1, keepdims=True), 1)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        weights = self.weights(inputs.attends)
+
+        def call(value: Rounded, **others: Rounded) -> Rounded:
+            return Rounded(round_to(weights @ value.values, inputs.dtype), inputs.dtype)
+
+        def gradients(cotangent: Rounded, wrt: list[str], **arrays: Rounded) -> dict[str, Any]:
+            zeros = {n: Rounded(np.zeros(arrays[n].shape), inputs.dtype) for n in wrt}
+            value = round_to(weights.swapaxes(-1, -2) @ cotangent.values, inputs.dtype)
+            return zeros | ({"value": Rounded(value, inputs.dtype)} if "value" in wrt else {})
+
+        arguments = dense_arguments(self.backend, inputs)
+        operands = {name: arguments[name] for name in ("query", "key", "value")}
+        return PreparedCall(call, operands, vjp=gradients)
+
+
+class DividesByAll(Right):
+    """Divides by the number of all keys, hidden ones among them."""
+
+    name = "divides-by-all"
+
+    def weights(self, attends: np.ndarray) -> np.ndarray:
+        return attends / attends.shape[-1]
+
+
+class SeesAll(Right):
+    """Adds up the values of all keys, whatever the mask says."""
+
+    name = "sees-all"
+
+    def weights(self, attends: np.ndarray) -> np.ndarray:
+        return np.full(attends.shape, 1 / attends.shape[-1])
+
+
+class Means(NumpyEngine):
+    """A third party's backend, of one operator."""
+
+    name = "means"
+
+    def implementations(self) -> list[Implementation]:
+        return [Right(self), DividesByAll(self), SeesAll(self)]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The line in the table of operators, and the reference that is found by the operator's name."""
+    caches = (catalogue.cases, catalogue.gradient_cases)
+    monkeypatch.setitem(OPERATORS, MEAN.name, MEAN)
+    reference = SimpleNamespace(forward=forward, vjp=vjp)
+    monkeypatch.setitem(sys.modules, f"references.{MEAN.module}", reference)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def judged(name: str, level: str = "standard") -> Mapping[Cell, Verdict]:
+    """The verdicts of all checks on one of the implementations."""
+    implementations = [i for i in Means().implementations() if i.name == name]
+    cells = [cell for check in all_checks() for cell in check.cells(level, implementations)]
+    return {cell: run(cell) for cell in cells}
+
+
+def test_its_ids_are_cases() -> None:
+    case = Case.parse("mean/causal/mha/bf16/b2h3q5k7d8v6")
+    assert case in catalogue.cases("smoke")
+    assert catalogue.find(case.id) == case
+    assert case.needs == ("causal", "value-size")
+    assert "the mean of the values that a query attends" in case.describe()
+    assert draw(case).arrays.keys() == {"query", "key", "value"}
+    with pytest.raises(ValueError, match="mean has one size here"):
+        Case.parse("mean/none/gqa2/f32/b2h4q5k7d8")
+
+
+def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
+    verdicts = judged("right")
+    by_check: dict[str, set[str]] = {}
+    for cell, verdict in verdicts.items():
+        by_check.setdefault(cell.check.name, set()).add(verdict.status)
+    assert by_check == {
+        "values": {"pass"},
+        "contract": {"pass"},
+        "poison": {"pass"},
+        "gradients": {"pass"},
+        "gradient_hidden": {"pass"},
+        "tangents": {"unsupported"},
+    }
+
+
+def test_faults_of_it_die_of_the_checks_that_there_are() -> None:
+    failed = {
+        name: {
+            cell.check.name for cell, verdict in judged(name).items() if verdict.status == "fail"
+        }
+        for name in ("divides-by-all", "sees-all")
+    }
+    assert failed["divides-by-all"] == {"values", "gradients"}
+    assert failed["sees-all"] == {"values", "gradients", "poison", "gradient_hidden"}
+
+
+def test_its_records_are_rows_of_the_reports() -> None:
+    verdicts = judged("right", "smoke")
+    records = [record(cell, verdict) for cell, verdict in verdicts.items()]
+    assert {cell.operator for cell in records} == {"mean"}
+    assert {cell.group for cell in records} == {"mean"}
+    table = conformance.conformance(frames.cells(run_of(*records)))
+    assert "mean" in table.to_string()
+
+
+def test_a_check_is_asked_of_every_operator_at_once() -> None:
+    def finite(cell: Cell) -> None:
+        assert np.isfinite(cell.run().values).all()
+
+    check = Check("finite", finite, catalogue.cases)
+    asked = {case.operator for case in check.cases("smoke")}
+    assert asked == set(OPERATORS.values())
+    assert MEAN in asked
+    cells = check.cells("smoke", Means().implementations())
+    assert {cell.case.operator for cell in cells} == {MEAN}

@@ -1,0 +1,84 @@
+"""Smaller cases: every step makes sense, asks less, and what remains is what the failure needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from suite.search.smaller import shrunk, smaller
+from suite.spec.case import Case
+from suite.spec.catalogue import cases
+
+
+@pytest.mark.parametrize("case", cases("smoke")[::4], ids=str)
+def test_steps_are_valid_and_never_larger(case: Case) -> None:
+    found = list(smaller(case))
+    assert case not in found
+    for candidate in found:
+        assert Case.parse(candidate.id) == candidate
+        assert (candidate.operator, candidate.dtype) == (case.operator, case.dtype)
+        assert all(candidate.letters[x] <= size for x, size in case.letters.items())
+
+
+LARGE = "sdpa/pad+win4.0/gqa2/f32/b2h4q17k257d8/bias.bhqk/scale-0.2/cap5.0/blhd/dense"
+
+
+@pytest.mark.parametrize(
+    ("case", "fails", "least"),
+    [
+        (LARGE, lambda case: case.sizes.Lk >= 33, "sdpa/none/mha/f32/b1h1q1k33d1"),
+        (LARGE, lambda case: case.option("softcap"), "sdpa/none/mha/f32/b1h1q1k1d1/cap5.0"),
+        (LARGE, lambda case: "win" in case.mask_token, "sdpa/win4.0/mha/f32/b1h1q1k1d1"),
+        (LARGE, lambda case: case.sizes.H > case.sizes.Hkv, "sdpa/none/mqa/f32/b1h2q1k1d1"),
+        (LARGE, lambda case: case.sizes.Lq < case.sizes.Lk, "sdpa/none/mha/f32/b1h1q1k2d1"),
+        (
+            "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/self",
+            lambda case: case.sizes.H > 1 and case.mask is not None,
+            "multi-head/causal/mha/f32/b1h2q1k1d1/e1.1.1.1",
+        ),
+        (
+            "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+            lambda case: case.option("returned") == "head",
+            "additive/none/mha/bf16/b1h1q1k1d1/e1.1.1.1/head",
+        ),
+    ],
+)  # fmt: skip
+def test_what_remains_is_what_the_failure_needs(
+    case: str, fails: Callable[[Case], bool], least: str
+) -> None:
+    assert shrunk(Case.parse(case), lambda x: bool(fails(x))).id == least
+
+
+def test_no_candidate_is_tried_twice() -> None:
+    tried: list[str] = []
+
+    def fails(case: Case) -> bool:
+        tried.append(case.id)
+        return case.sizes.Lk >= 33
+
+    shrunk(Case.parse(LARGE), fails)
+    assert len(tried) == len(set(tried)) < 60
+
+
+def test_scripts_are_saved_beside_each_other_and_never_over_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    kernel = tmp_path / "half.py"
+    kernel.write_text(
+        "def half(query, key, value):\n    return value[..., :1, :] * query[..., :1] / 2\n"
+    )
+    script = tmp_path / "found.py"
+    words = ["search", "--backend=torch", f"--function={kernel}:half", f"--script={script}"]
+    assert main([*words, "--case=sdpa/none/mha/f32/b1h2q3k3d4"]) == 1
+    said = capsys.readouterr().out
+    saved = sorted(tmp_path.glob("found*.py"))
+    assert saved[-1] == script
+    assert len(saved) == said.count("  saved   ") == 2
+    before = script.read_bytes()
+    assert main([*words, "--case=sdpa/none/mha/f32/b1h2q3k3d4"]) == 2
+    assert "exists; name a new file" in capsys.readouterr().err
+    assert script.read_bytes() == before

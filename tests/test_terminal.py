@@ -1,0 +1,274 @@
+"""What a run says on the terminal: what is left, why cells fail, few failures in full."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.front.again import go_on
+from suite.front.options import Options
+from suite.front.progress import Progress, Steps
+from suite.front.terminal import MOST, Listing
+from suite.records import cells as records
+from tests.records_by_hand import cell
+from tests.records_by_hand import run as records_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LATE = """
+import torch
+
+
+def late(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    if key.shape[-2] >= 33:
+        value = value.roll(1, -2)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale
+    )
+"""
+"""A kernel that is wrong from 33 keys on."""
+
+
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
+
+
+def run(
+    *words: str, cwd: Path = ROOT, start: tuple[str, ...] = PYTEST
+) -> subprocess.CompletedProcess[str]:
+    """A command in a Python process of its own, which imports this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *start, *words]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+WRONG = (
+    "suite/test_values.py",
+    "--backend=tests.miniatures:always_wrong",
+    "--level=smoke",
+    "--dtype=f32",
+)
+
+
+@pytest.fixture(scope="module")
+def wrong() -> str:
+    out = run(*WRONG)
+    assert out.returncode == 1, out.stdout[-3000:] + out.stderr
+    return out.stdout
+
+
+def failed(text: str) -> int:
+    """How many tests failed, by the last line."""
+    match = re.search(r"(\d+) failed", text.splitlines()[-1])
+    assert match
+    return int(match[1])
+
+
+def test_failures_are_explained_before_they_are_listed(wrong: str) -> None:
+    order = ("Statuses", "Why cells fail", "= FAILURES =", "more failures", "short test summary")
+    places = [wrong.index(text) for text in order]
+    assert places == sorted(places)
+    explained = wrong[places[1] : places[2]]
+    assert f" 1. values of mini:alwayswrong: {failed(wrong)} failures, value" in explained
+    again = re.search(
+        r"^    again     pytest '(.*)' --backend=(\S+) --level=smoke$", explained, re.M
+    )
+    assert again
+    assert again[2] == "tests.miniatures:always_wrong"
+    once = run(again[1], f"--backend={again[2]}", "--level=smoke")
+    assert failed(once.stdout) == 1
+
+
+def test_ten_failures_are_shown_in_full_and_a_line_is_left_for_each(wrong: str) -> None:
+    count = failed(wrong)
+    assert count > MOST
+    assert wrong.count("\n  again: pytest") == MOST
+    assert f"... and {count - MOST} more failures, a line each below" in wrong
+    assert len(re.findall("^FAILED suite/test_values", wrong, re.M)) == count
+
+
+def test_verbose_shows_every_failure_in_full(wrong: str) -> None:
+    out = run(*WRONG, "-v")
+    assert failed(out.stdout) == failed(wrong)
+    assert out.stdout.count("\n  again: pytest") == failed(wrong)
+    assert "more failures" not in out.stdout
+
+
+def test_other_tests_stay_in_full(tmp_path: Path) -> None:
+    for number in range(12):
+        path = tmp_path / f"test_{number}.py"
+        path.write_text(f"def test_it() -> None:\n    assert {number} < 0, 'not negative'\n")
+    out = run("-c", str(ROOT / "pyproject.toml"), "-p", "suite.plugin", str(tmp_path), *WRONG)
+    assert out.stdout.count("AssertionError: not negative") >= 12
+    assert out.stdout.count("\n  again: pytest") == MOST
+
+
+def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "late.py").write_text(LATE)
+    words = (str(ROOT / "suite/test_values.py"), "--backend=torch", "--function=late.py:late")
+    config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "suite.plugin")
+    out = run(*config, *words, "--level=smoke", cwd=tmp_path)
+    assert "failures have Lq >= 64, none of" in out.stdout or "have Lk >= " in out.stdout, (
+        out.stdout
+    )
+    line = next(x for x in out.stdout.splitlines() if x.startswith("    go on     python -m suite"))
+    command = shlex.split(line)[5:]
+    found = run(*command, cwd=tmp_path, start=("-m", "suite"))
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert "saved   values-late.py" in found.stdout
+    assert re.search(r"case    sdpa/none/mha/\w+/b1h1q1k33d", found.stdout)
+    script = run(str(tmp_path / "values-late.py"), cwd=tmp_path, start=())
+    assert "AssertionError" in script.stderr
+    assert (
+        run(*command, cwd=tmp_path, start=("-m", "suite")).returncode == 2
+    )  # nothing is overwritten
+
+
+def test_there_is_no_command_to_go_on_where_the_search_does_not_judge() -> None:
+    broken = cell("sdpa/none/mha/bf16/b2h3q5k7d8", status="fail")
+    one = Options(("torch",), level="smoke", audit=True)
+    assert go_on(broken, one) == (
+        "python -m suite search --backend=torch --implementation=sdpa "
+        "--case=sdpa/none/mha/bf16/b2h3q5k7d8 --script=values-sdpa.py"
+    )
+    assert "--backend=torch --implementation" in go_on(broken, Options(("all",)))
+    assert go_on(broken, Options(("torch",), seed=3)) == ""
+    assert go_on(cell(check="layouts", status="fail"), one) == ""
+    mine = Options(("torch",), function=("my.py:sdpa",), numerics="fused")
+    assert "--function=my.py:sdpa --numerics=fused --case=" in go_on(broken, mine)
+
+
+def test_groups_beyond_the_first_have_a_line_each() -> None:
+    cells = [
+        cell(status="fail", check=f"check{n}", kind="value", message="far\noff") for n in range(12)
+    ]
+    nodes = {c.key: f"suite/test_x.py::test_{c.check}[x]" for c in cells}
+    told = list(Listing(records_of(*cells), nodes, Options(("torch",))).explanation())
+    assert sum(line.startswith("    again     pytest") for line in told) == MOST
+    assert told.count("              far off") == MOST
+    assert told[-3] == "and 2 more, with their cases and commands under -v:"
+    assert told[-1] == "    check11 of torch:sdpa: 1 failure, value; no cell of the check passes"
+    whole = list(Listing(records_of(*cells), nodes, Options(("torch",)), 99).explanation())
+    assert sum(line.startswith("    again     pytest") for line in whole) == 12
+    assert list(Listing(records_of(cell()), {}, Options(("torch",))).explanation()) == []
+
+
+class Clock:
+    """Seconds that go by when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_says_what_is_left_by_backend() -> None:
+    clock = Clock()
+    progress = Progress(every=10, clock=clock)
+    progress.owe({"torch": 8, "jax": 4})
+    said = []
+    for backend, seconds in [("torch", 1.0)] * 6 + [("jax", 9.0)] * 2:
+        clock.now += seconds / 2  # two workers
+        said.append(progress.take(backend, seconds))
+    assert [bool(line) for line in said] == [False] * 7 + [True]
+    # Two cells of torch at 1 s and two of jax at 9 s, by two workers.
+    assert said[-1] == "8 of 12 cells (torch 6 of 8, jax 2 of 4), about 10 s left"
+    clock.now += 3
+    assert progress.take("torch", 1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("each", "owed", "left"), [(1.0, 31, "30 s"), (60.0, 31, "30 min"), (600.0, 31, "5 h 0 min")]
+)
+def test_spans_of_time_are_for_people(each: float, owed: int, left: str) -> None:
+    clock = Clock()
+    progress = Progress(every=0, clock=clock)
+    progress.owe({"numpy": owed})
+    clock.now += each
+    assert progress.take("numpy", each) == f"1 of {owed} cells, about {left} left"
+
+
+def test_progress_knows_nothing_before_it_knows_what_is_owed() -> None:
+    clock = Clock()
+    progress = Progress(every=1, clock=clock)
+    clock.now += 5
+    assert progress.take("numpy", 1.0) == ""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_a_long_run_says_what_is_left(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    (tmp_path / "hurry.py").write_text(
+        "from suite.front import progress\nprogress.EVERY[False] = 0.0\n"
+    )
+    results = tmp_path / "r.jsonl"
+    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    command = [
+        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "hurry", *workers,
+        "suite/test_extremes.py", "--backend=numpy", "--level=smoke", f"--results={results}",
+    ]  # fmt: skip
+    out = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    ).stdout
+    count = len(records.load(results).cells)
+    said = re.findall(rf"^(\d+) of {count} cells, about \d+ s left$", out, re.M)
+    assert [int(number) for number in said] == list(range(1, count)), out
+    assert "left" not in results.read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("suite",), ("suite", "tests"), ("suite", "-n", "2"), (".",), ("suite/test_values.py",),
+     ("suite/test_values.py::test_values",), ("--pyargs", "suite")],
+    ids=" ".join,
+)  # fmt: skip
+def test_checks_without_a_backend_are_one_usage_error(words: tuple[str, ...]) -> None:
+    out = run(*words)
+    assert out.returncode == 4
+    said = out.stdout + out.stderr
+    assert said.count("choose what to judge with --backend=NAME; installed here: numpy") == 1
+    assert not re.search("ERROR collecting|errors? in|Interrupted|bringing up", said)
+
+
+@pytest.mark.parametrize(
+    "words", [("tests/test_diff.py", "--collect-only", "-q"), ("suite", "--help")], ids=" ".join
+)
+def test_what_judges_nothing_needs_no_backend(words: tuple[str, ...]) -> None:
+    out = run(*words)
+    assert out.returncode == 0, out.stdout[-2000:] + out.stderr
+
+
+def test_steps_say_what_comes_next_and_what_is_left() -> None:
+    clock, said = Clock(), list[str]()
+    steps = Steps(3, said.append, clock)
+    for name in "abc":
+        steps.next(name)
+        clock.now += 200
+    assert said == ["1 of 3: a", "2 of 3: b; about 7 min left", "3 of 3: c; about 3 min left"]
+
+
+def test_bench_and_the_gate_say_what_they_do() -> None:
+    case = "sdpa/none/mha/f32/b1h2q8k8d8"
+    words = ("bench", "--backend=numpy", "--implementation=definition", f"--workload={case}")
+    out = run(*words, "--direction=forward", "--samples=1", start=("-m", "suite"))
+    assert out.returncode == 0, out.stderr
+    assert out.stderr == f"1 of 1: {case} forward f32, implementations: 1, samples of each: 1\n"
+    assert " of 1: " not in out.stdout
+    out = run(*words, "--against=definition", "--seconds=0.1", start=("-m", "suite"))
+    assert out.stderr.splitlines() == [
+        f"1 of 1: {case} forward, {case}",
+        "  half 1 of 2: starting baseline, candidate, twin",
+        "  half 1 of 2: pairs for 0.05 s",
+        "  half 1 of 2: judging what was timed",
+        "  half 2 of 2: starting twin, candidate, baseline",
+        "  half 2 of 2: pairs for 0.05 s",
+        "  half 2 of 2: judging what was timed",
+    ]
