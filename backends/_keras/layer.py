@@ -17,10 +17,11 @@ from backends.masks import LayerMasks
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
+from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
-Called = Callable[[Implementation, PreparedCall], PreparedCall]
-"""How calls that are functions of their arguments alone are called."""
+Called = Callable[[Implementation, PreparedCall, DType], PreparedCall]
+"""How calls that are functions of their arguments alone are called, in a dtype."""
 
 Numerics = str | Mapping[str, str]
 """A numerics class, or one by short dtype name."""
@@ -132,8 +133,10 @@ class KerasLayer(Implementation):
         }
         if LayerMasks.of(inputs).causal:
             options["use_causal_mask"] = True
+        # A functional model knows which arguments are one array: their names are constants, too.
         constants = (
             inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, options, through,
+            *names.items(),
         )  # fmt: skip
         # Keras compiles what it predicts with for itself, from what the layer holds.
         called = None if through == "predict" else self.called
@@ -149,7 +152,7 @@ class KerasLayer(Implementation):
         if attached:
             function = models.attached(plain, through)
         elif through:
-            function = models.functional(self.backend, plain, arrays, names, inputs, through)
+            function = models.functional(self.backend, plain, names, inputs, through)
         wanted = inputs.returned != "none"
 
         def run(**arrays: Any) -> tuple[Any, Any]:
@@ -160,7 +163,8 @@ class KerasLayer(Implementation):
         if called is None:
             return PreparedCall(run, arrays, LAYER_OUTPUTS)
         variables = self.variables(layer) | random_state(layer)
-        return called(self, by_values(self.backend, run, arrays, variables, inputs, constants))
+        stateless = by_values(self.backend, run, arrays, variables, inputs, constants)
+        return called(self, stateless, inputs.dtype)
 
     def _kept(self, key: str, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
         if key not in self.kept:

@@ -63,7 +63,7 @@ class KerasJaxBackend(JaxEngine):
         return {"keras": self.keras.__version__, "jax": version("jax")}
 
     def implementations(self) -> list[Implementation]:
-        return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted)]
+        return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted_native)]
 
     def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
         return KerasFunction(self, function, name, numerics)
@@ -97,4 +97,4 @@ class KerasJaxOps(KerasOps):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted(self, super().prepare(inputs))
+        return self.backend.jitted_native(self, super().prepare(inputs), inputs.dtype)
