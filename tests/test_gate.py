@@ -78,6 +78,8 @@ def test_the_worst_outcome_decides() -> None:
     assert gate.worst([by_code[gate.OK], by_code[gate.NOISY]]) == gate.NOISY
     assert gate.worst([by_code[gate.NOISY], by_code[gate.REGRESSION]]) == gate.REGRESSION
     assert gate.worst(list(by_code.values())) == gate.WRONG
+    died = gate.Outcome("w", CASE, "forward", gate.NOTHING, broken=True)
+    assert gate.worst([by_code[gate.OK], died]) == gate.NOTHING
 
 
 def record(**changes: Any) -> SpeedRecord:
@@ -191,6 +193,66 @@ def test_the_gate_never_times_a_wrong_answer(
     assert "WRONG ANSWER" in capsys.readouterr().out
     (verdict,) = json.loads(results.read_text())
     assert "candidate (anticausal): value" in verdict["message"]
+
+
+UNRULY = """
+from tests.miniatures import Miniature, Miniatures
+from tests.unruly import ACTS, unruly
+
+def backend(device):
+    return Miniatures(device, Miniature, unruly(ACTS[{act!r}]), Twin)
+
+class Twin(Miniature):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "said"),
+    [
+        ("leaves", "crash", "the worker ended with exit code 0"),
+        ("aborts", "crash", "the worker ended with exit code -6"),
+        ("holds_the_lock", "timeout", "the worker was ended: 'open' took longer than 6 s"),
+    ],
+)
+def test_a_worker_that_ends_costs_one_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, kind: str, said: str
+) -> None:
+    (tmp_path / "mixed.py").write_text(UNRULY.format(act=act))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    case, path = "sdpa/none/mha/f32/b2h3q5k17d8", tmp_path / "speed.jsonl"
+    common = ["bench", "--backend=mixed:backend", f"--workload={case}", "--cell-timeout=6"]
+    words = ["--direction=forward", "--samples=2", f"--results={path}"]
+    assert main([*common, *words]) == gate.NOTHING
+    by_name = {r.implementation: r for r in speed.load(path).records}
+    assert (by_name["unruly"].status, by_name["unruly"].kind) == ("error", kind)
+    assert said in by_name["unruly"].message
+    for name in ("miniature", "twin"):
+        assert by_name[name].status in speed.TIMED
+        assert len(by_name[name].samples) == 2
+    if act == "leaves":
+        against = ["--implementation=miniature", "--against=unruly", "--seconds=0.1"]
+        assert main([*common, *against]) == gate.NOTHING
+
+
+def test_a_worker_that_does_not_start_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["bench", "--backend=slow:backend", "--start-timeout=1"]) == gate.NOTHING
+    assert "the worker was ended: 'start' took longer than 1 s" in capsys.readouterr().err
+
+
+def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, victim = tmp_path / "kernels.py", tmp_path / "victim"
+    path.write_text(KERNELS)
+    victim.write_text("kept")
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    words = ["bench", "--backend=numpy", f"--function={path}:right"]
+    assert main([*words, f"--against=commit:--output={victim}"]) == gate.NOTHING
+    assert "git rev-parse" in capsys.readouterr().err
+    assert victim.read_text() == "kept"
 
 
 @pytest.mark.parametrize(
