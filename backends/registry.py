@@ -11,6 +11,7 @@ from typing import Any
 
 from backends.protocol import (
     ENDS,
+    THROUGH,
     Backend,
     BackendUnavailable,
     BrokenFramework,
@@ -112,6 +113,15 @@ def load(name: str, device: str = "cpu") -> Backend:
     return backend
 
 
+def implementations(backend: Backend) -> list[Implementation]:
+    """The implementations of a backend. Raises DeclarationError for a name that is none."""
+    found = list(backend.implementations())
+    for implementation in found:
+        more = THROUGH if implementation.mode == "compiled" else ""
+        checked_name("an implementation", implementation.name, more)
+    return found
+
+
 def _registered(name: str, device: str) -> Backend:
     if name in KERAS_ENGINES:
         os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
@@ -200,6 +210,7 @@ __all__ = [
     "canonical",
     "check_one_engine",
     "function_implementation",
+    "implementations",
     "installed",
     "load",
     "together",

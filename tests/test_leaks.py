@@ -19,8 +19,9 @@ from suite.front.plan import Plan
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.run import run
-from suite.judge.verdict import Verdict, printable
+from suite.judge.verdict import Verdict
 from suite.spec.catalogue import find
+from suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
 

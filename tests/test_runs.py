@@ -192,6 +192,46 @@ def test_messages_hold_nothing_that_a_terminal_obeys(
     assert not {"\x1b", "\x00", "\x9b"} & {*out.stdout, *out.stderr}
 
 
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_headings_hold_nothing_that_a_terminal_obeys(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "\x1b[31m\udc80"
+    folder.mkdir()
+    path = folder / "mine.py"
+    path.write_text("from tests.miniatures import always_wrong as backend\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FEW, *words]
+    out = subprocess.run(
+        [*command, f"--backend={path}:backend", f"--results={folder / 'r.jsonl'}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, errors="surrogateescape",
+    )  # fmt: skip
+    if words:
+        assert out.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "cannot be handed to workers" in usage(out)
+        return
+    assert out.returncode == 1, out.stdout + out.stderr
+    assert r"\x1b[31m\udc80/mine.py:backend on cpu" in out.stdout
+    assert r"\x1b[31m\udc80/r.jsonl" in out.stdout
+    assert not {"\x1b", "\udc80"} & {*out.stdout, *out.stderr}
+    assert records.load(folder / "r.jsonl").totals["fail"]
+
+
+def test_a_search_ends_with_the_right_code() -> None:
+    command = [sys.executable, "-m", "suite", "search", "--case=sdpa/none/mha/f32/b2h3q5k17d8"]
+    for act, code, said in (
+        ("leaves", supervision.DIED, "ended with exit code 0, unasked while it judged values of"),
+        ("hangs", 1, "found 1 times: timeout"),
+        ("holds_the_lock", supervision.DIED, "in hold_the_lock"),
+        ("skips", 1, "found 1 times: raised"),
+    ):
+        out = subprocess.run(
+            [*command, f"--backend=tests.unruly:{act}", "--cell-timeout=1", "--no-gradients"],
+            cwd=ROOT, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert out.returncode == code, out.stdout + out.stderr
+        assert said in out.stdout + out.stderr
+
+
 def test_a_path_of_results_is_opened_first_and_stays_where_it_is(tmp_path: Path) -> None:
     words = (*FEW, "--backend=tests.unruly:folder")
     out = run(*words, "--rootdir", str(ROOT), "--results=there/r.jsonl")

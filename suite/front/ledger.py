@@ -20,12 +20,12 @@ from suite.front.options import Options
 from suite.front.plan import crashed
 from suite.front.supervision import BOARD
 from suite.front.terminal import Terminal
-from suite.judge.verdict import printable
 from suite.records import cells as records
 from suite.records import machine
 from suite.records.cells import CellRecord
 from suite.records.files import new_file, remove_empty
 from suite.records.lines import Writer
+from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
 FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")

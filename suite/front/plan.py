@@ -93,7 +93,7 @@ class Plan:
         options = self.options
         # Plain strings: torch's version is a class of its own, which does not travel to workers.
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
-        found = backend.implementations()
+        found = registry.implementations(backend)
         if options.function:
             numerics = options.numerics or DEFAULT_NUMERICS
             settings = Settings(backend)

@@ -36,8 +36,8 @@ from suite.front.workers import WATCHDOG, Controller, InWorker
 from suite.judge import leaks
 from suite.judge.cell import Cell, first_line
 from suite.judge.check import CHECKS, Check
-from suite.judge.verdict import printable
 from suite.records import cells as records
+from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
 PROPERTY = "attention-cell"
@@ -85,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
         config.option.maxworkerrestart = "10000"
     if _has_workers(config):
+        _refuse_bytes(config)
         config.stash[CONTROLLER] = controller = Controller(config, state)
         config.pluginmanager.register(controller)
 
@@ -94,10 +95,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not options.backend:
         return []
     function = f", function {', '.join(options.function)}" if options.function else ""
-    return [
+    line = (
         f"attention: {', '.join(options.backends)} on {options.device}{function}, level "
         f"{options.level}, seed {options.seed}; {_versions_line()}"
-    ]
+    )
+    return [printable(line)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -320,6 +322,15 @@ def _refuse_impostors() -> None:
             raise pytest.UsageError(
                 f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; "
                 f"remove the other one from sys.path (first entries: {sys.path[:3]})"
+            )
+
+
+def _refuse_bytes(config: pytest.Config) -> None:
+    """What is handed to workers must be UTF-8, as names of files need not be."""
+    for word in map(str, config.invocation_params.args):
+        if not word.isascii() and word.encode(errors="ignore").decode() != word:
+            raise pytest.UsageError(
+                f"{printable(word)} cannot be handed to workers: it is not UTF-8"
             )
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.front.options import add_options
-from suite.judge.verdict import printable
 from suite.records.files import new_file
 from suite.spec.vocabulary import BROKEN
 
@@ -125,7 +124,7 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
         limit_threads(options.threads)
         plan = Plan.make(options)
     except UsageError as error:
-        print(printable(str(error)), file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
 
     def announce(cell: Cell) -> None:
