@@ -63,7 +63,8 @@ def checked_name(what: str, name: str, more: str = "") -> str:
 
     Raises DeclarationError for anything but letters of ASCII, digits, "_", ".", "-" and `more`.
     """
-    if not re.fullmatch(rf"[A-Za-z0-9_.{re.escape(more)}-]+", name):
+    letters = rf"[A-Za-z0-9_.{re.escape(more)}-]+"
+    if not isinstance(name, str) or not re.fullmatch(letters, name):
         raise DeclarationError(
             f"{name!r} cannot be the name of {what}: a name has one character or more, all of them "
             f"letters of ASCII, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"

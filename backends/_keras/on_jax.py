@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
 from backends._jax.engine import FLUSHED, JIT, JaxEngine
+from backends._jax.settings import settings
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
+from backends._keras.settings import settings as of_keras
 from backends.prepared import PreparedCall
-from backends.protocol import Implementation
+from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
 from backends.user import UserLayer
 from suite.spec.inputs import Inputs
@@ -50,6 +53,10 @@ class KerasJaxBackend(JaxEngine):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.keras: Any = import_keras("jax")
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return {**settings(self.jax), **of_keras(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:

@@ -147,7 +147,7 @@ def implementations(
     from suite.front.options import DEFAULT_NUMERICS
 
     backend = registry.load(name, device)
-    every = backend.implementations()
+    every = registry.implementations(backend)
     for text in functions:
         declared = numerics or DEFAULT_NUMERICS
         every.append(registry.function_implementation(backend, text, declared, like))

@@ -26,7 +26,6 @@ INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
 
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
-
 BROKEN = ("fail", "error", "crash")
 """The statuses that fail a run."""
 
