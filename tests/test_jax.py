@@ -156,7 +156,9 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
     """Ours are called through jit, what people hand over as it is."""
     path = tmp_path / "mine.py"
     path.write_text("def attention(query, key, value):\n    return value\n")
-    judged = registry.function_implementation(backend, f"{path}:attention", "eager")
+    judged = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})[
+        0
+    ]
     assert backend.compilers_of(judged) == ("jit", "aot", "vmap")
     assert backend.compilers_of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
     assert backend.compilers_of(implementation(backend, "luong")) == ("ops",)

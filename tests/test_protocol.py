@@ -205,7 +205,7 @@ def test_a_name_that_is_no_name_is_refused_for_functions(tmp_path: Any) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def größe(query, key, value):\n    return value\n")
     with pytest.raises(UsageError, match="'größe' cannot be the name of an implementation"):
-        function_implementation(registry.load("torch"), f"{path}:größe", "eager")
+        function_implementation(registry.load("torch"), f"{path}:größe", {})
 
 
 def rounded(*values: float) -> Rounded:
