@@ -41,8 +41,8 @@ LAYER_FEATURES = frozenset(
         "mask", "causal", "window", "padding", "bias", "bias-with-mask", "grouped-heads", "value-size",
         "mask-array", "native-causal", "other-shapes", "gradient", "key-width", "value-width",
         "output-width", "head-width", "no-projection-bias", "cross", "average", "weights", "batch",
-        "single", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width", "raw-mask",
-        "causal-alone",
+        "squeezed", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width",
+        "raw-mask", "causal-alone",
     }
 )  # fmt: skip
 """What a layer around attention can do; dropout is declared for itself."""
@@ -64,7 +64,8 @@ def checked_name(what: str, name: str, more: str = "") -> str:
 
     Raises DeclarationError for anything but letters of ASCII, digits, "_", ".", "-" and `more`.
     """
-    if not re.fullmatch(rf"[A-Za-z0-9_.{re.escape(more)}-]+", name):
+    letters = rf"[A-Za-z0-9_.{re.escape(more)}-]+"
+    if not isinstance(name, str) or not re.fullmatch(letters, name):
         raise DeclarationError(
             f"{name!r} cannot be the name of {what}: a name has one character or more, all of them "
             f"letters of ASCII, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"

@@ -13,6 +13,7 @@ from typing import Any
 from backends.claims import Claims
 from backends.protocol import (
     ENDS,
+    THROUGH,
     Backend,
     BackendUnavailable,
     BrokenFramework,
@@ -97,7 +98,14 @@ def load(name: str, device: str = "cpu") -> Backend:
         return _registered(name, device)
     backend = load_object(name, "a backend object")
     if isinstance(backend, type) or (callable(backend) and not isinstance(backend, Backend)):
-        backend = backend(device)
+        try:
+            backend = backend(device)
+        except (UsageError, BackendUnavailable, *ENDS):
+            raise
+        except BaseException as error:
+            raise UsageError(
+                f"calling {name} for a backend failed with {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(backend, Backend):
         raise UsageError(
             f"{name} is {type(backend).__name__}, expected a backends.protocol.Backend, or a function "
@@ -107,6 +115,15 @@ def load(name: str, device: str = "cpu") -> Backend:
     return backend
 
 
+def implementations(backend: Backend) -> list[Implementation]:
+    """The implementations of a backend. Raises DeclarationError for a name that is none."""
+    found = list(backend.implementations())
+    for implementation in found:
+        more = THROUGH if implementation.mode == "compiled" else ""
+        checked_name("an implementation", implementation.name, more)
+    return found
+
+
 def _registered(name: str, device: str) -> Backend:
     if name in KERAS_ENGINES:
         os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
@@ -114,8 +131,9 @@ def _registered(name: str, device: str) -> Backend:
     try:
         return getattr(importlib.import_module(module), attribute)(device)
     except BackendUnavailable as error:
-        # An adapter chains what the import raised; that a device is missing has no cause.
-        if error.__cause__ is None or name not in installed():
+        # A module that was imported stays, one that failed does not. Without a cause nothing was tried.
+        failed = any(module not in sys.modules for module in DISTRIBUTIONS.get(name, ()))
+        if error.__cause__ is None or not failed or name not in installed():
             raise
         raise BrokenFramework(f"installed, and failed to import: {error}") from error
     except SystemExit as error:
@@ -196,6 +214,7 @@ __all__ = [
     "canonical",
     "check_one_engine",
     "function_implementation",
+    "implementations",
     "installed",
     "load",
     "together",

@@ -159,7 +159,7 @@ class UserLayer(Implementation):
     def refusals(self, projects: bool) -> dict[str, str]:
         """What the layer lacks, with the reason; `projects`: it has an output projection."""
         reasons = {
-            "single": "is called with a batch",
+            "squeezed": "is called with a batch",
             "splits-width": "is told the sizes of its heads, or works them out",
         }
         for keyword, feature in CONFIGURATION.items():

@@ -134,7 +134,7 @@ def test_key_permutation(cell: Cell) -> None:
     them."""
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
-    if inputs.own:
+    if inputs.self_attention:
         other = inputs.taken("k", order, "q")
         compare(cell, inputs, other, "permuted tokens", reordered(inputs, "q", order))
     else:

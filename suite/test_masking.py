@@ -66,7 +66,7 @@ def with_slots(
         places = (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
         other = np.where(places, new(array) if callable(new) else new, array)
         arrays[name] = round_to(other, inputs.dtype)
-    return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.own else {}))
+    return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.self_attention else {}))
 
 
 def touched(inputs: Inputs, slots: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ def touched(inputs: Inputs, slots: np.ndarray) -> np.ndarray:
     s = inputs.sizes
     heads = np.repeat(slots, s.H // slots.shape[1], axis=1)[:, :, None]
     rows = (inputs.attends & heads).any(-1)
-    return rows | np.repeat(slots, s.H // slots.shape[1], axis=1) if inputs.own else rows
+    return rows | np.repeat(slots, s.H // slots.shape[1], axis=1) if inputs.self_attention else rows
 
 
 def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> None:

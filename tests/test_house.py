@@ -61,7 +61,8 @@ ROOMS = {
     ),
     "suite.records": Room(("suite", "suite.spec.vocabulary"), ("msgspec", "packaging", "tomli_w")),
     "suite.report": Room(
-        ("suite.records", "suite.spec.vocabulary"), ("jinja2", "matplotlib", "numpy", "pandas")
+        ("suite.records", "suite.spec.text", "suite.spec.vocabulary"),
+        ("jinja2", "matplotlib", "numpy", "pandas"),
     ),
     "suite.front": Room(
         (

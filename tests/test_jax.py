@@ -128,7 +128,7 @@ def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None
     inputs = inputs_of(LAYER.replace("f32", "f64"))
     layer = implementation(backend, "packed-heads")
     own = layer.prepare(inputs)
-    apart = layer.prepare(inputs.replace(own=False))
+    apart = layer.prepare(inputs.replace(self_attention=False))
     cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
     _, whole = backend.vjp(own, ["query"], cotangent)
     _, thirds = backend.vjp(apart, ["query", "key", "value"], cotangent)

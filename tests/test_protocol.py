@@ -166,6 +166,25 @@ def test_names_of_implementations_are_checked() -> None:
     assert Told(NumpyBackend(), "flash_2.1-b").name == "flash_2.1-b"
 
 
+@pytest.mark.parametrize("name", ["a/b", "a\x1b[31m", 3])
+def test_names_given_later_are_refused_at_the_door(name: Any) -> None:
+    backend = Named()
+    backend.name_of = name
+    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
+        registry.implementations(backend)
+
+
+class Named(NumpyBackend):
+    """A backend that names its implementation after it was made."""
+
+    name_of: Any = "definition"
+
+    def implementations(self) -> list[Implementation]:
+        (found,) = super().implementations()
+        found.name = self.name_of
+        return [found]
+
+
 def test_a_misspelled_declaration_of_a_third_party_is_a_usage_error(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +247,7 @@ def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tup
     inputs = draw(Case.parse(text))
     arrays = sequences(registry.load("numpy"), inputs)
     assert [array.shape for array in arrays.values()] == shapes
-    assert (arrays["query"] is arrays["key"]) == inputs.own
+    assert (arrays["query"] is arrays["key"]) == inputs.self_attention
 
 
 def test_a_manifest_lies_beside_the_module_of_its_backend() -> None:

@@ -204,6 +204,24 @@ def test_plots_are_drawn_into_a_new_folder(
     assert "not an empty folder" in capsys.readouterr().err
 
 
+def test_plots_of_measurements_without_a_share(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, flops=0.0, error_ratio=0.0))
+    assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 0
+
+
+@pytest.mark.parametrize("sample", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_sample_that_cannot_be_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sample: float
+) -> None:
+    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, samples=(0.02, sample)))
+    assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 2
+    said = capsys.readouterr().err
+    assert "line 2: Expected `float`" in said
+    assert "at `$.samples[1]`" in said
+    assert not (tmp_path / "plots").exists()
+
+
 ASV = {
     "commit_hash": "a" * 40, "env_name": "virtualenv-py3.11", "date": 1_700_000_000_000,
     "params": {"machine": "box"}, "python": "3.11",

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax import clocks, transforms
+from backends._jax import clocks, settings, transforms
 from backends._jax.compilers import AHEAD, compiled
 from backends._jax.programs import Gradients, Programs
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Implementation, Step
+from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
 from backends.user_layer import UserLayer
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
@@ -87,6 +87,10 @@ class JaxEngine(Backend):
         if values.ndim == 4 and axis_order == "blhd":
             values = values.swapaxes(1, 2)
         return self.array(values, inputs.dtype)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return settings.settings(self.jax)
 
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
         """The call through `jax.jit`, as JAX is used; one function for all calls of an implementation

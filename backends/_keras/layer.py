@@ -17,10 +17,11 @@ from backends.masks import LayerMasks
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
+from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
-Called = Callable[[Implementation, PreparedCall], PreparedCall]
-"""How calls that are functions of their arguments alone are called."""
+Called = Callable[[Implementation, PreparedCall, DType], PreparedCall]
+"""How calls that are functions of their arguments alone are called, in a dtype."""
 
 NO_BIAS = "layers of Keras take no bias of the scores"
 
@@ -125,7 +126,9 @@ class KerasLayer(Implementation):
             raise ValueError(NO_BIAS)
         attached = through.startswith("attached")
         # A mask attached to the query's own tensor would be the query's mask, too.
-        arrays = sequences(self.backend, inputs.replace(own=False) if attached else inputs)
+        arrays = sequences(
+            self.backend, inputs.replace(self_attention=False) if attached else inputs
+        )
         arrays |= self.masks(inputs) if masks is None else masks
         arrays = {name: array for name, array in arrays.items() if name not in without}
         names = {name: name for name in arrays}
@@ -138,8 +141,10 @@ class KerasLayer(Implementation):
         }
         if LayerMasks.of(inputs).causal:
             options["use_causal_mask"] = True
+        # A functional model knows which arguments are one array: their names are constants, too.
         constants = (
             inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, options, through,
+            *names.items(),
         )  # fmt: skip
         # Keras compiles what it predicts with for itself, from what the layer holds.
         called = None if through == "predict" else self.called
@@ -155,7 +160,7 @@ class KerasLayer(Implementation):
         if attached:
             function = models.attached(plain, through)
         elif through:
-            function = models.functional(self.backend, plain, arrays, names, inputs, through)
+            function = models.functional(self.backend, plain, names, inputs, through)
         wanted = inputs.returned != "none"
 
         def run(**arrays: Any) -> tuple[Any, Any]:
@@ -166,7 +171,8 @@ class KerasLayer(Implementation):
         if called is None:
             return PreparedCall(run, arrays, LAYER_OUTPUTS)
         variables = self.variables(layer) | random_state(layer)
-        return called(self, by_values(self.backend, run, arrays, variables, inputs, constants))
+        stateless = by_values(self.backend, run, arrays, variables, inputs, constants)
+        return called(self, stateless, inputs.dtype)
 
     def _kept(self, key: str, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
         if key not in self.kept:
@@ -184,12 +190,12 @@ class KerasLayer(Implementation):
         }
         if not inputs.rate:
             ways["training"] = {"training": not inputs.training}
-        if inputs.own:
+        if inputs.self_attention:
             ways["key omitted"] = {"without": ("key",)}
         if LayerMasks.of(inputs).valid is not None:
             ways["attached mask"] = {"through": "attached"}
             ways["attached mask, second call"] = {"through": "attached again"}
-            if inputs.own:
+            if inputs.self_attention:
                 ways["attached mask, residual"] = {"through": "attached residual"}
         return ways
 

@@ -44,19 +44,20 @@ def distinct(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]
 def functional(
     backend: Backend,
     plain: Callable[..., Any],
-    arrays: Mapping[str, Any],
     names: Mapping[str, str],
     inputs: Inputs,
     through: str,
 ) -> Callable[..., Any]:
     """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict");
     `names` says for every argument of the layer which array it is."""
-    sorts = {n: (tuple(a.shape[1:]), backend.dtype_name(a)) for n, a in arrays.items()}
 
     def call(**arrays: Any) -> Any:
         import keras
 
-        symbols = {name: keras.Input(shape, dtype=dtype) for name, (shape, dtype) in sorts.items()}
+        symbols = {
+            name: keras.Input(tuple(array.shape[1:]), dtype=backend.dtype_name(array))
+            for name, array in arrays.items()
+        }
         answer = plain(**{name: symbols[one] for name, one in names.items()})
         model = keras.Model(symbols, answer)
         if through != "predict":

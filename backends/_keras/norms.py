@@ -91,7 +91,8 @@ class KerasNorm(Implementation):
         if self.called is None:
             return PreparedCall(run, arrays, LAYER_OUTPUTS)
         variables = self.variables(layer, inputs)
-        return self.called(self, by_values(self.backend, run, arrays, variables, inputs, constants))
+        stateless = by_values(self.backend, run, arrays, variables, inputs, constants)
+        return self.called(self, stateless, inputs.dtype)
 
 
 class KerasLayerNorm(KerasNorm):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
 from backends._jax.engine import FLUSHED, JIT, JaxEngine
+from backends._jax.settings import settings
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
+from backends._keras.settings import settings as of_keras
 from backends.claims import Claims
 from backends.prepared import PreparedCall
-from backends.protocol import Implementation
+from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
 from backends.user_layer import UserLayer
 from suite.spec.inputs import Inputs
@@ -53,12 +56,16 @@ class KerasJaxBackend(JaxEngine):
         super().__init__(device)
         self.keras: Any = import_keras("jax")
 
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return {**settings(self.jax), **of_keras(self.keras)}
+
     @property
     def versions(self) -> dict[str, str]:
         return {"keras": self.keras.__version__, "jax": version("jax")}
 
     def implementations(self) -> list[Implementation]:
-        return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted)]
+        return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted_native)]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return KerasFunction(self, function, name, claims)
@@ -92,4 +99,4 @@ class KerasJaxOps(KerasOps):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted(self, super().prepare(inputs))
+        return self.backend.jitted_native(self, super().prepare(inputs), inputs.dtype)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
+from backends._keras.settings import settings as of_keras
 from backends._tensorflow.attention import Eager
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends._tensorflow.layers import layers
+from backends._tensorflow.settings import settings
 from backends.claims import Claims
-from backends.protocol import Implementation
+from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
 
 DIALECT = Dialect(
@@ -43,6 +46,10 @@ class TensorflowBackend(TensorflowEngine):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.keras: Any = import_keras("tensorflow")
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return {**settings(self.tf), **of_keras(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from suite.front.options import Options
 from suite.records.cells import CellRecord
+from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
 
 
@@ -35,7 +36,7 @@ def go_on(cell: CellRecord, options: Options) -> str:
 def failure_text(cell: CellRecord, node: str, options: Options) -> str:
     """A failing cell in full."""
     worst = "" if cell.error_ratio is None else f"\n  error ratio {cell.error_ratio:.3g}"
-    return (
+    return printable(
         f"{cell.status}: {cell.kind}\n"
         f"  case   {cell.case}\n"
         f"  check  {cell.check}, in {cell.backend}:{cell.implementation} "

@@ -15,6 +15,7 @@ from suite.search.command import add_search_parser
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, everything, find
 from suite.spec.inputs import draw
+from suite.spec.text import printed
 from suite.spec.vocabulary import LEVELS, NUMERICS
 
 
@@ -37,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_report_parser(commands)
     add_diff_parser(commands)
     add_architecture_parser(commands)
-    chosen = parser.parse_args(arguments)
-    return chosen.run(chosen)
+    with printed():
+        chosen = parser.parse_args(arguments)
+        return chosen.run(chosen)
 
 
 def _add_list(commands: argparse._SubParsersAction) -> None:
@@ -78,8 +80,13 @@ def _describe(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             print(f"{error}\n`python -m suite list --level=full` lists all cases", file=sys.stderr)
             return 2
+        try:
+            facts = _facts(case)
+        except (MemoryError, ValueError) as error:
+            print(f"{text} cannot be drawn here: {error}", file=sys.stderr)
+            return 2
         print(case.describe())
-        print(_facts(case), end="")
+        print(facts, end="")
     return 0
 
 

@@ -7,6 +7,7 @@ wrong with them is a UsageError that lists what would be right. Knows nothing of
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,20 @@ from typing import Any
 
 from backends import registry
 from backends.compilation import Compiled, compiled_forms, mode_of
-from backends.protocol import Backend, BackendUnavailable, Implementation
+from backends.protocol import (
+    Backend,
+    BackendUnavailable,
+    BrokenFramework,
+    Implementation,
+    TimeOver,
+)
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.front.options import Options
+from suite.front.watchdog import limited
 from suite.judge.cell import Cell
 from suite.judge.check import Check
+from suite.judge.leaks import Settings
 from suite.judge.run import run
 from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
@@ -42,7 +51,8 @@ class Plan:
     """Loaded backends and the implementations to judge, with their manifests; `of_functions` is that of
     the person's functions, from the files `expected`.
 
-    `unavailable` holds backends that "all" asked for and that failed to load, with the reason.
+    `unavailable` holds backends that "all" asked for and that failed to load, with the reason;
+    `failed_imports` those of them that are installed, which fails the run. `notes` are for people.
     """
 
     options: Options
@@ -51,6 +61,8 @@ class Plan:
     versions: dict[str, str] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     functions: list[Implementation] = field(default_factory=list)
+    failed_imports: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     expected: list[Path] = field(default_factory=list)
     of_functions: Manifest = field(default_factory=lambda: Manifest([], {}, ""))
 
@@ -59,6 +71,16 @@ class Plan:
         """Import the frameworks and find the implementations. Raises UsageError."""
         options.check()
         plan = cls(options)
+        try:
+            with limited(options.start_timeout, "importing frameworks and kernels"):
+                plan.load()
+        except TimeOver as error:
+            raise UsageError(f"{error}; --start-timeout gives it longer") from error
+        return plan
+
+    def load(self) -> None:
+        """Import the frameworks and find the implementations. Raises UsageError."""
+        options = self.options
         by_name = {registry.canonical(n) for n in options.backend if n != "all"}
         for name in options.backends:
             try:
@@ -66,23 +88,29 @@ class Plan:
             except BackendUnavailable as error:
                 if name in by_name:
                     raise UsageError(f"backend {name} cannot be used: {error}") from error
-                plan.unavailable[name] = str(error)
+                self.unavailable[name] = str(error)
+                if isinstance(error, BrokenFramework):
+                    self.failed_imports.append(name)
                 continue
-            plan.add(backend)
+            self.add(backend)
         if options.implementation:
-            plan.select(options.implementation)
-        if not plan.implementations:
-            raise UsageError(f"no implementation to judge; unavailable: {plan.unavailable}")
-        return plan
+            self.select(options.implementation)
+        if not self.implementations:
+            raise UsageError(f"no implementation to judge; unavailable: {self.unavailable}")
 
     def add(self, backend: Backend) -> None:
         """Take in a backend's implementations, or the user's functions instead of them."""
         options = self.options
         # Plain strings: torch's version is a class of its own, which does not travel to workers.
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
-        found = backend.implementations()
+        found = registry.implementations(backend)
         if options.function:
+            settings = Settings(backend)
             functions = [self.function(backend, text) for text in options.function]
+            self.notes += [
+                f"importing {', '.join(options.function)} left {change}; cells are judged with what was"
+                for change in settings.restore()
+            ]
             self.functions += functions
             found = functions + (found if options.implementation else [])
         compiled = [] if options.mode == "eager" else compiled_forms(backend, found)
@@ -147,9 +175,19 @@ class Plan:
             and _part_of(cell.case.id, count) == index
         ]
 
-    def judge(self, cell: Cell) -> Verdict:
-        """Run a cell and read the verdict in the light of the backend's manifest."""
-        verdict = run(cell, self.options.audit)
+    def judge(self, cell: Cell, seconds: float | None = None) -> Verdict:
+        """Run a cell and read the verdict in the light of the backend's manifest.
+
+        A cell that runs longer than `seconds`, by default those of the options, is a crash.
+        """
+        seconds = self.options.cell_timeout if seconds is None else seconds
+        start = time.perf_counter()
+        try:
+            with limited(seconds, "the cell"):
+                verdict = run(cell, self.options.audit)
+        except TimeOver as error:
+            spent = time.perf_counter() - start
+            verdict = Verdict("crash", "timeout", str(error), seconds=spent)
         cell.release()
         manifest = self.manifest(cell.implementation)
         name = cell.implementation.name
@@ -184,6 +222,8 @@ class Plan:
                 for e in manifest.entries
                 if (not filtered or names & set(e.implementation)) and self.speaks_of(e)
             ]
+            if not left.entries:
+                continue
             messages += [
                 f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell of "
                 "the catalogue; correct or remove it"

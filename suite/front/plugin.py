@@ -11,6 +11,7 @@ that writes them; a worker that dies leaves a `crash` record for the cell it was
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -23,21 +24,30 @@ import pytest
 
 import suite
 from backends.registry import UsageError
+from backends.threads import limit_threads
+from suite.front import watchdog
 from suite.front.again import failure_text
+from suite.front.ledger import RunState, cell_of
 from suite.front.options import Options, add_options
+from suite.front.order import sort_for_workers
 from suite.front.plan import Plan, cell_name, crashed, record
-from suite.front.terminal import Terminal
-from suite.judge.cell import Cell
+from suite.front.supervision import BOARD, orphaned
+from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
+from suite.front.workers import WATCHDOG, Controller, InWorker
+from suite.judge import leaks
+from suite.judge.cell import Cell, first_line
 from suite.judge.check import CHECKS, Check
 from suite.records import cells as records
-from suite.records import machine
-from suite.records.lines import Writer
+from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
-RUN = pytest.StashKey["RunState"]()
-RECORD = pytest.StashKey[records.CellRecord]()
+RUN = pytest.StashKey[RunState]()
+RECORD = pytest.StashKey[records.CellRecord | None]()
+CONTROLLER = pytest.StashKey[Controller]()
+SECONDS = pytest.StashKey[float]()
+LAST = pytest.StashKey[bool]()
 FORGET_EVERY = 20
 """Cells after which `forget_lowered` is called."""
 LOWERED = (
@@ -51,73 +61,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser.getgroup("attention", "attention conformance").addoption)
 
 
-class RunState:
-    """What the writing process knows of the run: the plan's identity, records, the open file."""
-
-    def __init__(self, config: pytest.Config, options: Options) -> None:
-        self.config = config
-        self.options = options
-        self.results: str = config.getoption("--results")
-        self.cells: list[records.CellRecord] = []
-        self.header: records.Header | None = None
-        self.writer: Writer[records.Header, records.CellRecord] | None = None
-        self.nodes: dict[tuple, str] = {}
-        self.pending: list[records.CellRecord] = []
-        self.stale: list[str] = []
-        self.unavailable: dict[str, str] = {}
-        self.terminal = Terminal(config, self)
-
-    def take(self, cell: records.CellRecord, identity: dict[str, Any], node: str) -> None:
-        """Keep a record, and write it; the first one that knows the plan opens the file.
-
-        The record of a crash knows nothing of the plan and waits for one that does.
-        """
-        self.cells.append(cell)
-        self.nodes[cell.key] = node
-        self.terminal.take(cell, identity.get("owed", {}))
-        self.pending.append(cell)
-        if self.header is None and identity:
-            self.open(identity)
-        self.flush()
-
-    def open(self, identity: dict[str, Any]) -> None:
-        """Make the header and open the file."""
-        self.header = _header(self.config, self.options, identity)
-        if self.results:
-            self.writer = records.writer(self.results, self.header)
-
-    def flush(self) -> None:
-        """Write what waits, where there is a file to write to."""
-        if self.writer:
-            for cell in self.pending:
-                self.writer.write(cell)
-            self.pending = []
-
-
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_impostors()
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
+    # A checkout that cannot be written to has no cache, which changes no verdict.
+    config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
     options = Options.of(lambda name: config.getoption(f"--{name.replace('_', '-')}"))
     config.stash[OPTIONS] = options
-    results = config.getoption("--results")
     if options.backend:
         _usage(options.check)
-    elif results or options.function:
-        raise pytest.UsageError("--results and --function need a --backend")
-    if hasattr(config, "workerinput"):
-        _share_cores(config.workerinput["workercount"])
+        limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
         _share_compile_cache(config)
+    elif config.getoption("--results") or options.function:
+        raise pytest.UsageError("--results and --function need a --backend")
+    worker = getattr(config, "workerinput", None)
+    watchdog.write_to((worker or {}).get(WATCHDOG, ""))
+    if worker is not None:
+        config.pluginmanager.register(InWorker())
         return
-    if results and Path(results).exists():
-        raise pytest.UsageError(
-            f"--results={results} exists, and nothing is overwritten; name a new file"
-        )
     config.stash[RUN] = state = RunState(config, options)
     config.pluginmanager.register(state.terminal)
-    _share_compile_cache(config)
+    state.reserve()
     if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
         config.option.maxworkerrestart = "10000"
+    if _has_workers(config):
+        _refuse_bytes(config)
+        config.stash[CONTROLLER] = controller = Controller(config, state)
+        config.pluginmanager.register(controller)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -125,10 +96,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not options.backend:
         return []
     function = f", function {', '.join(options.function)}" if options.function else ""
-    return [
+    line = (
         f"attention: {', '.join(options.backends)} on {options.device}{function}, level "
         f"{options.level}, seed {options.seed}; {_versions_line()}"
-    ]
+    )
+    return [printable(line)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -140,13 +112,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("cell", found, ids=[cell_name(cell) for cell in found])
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        sort_for_workers(items)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.function not in CHECKS:
         return None
     cell = cast(Cell, pyfuncitem.callspec.params["cell"])
+    pyfuncitem.stash[RECORD] = None
     plan = _plan(pyfuncitem.config)
-    verdict = plan.judge(cell)
+    _announce(pyfuncitem)
+    verdict = plan.judge(cell, pyfuncitem.stash.get(SECONDS, None))
+    if pyfuncitem.stash.get(LAST, False):
+        gc.collect()
+        verdict = leaks.held_against(verdict, [], leaks.died())
     found = record(cell, verdict)
     pyfuncitem.stash[RECORD] = found
     _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
@@ -171,12 +153,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     found = item.stash.get(RECORD, None)
     plan = _plan(item.config)
     if found is None:
-        # The verdict never came: pytest-timeout stopped the cell, or the harness let an exit through.
-        text = str(call.excinfo.value) if call.excinfo else "no verdict"
-        kind = "timeout" if "Timeout" in text else "crash"
         name = cell_name(item.callspec.params["cell"])  # type: ignore[attr-defined]
-        line = next(iter(text.splitlines()), "no message")[:300]
-        found = crashed(check.name, name, kind, line, plan.options)
+        line = first_line(call.excinfo.value) if call.excinfo else "no verdict"
+        found = crashed(check.name, name, "crash", printable(line), plan.options)
+        report.outcome, report.longrepr = "failed", found.message
     report.user_properties.append((PROPERTY, {"cell": asdict(found), "run": _identity(plan)}))
 
 
@@ -185,16 +165,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     state = _STATE.get("run")
     if state is None:
         return
-    for name, value in report.user_properties:
-        if name == PROPERTY and isinstance(value, dict):
-            state.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
-            return
-    if report.when == "???" or (report.failed and "crashed while running" in str(report.longrepr)):
-        check, _, parameter = report.nodeid.partition("::test_")[2].partition("[")
-        if parameter:
-            message = "the process judging this cell died (segmentation fault, abort or time-out)"
-            found = crashed(check, parameter[:-1], "crash", message, state.options)
-            state.take(found, {}, report.nodeid)
+    if report.when == "call":
+        for name, value in report.user_properties:
+            if name == PROPERTY and isinstance(value, dict):
+                state.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
+    of = cell_of(report.nodeid)
+    if of is not None and report.when == "???":
+        why = state.config.stash[CONTROLLER].why(report.node)
+        message = (
+            f"the process that judged this cell died: {why or 'a signal, an abort or an exit'}"
+        )
+        state.take(
+            crashed(*of, "timeout" if why else "crash", message, state.options), {}, report.nodeid
+        )
+    elif report.failed:
+        line = str(report.longrepr).strip().rpartition("\n")[2]
+        state.take_failure(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -204,10 +190,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     options, worker = config.stash[OPTIONS], hasattr(config, "workerinput")
     if not options.backend and not worker and _names_checks(config):
         _usage(options.check)
-    _STATE["run"] = session.config.stash.get(RUN, None)
+    _STATE["run"] = config.stash.get(RUN, None)
+    if not _has_workers(config):
+        config.add_cleanup(leaks.watch())
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Entries of the manifests that match nothing in the catalogue end the run before it starts."""
     plan = _STATE.get("plan")
@@ -218,32 +206,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     owed = Counter(cell.implementation.backend.name for cell in cells if isinstance(cell, Cell))
     _STATE["owed"] = dict(owed)
     worker = getattr(session.config, "workerinput", None)
-    if worker is None:
+    if worker is None or worker["workerid"] == "gw0":
         stale = plan.stale_expectations()
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
-        _STATE["run"].unavailable = plan.unavailable
-    elif worker["workerid"] == "gw0":
-        session.config.workeroutput["attention"] = {  # type: ignore[attr-defined]
-            "stale": plan.stale_expectations(),
-            "unavailable": plan.unavailable,
-        }
+    if worker is None:
+        _STATE["run"].owe(item.nodeid for item in session.items)
+        _STATE["run"].begin(_identity(plan))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """What a worker alone could know of the plan: stale expectations, missing frameworks."""
-    state = _STATE.get("run")
-    told = getattr(node, "workeroutput", {}).get("attention")
-    if state is not None and told:
-        state.stale, state.unavailable = told["stale"], told["unavailable"]
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Tell a test whether it is the last one of its process."""
+    item.stash[LAST] = nextitem is None
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """--timeout of pytest-timeout is a cell's limit like --cell-timeout, whatever its method."""
+    if getattr(item, "function", None) not in CHECKS:
+        return None
+    item.stash[SECONDS] = float(settings.timeout)
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Load what was asked for before anything is collected: a usage error is one line then."""
     config = session.config
-    if config.stash[OPTIONS].backend and not getattr(config.option, "numprocesses", None):
+    if config.stash[OPTIONS].backend and not _has_workers(config):
         _plan(config)
 
 
@@ -252,17 +243,26 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     state = session.config.stash.get(RUN, None)
     if state is None:
         return
-    if state.header is None and state.pending:
-        state.open({})
-        state.flush()
-    if state.writer:
-        cut_short = bool(session.shouldstop or session.shouldfail)
-        state.writer.close(finished=exitstatus in (0, 1) and not cut_short)
-    if state.stale and exitstatus == 0:
+    cut_short = bool(session.shouldstop or session.shouldfail or state.missing)
+    state.close(finished=exitstatus in (0, 1) and not cut_short)
+    judging = state.options.backend and not session.config.option.collectonly
+    if judging and exitstatus == 0 and state.failures():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    passed = any(cell.status == "pass" for cell in state.cells)
-    if state.options.backend and exitstatus == 0 and not passed:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _announce(item: pytest.Item) -> None:
+    """Tell who supervises this process which cell is judged now; end where nobody would notice."""
+    board = item.config.stash.get(BOARD, None)
+    if board is not None:
+        owed = sum(_STATE["owed"].values())
+        board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=owed)
+        if orphaned(board):
+            pytest.exit("the process that started this one is gone")
+
+
+def _has_workers(config: pytest.Config) -> bool:
+    option = config.option
+    return bool(getattr(option, "numprocesses", None) or getattr(option, "tx", None))
 
 
 _STATE: dict[str, Any] = {}
@@ -280,7 +280,7 @@ def _usage(action: Any) -> Any:
     try:
         return action()
     except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
+        raise pytest.UsageError(printable(str(error))) from error
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
@@ -288,23 +288,10 @@ def _identity(plan: Plan) -> dict[str, Any]:
         digest, count = plan.digest()
         _STATE["identity"] = {
             "digest": digest, "cells": count, "versions": plan.versions, "owed": _STATE["owed"],
+            "unavailable": plan.unavailable, "failed_imports": plan.failed_imports,
+            "notes": plan.notes,
         }  # fmt: skip
     return _STATE["identity"]
-
-
-def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
-    invocation = config.invocation_params.args
-    filters = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
-    filtered = any("::" in a or a.startswith(filters) for a in map(str, invocation))
-    return records.Header(
-        digest=identity.get("digest", ""),
-        cells=identity.get("cells", 0),
-        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
-        options=asdict(options) | {"xdist": str(getattr(config.option, "numprocesses", None))},
-        partial=filtered or bool(options.implementation or options.dtype),
-        shard=options.shard,
-        **machine.origin(),
-    )
 
 
 def forget_lowered() -> None:
@@ -344,6 +331,15 @@ def _refuse_impostors() -> None:
             )
 
 
+def _refuse_bytes(config: pytest.Config) -> None:
+    """What is handed to workers must be UTF-8, as names of files need not be."""
+    for word in map(str, config.invocation_params.args):
+        if not word.isascii() and word.encode(errors="ignore").decode() != word:
+            raise pytest.UsageError(
+                f"{printable(word)} cannot be handed to workers: it is not UTF-8"
+            )
+
+
 def _names_checks(config: pytest.Config) -> bool:
     """Whether the arguments name the folder of the checks, this checkout, or anything in that folder."""
     for argument in config.args:
@@ -356,19 +352,14 @@ def _names_checks(config: pytest.Config) -> bool:
     return False
 
 
-def _share_cores(workers: int) -> None:
-    """Divide the cores among workers: threads that wait for one another spin, and cost more than
-    they give. Read by the frameworks when they are imported, so that it must be set before."""
-    share = max(1, (os.cpu_count() or 1) // workers)
-    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
-        os.environ.setdefault(name, str(share))
-
-
 def _share_compile_cache(config: pytest.Config) -> None:
     """Let JAX keep its compilations in pytest's cache folder: a second run then compiles nothing."""
     cache = getattr(config, "cache", None)
     if cache is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax-compilations"))
+    try:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax-compilations"))
+    except OSError:
+        return  # a checkout that cannot be written to
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

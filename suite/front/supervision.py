@@ -1,11 +1,10 @@
 """Supervision: a process judges, and its parent sees how it ended.
 
-What a kernel does to its process, no code in that process can see to its end: an exit by C's own
-function, or `os._exit(0)`, is a run that looks finished. So the process that was started forks before
-anything is imported, lets the child judge, and takes its word for the outcome only where the child
-says that it came to the end.
+What a kernel does to its process, no code in that process sees to its end: an exit by C's own function,
+or `os._exit(0)`, looks like a run that finished. So the process that was started forks before a framework
+is imported, lets the child judge, and takes an outcome only from a child that says it came to the end.
 
-The child writes what it is doing on a `Board`, memory that both share, which outlives it.
+The child writes what it does on a `Board`, memory that both share, which outlives it.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from typing import Any, NoReturn
 import pytest
 
 from backends.registry import DISTRIBUTIONS
+from suite.records.files import remove_empty
 
 DIED = 1
 """The exit code where the process that judged died."""
@@ -69,11 +69,11 @@ def possible() -> bool:
     return hasattr(os, "fork") and threading.active_count() == 1 and not imported
 
 
-def supervised(judge: Callable[[Board], int], what: str) -> tuple[int, dict[str, Any]]:
+def supervised(judge: Callable[[Board], int], advice: str = "") -> tuple[int, dict[str, Any]]:
     """The exit code of `judge`, run in a child process, and what the child said at last.
 
-    Where the child died before it had an exit code, says how on standard error, with `what` was judged at
-    that time, and the code is `DIED`.
+    Where the child died before it had an exit code, standard error is told how, and at which cell, with
+    an `advice`; the code is `DIED`.
     """
     board = Board()
     sys.stdout.flush()
@@ -85,7 +85,7 @@ def supervised(judge: Callable[[Board], int], what: str) -> tuple[int, dict[str,
     if not child:
         board.say(parent=parent)
         _judge_and_leave(judge, board)
-    return _outcome(child, board, what)
+    return _outcome(child, board, advice)
 
 
 def orphaned(board: Board | None) -> bool:
@@ -117,9 +117,9 @@ def _flush() -> None:
             continue
 
 
-def _outcome(child: int, board: Board, what: str) -> tuple[int, dict[str, Any]]:
-    """Wait for the child. An interrupt from the keyboard reaches it, too, and it says what to do;
-    what ends this process alone is handed on."""
+def _outcome(child: int, board: Board, advice: str) -> tuple[int, dict[str, Any]]:
+    """Wait for the child. An interrupt from the keyboard reaches it, too, and the child says what becomes
+    of the run; what ends this process alone is handed on."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
     try:
@@ -130,22 +130,22 @@ def _outcome(child: int, board: Board, what: str) -> tuple[int, dict[str, Any]]:
     said = board.read()
     if "code" in said:
         return said["code"], said
-    print(f"\nERROR: {_death(status, said, what)}", file=sys.stderr, flush=True)
+    print(f"\nERROR: {_death(status, said, advice)}", file=sys.stderr, flush=True)
     return DIED, said
 
 
-def _death(status: int, said: dict[str, Any], what: str) -> str:
+def _death(status: int, said: dict[str, Any], advice: str) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         how = f"died of {signal.Signals(number).name}"
     else:
         how = f"ended with exit code {os.WEXITSTATUS(status)}, unasked"
     if "cell" not in said:
-        return f"the process {how} before it judged {what}: as it imported frameworks and kernels"
+        return f"the process {how} before its first cell, as it imported frameworks and kernels"
     count = f"{said['judged']} of {said['owed']}" if "owed" in said else str(said["judged"])
     return (
-        f"the process {how} while it judged {said['cell']}, after {count} {what}; the run did not "
-        "finish. With -n 1 such a cell is one crash, and the run goes on"
+        f"the process {how} while it judged {said['cell']}, after {count} cells; the run did not finish"
+        f"{advice and f'. {advice}'}"
     )
 
 
@@ -170,7 +170,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             board.say(usage=str(error))
             return int(pytest.ExitCode.USAGE_ERROR)
 
-    code, said = supervised(judge, "cells")
+    code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
+    if "results" in said:
+        remove_empty(said["results"])
     if "usage" in said:
         raise pytest.UsageError(said["usage"])
     return code

@@ -16,9 +16,10 @@ from suite.front.again import again, go_on
 from suite.front.options import Options
 from suite.front.progress import EVERY, Progress
 from suite.records.cells import CellRecord, Run
+from suite.spec.text import printable
 
 if TYPE_CHECKING:
-    from suite.front.plugin import RunState
+    from suite.front.ledger import RunState
     from suite.report.explanation import Group
 
 MOST = 10
@@ -51,7 +52,7 @@ class Terminal:
             if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
                 reporter.write("\n")
             reporter.ensure_newline()
-            reporter.write_line(line)
+            reporter.write_line(printable(line))
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
     def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
@@ -63,11 +64,11 @@ class Terminal:
             assert state.header is not None
             run = Run(state.header, tuple(state.cells))
             for text in ("", *lines(run, state.unavailable)):
-                terminalreporter.write_line(text)
+                terminalreporter.write_line(printable(text))
             verbose = self._config.getoption("verbose") > 0
             listing = Listing(run, state.nodes, state.options, len(run.cells) if verbose else MOST)
             for text in listing.explanation():
-                terminalreporter.write_line(text)
+                terminalreporter.write_line(printable(text))
             self._failed = terminalreporter.stats.get("failed", [])
             terminalreporter.stats["failed"] = listing.chosen(self._failed)
         return (yield)
@@ -83,12 +84,12 @@ class Terminal:
                 f"... and {left_out} more failures, a line each below; -v shows all of them in full"
             )
         state = self._state
-        for text in state.stale:
-            terminalreporter.write_line(f"stale expectation: {text}", red=True)
-        if not any(cell.status == "pass" for cell in state.cells):
-            terminalreporter.write_line("no cell passed: the run fails")
+        for text in state.notes:
+            terminalreporter.write_line(printable(text), yellow=True)
+        for text in state.failures():
+            terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
         if state.writer:
-            terminalreporter.write_line(f"records: {state.results}")
+            terminalreporter.write_line(printable(f"records: {state.results}"))
 
 
 class Listing:

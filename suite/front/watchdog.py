@@ -23,14 +23,13 @@ from backends.protocol import TimeOver
 GRACE = 3.0
 """Seconds between the exception and the end of the process."""
 
-_place: IO[str] | None = None
+_PLACES: list[IO[str]] = []
 
 
 def write_to(path: str = "") -> None:
-    """Have the watchdog write where a process stood into a file, or to what is standard error now: pytest
-    captures that of a cell."""
-    global _place
-    _place = open(path or os.dup(2), "w", encoding="utf-8")  # noqa: SIM115
+    """Have the watchdog write where a process stood into a file, or to what is standard error now: while
+    a cell is judged, pytest captures that."""
+    _PLACES[:] = [open(path or os.dup(2), "w", encoding="utf-8")]  # noqa: SIM115
 
 
 @contextlib.contextmanager
@@ -44,11 +43,10 @@ def limited(seconds: float, what: str) -> Iterator[None]:
     def over(*details: object) -> NoReturn:
         raise TimeOver(f"{what} ran longer than {seconds:g} s")
 
-    if _place is None:
+    if not _PLACES:
         write_to()
     # Without the interpreter's lock, and even where another thread holds it.
-    assert _place is not None
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_place)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_PLACES[0])
     before = signal.signal(signal.SIGALRM, over) if in_time else None
     if in_time:
         signal.setitimer(signal.ITIMER_REAL, seconds)

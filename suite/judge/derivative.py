@@ -65,7 +65,7 @@ def differentiate(
 def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall) -> np.ndarray:
     """A cotangent in the shape and the axis order of the call's output."""
     shaped = turned(values, prepared)
-    return shaped.reshape(inputs.output_shape("output")) if inputs.single else shaped
+    return shaped.reshape(inputs.output_shape("output")) if inputs.squeezed else shaped
 
 
 def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:

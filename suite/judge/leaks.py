@@ -54,7 +54,7 @@ class Settings:
             before, now = self._before[name], setting.read()
             if now != before:
                 setting.write(before)
-                left.append(f"the call left {name} at {now}, it was {before}")
+                left.append(f"{name} at {now}, it was {before}")
         return left
 
 
@@ -94,7 +94,8 @@ def held_against(verdict: Verdict, left: list[str], dead: list[str]) -> Verdict:
     says so."""
     if not left and not dead:
         return verdict
-    message = "; ".join([*left, *dead])
+    changed = [f"the call left {'; '.join(left)}"] if left else []
+    message = "; ".join([*changed, *dead])
     if verdict.status in ("pass", "unsupported"):
         return replace(verdict, status="fail", kind=LEAKED if left else DIED, message=message)
     return replace(verdict, message=f"{verdict.message} ({message})")

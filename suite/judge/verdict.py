@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 
 from backends.protocol import ENDS
+from suite.spec.text import printable
 from suite.spec.vocabulary import KINDS, STATUSES
 
 
@@ -29,18 +29,6 @@ class HarnessError(Exception):
 
 class NotApplicable(Exception):
     """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
-
-
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Control characters but tab and line feed, what changes the direction of text, and what UTF-8 has no
-bytes for."""
-
-
-def printable(text: str) -> str:
-    """The text with escapes for what no terminal, file or page should be given: "\\x1b[31m"."""
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def said(error: BaseException) -> str:

@@ -1,9 +1,9 @@
 """The command `bench` of `python -m suite`.
 
 Without --against: measures workloads and writes speed records; exit code 0 where something was timed,
-2 where an answer was wrong, 3 where nothing was measured. With --against: the gate
-(`suite.measure.gate`), 0 no regression, 1 regression, 2 wrong answer, 3 nothing measured, 4 too noisy.
-Usage errors are 3: nothing was measured.
+2 where an answer was wrong, 3 where nothing was measured or something was not because a worker died or
+broke. With --against: the gate (`suite.measure.gate`), 0 no regression, 1 regression, 2 wrong answer, 3
+not measured, 4 too noisy. Usage errors are 3: nothing was measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from suite.front.options import add_options
+from suite.front.options import CELL_SECONDS, add_options
 from suite.front.progress import Steps
 from suite.spec.vocabulary import DIRECTIONS
 
@@ -29,7 +29,7 @@ QUICK_SAMPLES = 5
 
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "mode", "device", "seed",
-    "threads", "results",
+    "threads", "results", "cell-timeout", "start-timeout",
 )  # fmt: skip
 """The options that `bench` shares with the other ways to run the suite."""
 
@@ -62,6 +62,10 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         threads="of each worker, and the CPUs that it runs on; 0: one for every CPU (default 1)",
         mode="eager, compiled (by the compilers that people deploy), or all (default)",
         results="a new file for the records, with --against for the raw pairs",
+        **{
+            "cell-timeout": "seconds in which a worker must answer: compile and warm up, take a sample, "
+            f"judge it; 0 for no limit (default {CELL_SECONDS:.0f})"
+        },
     )
     parser.add_argument(
         "--workload", action="append", default=[], metavar="NAME",
@@ -146,9 +150,9 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
                 writer.close(finished)
     counts = {name: statuses.count(name) for name in dict.fromkeys(statuses)}
     print(", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to measure")
-    if {"refused", "error"} & set(statuses):
+    if "refused" in statuses:
         return WRONG
-    return OK if set(speed.TIMED) & set(statuses) else NOTHING
+    return OK if set(speed.TIMED) & set(statuses) and "error" not in statuses else NOTHING
 
 
 def _say(text: str) -> None:

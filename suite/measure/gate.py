@@ -63,7 +63,8 @@ class Outcome:
     """What came of one workload in one direction; ratios are candidate over baseline.
 
     `alarms` is how often the A/A pairs of this run, drawn again, would have been called a regression;
-    `missed` how often the injected slowdown would not have been.
+    `missed` how often the injected slowdown would not have been. `broken`: a worker died, or the harness
+    broke.
     """
 
     workload: str
@@ -81,6 +82,7 @@ class Outcome:
     alarms: float | None = None
     missed: float | None = None
     pairs: dict[str, list[float]] = field(default_factory=dict)
+    broken: bool = False
 
 
 def sides(
@@ -126,7 +128,9 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
         return done.stdout
 
     top = Path(git("rev-parse", "--show-toplevel").decode().strip())
-    archive = git("-C", str(top), "archive", revision)
+    # A revision that begins with a dash is none, and no option of `archive` either.
+    commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    archive = git("-C", str(top), "archive", commit.decode().strip())
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     there = folder / path.resolve().relative_to(top.resolve())
@@ -177,6 +181,7 @@ class Gate:
                         worker.end()
         except WorkerFailure as error:
             outcome.code = WRONG if error.status == "refused" else NOTHING
+            outcome.broken = error.status == "error"
             label = self.sides[who].label if who in self.sides else who
             outcome.message = f"{who} ({label}): {error.kind or error.status}: {error.message}"
             return outcome
@@ -277,9 +282,10 @@ def regressions(logs: Sequence[float], seed: int = 0) -> float:
 
 def worst(outcomes: Sequence[Outcome]) -> int:
     """The exit code of several outcomes: a wrong answer, else a regression, else noise, else nothing
-    measured at all."""
+    measured, of one because something broke or of all."""
     codes = {outcome.code for outcome in outcomes}
     for code in (WRONG, REGRESSION, NOISY):
         if code in codes:
             return code
-    return OK if OK in codes else NOTHING
+    broken = any(outcome.broken for outcome in outcomes)
+    return OK if OK in codes and not broken else NOTHING

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +39,8 @@ class NothingToMeasure(Exception):
 @dataclass(frozen=True)
 class WorkerOptions:
     """What a worker is started with. `threads` 0 means one for every CPU; `python` is the interpreter of
-    another environment, "" this one; functions, numerics and like are those of `suite.front.options`."""
+    another environment, "" this one; functions, numerics and like are those of `suite.front.options`. It
+    must be there within `start_seconds` and answer within `seconds`; 0 for no limit."""
 
     backend: str
     device: str = "cpu"
@@ -47,6 +49,8 @@ class WorkerOptions:
     numerics: str = ""
     like: str = ""
     python: str = ""
+    seconds: float = 0.0
+    start_seconds: float = 0.0
 
     @property
     def cpus(self) -> list[int]:
@@ -69,6 +73,16 @@ class Worker:
 
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
+        self._start()
+
+    def restart(self) -> None:
+        """Start another process in the place of one that died; what it held is gone. Raises
+        WorkerFailure."""
+        self.end()
+        self._start()
+
+    def _start(self) -> None:
+        options = self.options
         environment = os.environ | thread_variables(options.threads)
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -88,15 +102,16 @@ class Worker:
             raise WorkerFailure(
                 "usage", "", f"{options.python} cannot be started: {error}"
             ) from error
+        request = {
+            "backend": options.backend,
+            "device": options.device,
+            "functions": list(options.functions),
+            "numerics": options.numerics,
+            "like": options.like,
+            "cpus": options.cpus,
+        }
         try:
-            self.hello = self.ask(
-                backend=options.backend,
-                device=options.device,
-                functions=list(options.functions),
-                numerics=options.numerics,
-                like=options.like,
-                cpus=options.cpus,
-            )
+            self.hello = self._answer(request, options.start_seconds, "start")
         except BaseException:
             self.end()
             raise
@@ -109,19 +124,35 @@ class Worker:
             for each in self.hello["implementations"]
         ]
 
+    @property
+    def died(self) -> bool:
+        """Whether it can answer no more."""
+        return self._process.poll() is not None
+
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailure with what it says, or "error" where it died."""
+        """The worker's answer. Raises WorkerFailure with what it says, or "error" where it died, or was
+        ended because it took too long."""
+        return self._answer(request, self.options.seconds, request["do"])
+
+    def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        try:
-            stdin.write(json.dumps(request) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
+        with _killed_after(seconds, self._process) as killed:
+            try:
+                stdin.write(json.dumps(request) + "\n")
+                stdin.flush()
+                line = stdout.readline()
+            except BrokenPipeError:
+                line = ""
         if not line:
             code = self._process.wait()
+            if killed.is_set():
+                raise WorkerFailure(
+                    "error",
+                    "timeout",
+                    f"the worker was ended: {do!r} took longer than {seconds:g} s",
+                )
             self._errors.seek(0)
             last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
             raise WorkerFailure("error", "crash", f"the worker ended with exit code {code}: {last}")
@@ -150,6 +181,24 @@ class Worker:
 
     def __exit__(self, *details: Any) -> None:
         self.end()
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[threading.Event]:
+    """A context that kills a process after so many seconds, 0 for never; the event says that it did."""
+    killed = threading.Event()
+
+    def kill() -> None:
+        killed.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, kill)
+    if seconds:
+        timer.start()
+    try:
+        yield killed
+    finally:
+        timer.cancel()
 
 
 class Pool:

@@ -20,7 +20,7 @@ from suite.spec.catalogue.workloads import Workload, named
 from suite.spec.dtypes import dtype
 from suite.spec.vocabulary import DIRECTIONS
 
-UNUSED = ("level", "shard", "audit", "cell_timeout", "start_timeout")
+UNUSED = ("level", "shard", "audit")
 """Options of a run that mean nothing to a measurement."""
 
 
@@ -73,7 +73,14 @@ class BenchOptions(Options):
     def worker(self, backend: str) -> WorkerOptions:
         """What the worker of a backend is started with."""
         return WorkerOptions(
-            backend, self.device, self.threads, self.function, self.numerics, self.like
+            backend,
+            self.device,
+            self.threads,
+            self.function,
+            self.numerics,
+            self.like,
+            seconds=self.cell_timeout,
+            start_seconds=self.start_timeout,
         )
 
     def pool(self) -> Pool:
@@ -116,6 +123,21 @@ class Measurement:
             self.failure = error
             return {}
 
+    def open(self) -> None:
+        """Have the worker make the call ready; one that has died is started again."""
+        self.samples, self.device_samples = [], []
+        case, direction = self.identity["case"], self.identity["direction"]
+        name, seed = self.identity["implementation"], self.identity["seed"]
+        try:
+            if self.worker.died:
+                self.worker.restart()
+        except WorkerFailure as error:
+            self.failure = error
+            return
+        self.preparation = self.ask(
+            "open", implementation=name, case=case, direction=direction, seed=seed
+        )
+
     def sample(self, on_device: bool) -> None:
         """Take one sample."""
         answer = self.ask("sample", inner=None, slow=0.0, device=on_device)
@@ -141,7 +163,7 @@ class Measurement:
                 text = f"{record.share_of_gemm:.0%} of the largest matrix product cannot be true"
                 self.failure = WorkerFailure("refused", "over-ceiling", text, record.error_ratio)
                 record = self._record(fields)
-        if not self.failure or self.failure.kind != "crash":
+        if not self.worker.died:
             self.ask("close")
         return record
 
@@ -213,22 +235,34 @@ def _group(
             "keys": case.sizes.Lk,
             "swept": workload.swept,
         }
-        measurement = Measurement(worker, f"{backend}:{offer.name}", identity)
-        measurements.append(measurement)
-        measurement.preparation = measurement.ask(
-            "open",
-            implementation=offer.name,
-            case=case.id,
-            direction=direction,
-            seed=options.seed,
-        )
-    for number in range(options.samples):
-        # There and back again, so that none is always the one after the slowest.
-        for measurement in measurements if number % 2 == 0 else measurements[::-1]:
-            if measurement.failure is None:
-                measurement.sample(options.device != "cpu")
-    for measurement in measurements:
+        measurements.append(Measurement(worker, f"{backend}:{offer.name}", identity))
+    while measurements:
+        _sample(measurements, options.samples, options.device != "cpu")
+        measurement = measurements.pop(0)
         yield measurement.finish()
+        _forget_lost(measurement.worker, measurements)
+
+
+def _sample(measurements: Sequence[Measurement], count: int, on_device: bool) -> None:
+    """Open each and take its samples, in turn."""
+    turn = 0
+    while left := [m for m in measurements if m.failure is None and len(m.samples) < count]:
+        # There and back again, so that none is always the one after the slowest.
+        for measurement in left if turn % 2 == 0 else left[::-1]:
+            if measurement.preparation:
+                measurement.sample(on_device)
+            else:
+                measurement.open()
+            _forget_lost(measurement.worker, measurements)
+        turn += 1
+
+
+def _forget_lost(worker: Worker, measurements: Sequence[Measurement]) -> None:
+    """Have those be opened again that a worker held as it died of another one."""
+    if worker.died:
+        for measurement in measurements:
+            if measurement.worker is worker and measurement.failure is None:
+                measurement.preparation, measurement.samples = {}, []
 
 
 __all__ = ["BenchOptions", "Measurement", "NothingToMeasure", "header", "measure"]

@@ -146,7 +146,7 @@ def implementations(
     from backends.compilation import compiled_forms
 
     backend = registry.load(name, device)
-    every = backend.implementations()
+    every = registry.implementations(backend)
     # What is timed is called with the parameters that it has: others are the judge's business.
     said = {"allow_unused": True} | ({"numerics": numerics} if numerics else {})
     every += [registry.function_implementation(backend, text, said, like)[0] for text in functions]

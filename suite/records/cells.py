@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from suite.records import lines, schema1
 from suite.records.lines import DuplicateCell, Fact, Form, RecordError, Whole, Writer
@@ -131,9 +131,11 @@ class Run:
         return Counter(cell.status for cell in self.cells)
 
 
-def writer(path: str | Path, header: Header) -> Writer[Header, CellRecord]:
-    """A writer of a new file of cells. Raises FileExistsError."""
-    return Writer(path, FORM, header)
+def writer(
+    path: str | Path, header: Header, file: TextIO | None = None
+) -> Writer[Header, CellRecord]:
+    """A writer of a new file of cells, which may be open. Raises FileExistsError."""
+    return Writer(path, FORM, header, file)
 
 
 def load(path: str | Path, partial: bool = False) -> Run:

@@ -21,6 +21,13 @@ def new_file(path: str | Path) -> TextIO:
         ) from None
 
 
+def remove_empty(path: str | Path) -> None:
+    """Remove a file that nothing was written to."""
+    path = Path(path)
+    if path.is_file() and not path.stat().st_size:
+        path.unlink()
+
+
 def new_folder(folder: str | Path) -> Path:
     """Make a folder. Raises FileExistsError where it holds anything."""
     folder = Path(folder)

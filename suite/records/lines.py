@@ -25,6 +25,7 @@ from typing import (
     ClassVar,
     Generic,
     Protocol,
+    TextIO,
     TypeVar,
     get_args,
     get_origin,
@@ -135,14 +136,18 @@ class _Footer(msgspec.Struct):
 
 
 class Writer(Generic[H, R]):
-    """Appends a run to a new file, flushing every line. Raises FileExistsError: nothing a user
-    produced is overwritten."""
+    """Appends a run to a new file, flushing every line; `file` is that file where it is open already.
 
-    def __init__(self, path: str | Path, form: Form[H, R], header: H) -> None:
+    Raises FileExistsError: nothing a user produced is overwritten.
+    """
+
+    def __init__(
+        self, path: str | Path, form: Form[H, R], header: H, file: TextIO | None = None
+    ) -> None:
         self.path = Path(path)
         self.totals: Counter[str] = Counter()
         self._form = form
-        self._file = new_file(self.path)
+        self._file = new_file(self.path) if file is None else file
         self._line("header", asdict(header))
 
     def write(self, record: R) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from suite.records import lines, schema1
 from suite.records.lines import Form, Whole, Writer
@@ -21,6 +23,9 @@ STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
 never came to rest; "refused" is an answer that was not judged right, or a time that cannot be true."""
 
 TIMED = ("timed", "unsettled")
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+"""What a call took, which is never nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class SpeedRecord:
     status: str
     kind: str = ""
     message: str = ""
-    samples: tuple[float, ...] = ()
-    device_samples: tuple[float, ...] = ()
+    samples: tuple[Seconds, ...] = ()
+    device_samples: tuple[Seconds, ...] = ()
     inner: Whole = 0
     convert: float | None = None
     first_call: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def _shares(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     for number, label in enumerate(wide):
         axes.plot(wide[label] * 100, places, _marker(number), label=label, alpha=0.85)
     axes.set_yticks(places, wide.index)
-    _along_shares(axes)
+    _along_shares(axes, block)
     return _finished(figure, axes, f"{direction}: how near to the ceiling (right is better)")
 
 
@@ -75,8 +76,8 @@ def _exactness(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
         axes.plot(mine["share_of_gemm"] * 100, mine["error_ratio"], _marker(number), label=label)
     axes.axhline(1.0, color="black", linewidth=1)
     axes.annotate("bound", (0.01, 1.0), xycoords=("axes fraction", "data"), va="bottom")
-    _along_shares(axes)
-    axes.set_yscale("log")
+    _along_shares(axes, block)
+    _stretch(axes.set_yscale, block["error_ratio"])
     axes.set_ylabel("error ratio, max |error| / bound")
     title = f"{direction}: exactness against speed (right and low is better)"
     return _finished(figure, axes, title)
@@ -105,10 +106,16 @@ def _cost(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     return _finished(figure, axes, f"{direction}: cost against length, with a + b L + c L²")
 
 
-def _along_shares(axes: Any) -> None:
-    axes.set_xscale("log")
+def _along_shares(axes: Any, block: pd.DataFrame) -> None:
+    _stretch(axes.set_xscale, block["share_of_gemm"])
     axes.xaxis.set_major_formatter(_plain)
     axes.set_xlabel("share of the machine's best matrix product, %")
+
+
+def _stretch(scale: Callable[..., None], values: pd.Series) -> None:
+    """Make a scale logarithmic where any of its values can stand on such a one."""
+    if (values > 0).any():
+        scale("log", nonpositive="mask")
 
 
 def _finished(figure: Any, axes: Any, title: str) -> Any:

@@ -20,6 +20,7 @@ from suite.records.files import new_file, new_folder
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.conformance import Tally
 from suite.report.kinds import TABLES
+from suite.spec.text import printable
 from suite.spec.vocabulary import STATUSES
 
 CAPTIONS = TABLES | {
@@ -50,7 +51,9 @@ def render(
             raise ValueError(f"{fmt} is one file per table: pass a folder with --output")
         _write_folder(tables, fmt, Path(out))
         return
-    text = {"text": as_text, "markdown": as_markdown, "html": as_html}[fmt](tables, title)
+    text = printable(
+        {"text": as_text, "markdown": as_markdown, "html": as_html}[fmt](tables, title)
+    )
     if out is None:
         sys.stdout.write(text)
         return
@@ -234,8 +237,7 @@ def _text(value: Any, column: str) -> str:
         short = f"{value:.4g}"
         return ">1" if column in _RATIOS and value > 1 and short == "1" else short
     # Keras colours its messages with terminal codes.
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines()))
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", plain)
+    return printable(re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines())))
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -22,11 +22,11 @@ _CAPABILITIES = {
     "value-size": "Dv != D",
     "average": "averaged weights",
     "weights": "weights",
-    "single": "no batch axis",
+    "squeezed": "no batch axis",
 }
 """Features of cases that layers differ in, with what they are called in the table."""
 
-_OF_LAYERS = {"average", "weights", "single"}
+_OF_LAYERS = {"average", "weights", "squeezed"}
 """Features that only cases of layers need."""
 
 

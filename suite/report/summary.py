@@ -15,8 +15,7 @@ REASONS = 20
 def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     """Status counts, accuracy with the worst case, elections, and why cells were not asked, as text.
 
-    `unavailable` names backends that were asked for with others and could not be imported, with the
-    reason.
+    `unavailable` names backends that were asked for with others and could not be used, with the reason.
     """
     frame = frames.cells(run)
     accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
@@ -33,4 +32,4 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     if len(reasons) > REASONS:
         left = reasons["cells"][REASONS:]
         text.append(f"... and {len(left)} more reasons, of {left.sum()} cells")
-    return text + [f"not installed: {name}: {reason}" for name, reason in unavailable.items()]
+    return text + [f"not judged: {name}: {reason}" for name, reason in unavailable.items()]

@@ -1,6 +1,7 @@
 """The command `search` of `python -m suite`.
 
-Exit codes: 0 where nothing was found, 1 where something was, 2 where the arguments cannot be used.
+Exit codes: 0 where nothing was found, 1 where something was, or where the process that searched died, 2
+where the arguments cannot be used.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from suite.front.options import add_options
 from suite.records.files import new_file
+from suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
+    from suite.front.supervision import Board
+    from suite.judge.cell import Cell
     from suite.search.engine import Search
     from suite.search.failures import Failure, Summary
 
@@ -27,8 +31,13 @@ MISSING = (
 
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "device", "mode", "seed",
+    "threads", "cell-timeout", "start-timeout",
 )  # fmt: skip
 """The options that `search` shares with the other ways to run the suite; its `seed` is one of its own."""
+
+
+CELL_SECONDS = 60.0
+"""Seconds for a cell: drawn cases are small."""
 
 
 def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -40,7 +49,11 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         "each as the checks `values` and `gradients` do, and shrinks every new way of failing to a "
         "minimal case with a script. Exit code 1 where something was found.",
     )
-    add_options(parser.add_argument, SHARED, seed="seed of the cases that are drawn (default 0)")
+    helps = {
+        "seed": "seed of the cases that are drawn (default 0)",
+        "cell-timeout": f"seconds after which a cell has failed (default {CELL_SECONDS:.0f})",
+    }
+    add_options(parser.add_argument, SHARED, **helps)
     parser.add_argument(
         "--minutes", type=float, metavar="N", help="default 1, or as --examples asks"
     )
@@ -63,20 +76,32 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="save the script of what is found in this new file, of further failures in FILE-2.py, ...",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the id of every case drawn")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, cell_timeout=CELL_SECONDS)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `search`; returns the exit code."""
+    """Run `search`; returns the exit code, also where a kernel ends the process that searches."""
     try:
         import hypothesis  # noqa: F401
     except ImportError:
         print(MISSING, file=sys.stderr)
         return 2
+    from suite.front.supervision import possible, supervised
+
+    if not possible():
+        return search(arguments)
+    advice = "`python -m suite search --case=ID`, with the id above, judges that case alone"
+    return supervised(lambda board: search(arguments, board), advice)[0]
+
+
+def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
+    """Search in this process, and say on a board which cell is judged; returns the exit code."""
     from backends.registry import UsageError
+    from backends.threads import limit_threads
     from suite.front.options import Options
     from suite.front.plan import Plan
+    from suite.judge import leaks
     from suite.search.engine import Search
     from suite.spec.case import Case
 
@@ -94,22 +119,36 @@ def run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from error
         # The seed is that of the cases; their values are drawn as in `pytest suite`.
-        plan = Plan.make(replace(Options.of_arguments(arguments), seed=Options.seed))
+        options = replace(Options.of_arguments(arguments), seed=Options.seed)
+        options.check()
+        limit_threads(options.threads)
+        plan = Plan.make(options)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    search = Search(
+
+    def announce(cell: Cell) -> None:
+        if board is not None:
+            name = f"{cell.check.name} of {cell.implementation}: {cell.case.id}"
+            board.say(cell=name, judged=engine.judged - 1)
+
+    engine = Search(
         plan,
         arguments.seed,
         arguments.minutes,
         arguments.examples,
         arguments.gradients,
         arguments.shapes,
-        found=lambda failure: tell(search, failure, arguments.script),
+        found=lambda failure: tell(engine, failure, arguments.script),
         drawn=lambda case: print(case.id) if arguments.list else None,
+        judging=announce,
     )
-    summary = search.judge_these(cases) if cases else search.run()
-    print(summary_text(summary, search))
+    unwatch = leaks.watch()
+    try:
+        summary = engine.judge_these(cases) if cases else engine.run()
+    finally:
+        unwatch()
+    print(summary_text(summary, engine))
     if summary.failures:
         return 1
     return 0 if summary.statuses["pass"] + summary.statuses["known"] else 2
@@ -180,7 +219,7 @@ def summary_text(summary: Summary, search: Search) -> str:
     """What was drawn and what came of it."""
     names = ", ".join(map(str, search.implementations))
     counts = summary.statuses
-    order = ("pass", "unsupported", "known", "like known", "fail", "error")
+    order = ("pass", "unsupported", "known", "like known", *BROKEN)
     cells = ", ".join(f"{counts[name]} {name}" for name in order)
     rate = summary.examples / summary.seconds if summary.seconds else 0.0
     lines = [

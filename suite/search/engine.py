@@ -38,7 +38,7 @@ from suite.search.strategies import Shape
 from suite.spec.case import Case
 from suite.spec.dtypes import dtype
 from suite.spec.operator import Operator
-from suite.spec.vocabulary import SEARCHED
+from suite.spec.vocabulary import BROKEN, SEARCHED
 
 BATCH = 200
 """Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
@@ -59,7 +59,8 @@ class Search:
     """Draws cases for the implementations of a plan, and judges each of them in all of its operator.
 
     `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
-    `found` is told every failure once, when it is shrunk. `pool` draws from a few sizes; by default
+    `found` is told every failure once, when it is shrunk; `drawn` every case, and `judging` every cell,
+    before it is judged. `pool` draws from a few sizes; by default
     where every new shape is compiled.
     """
 
@@ -73,10 +74,12 @@ class Search:
         pool: int | None = None,
         found: Callable[[Failure], None] = lambda failure: None,
         drawn: Callable[[Case], None] = lambda case: None,
+        judging: Callable[[Cell], None] = lambda cell: None,
     ) -> None:
         if minutes is None and examples is None:
             minutes = 1.0
-        self.plan, self.limit, self.found, self.drawn = plan, examples, found, drawn
+        self.plan, self.limit = plan, examples
+        self.found, self.drawn, self.judging = found, drawn, judging
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
         by_name = {check.name: check for check in all_checks()}
@@ -92,7 +95,7 @@ class Search:
         self._keys: dict[Key, Failure] = {}
         self._judged: set[str] = set()
         self._hash = hashlib.sha256()
-        self._cells = 0
+        self.judged = 0
 
     def run(self) -> Summary:
         """Search until the time or the number of examples is over."""
@@ -133,9 +136,9 @@ class Search:
             return verdict is not None
 
         shrunk(failure.case, fails)
-        self.settle(failure)
+        self.report(failure)
 
-    def settle(self, failure: Failure) -> None:
+    def report(self, failure: Failure) -> None:
         """A failure that was shrunk: see whether it repeats, and tell of it."""
         failure.shrunk = True
         failure.repeats = self.fails(failure, failure.case) is not None
@@ -148,7 +151,7 @@ class Search:
         cell = Cell(failure.check, case, failure.implementation, self.plan.options.seed)
         verdict = self.judge(cell)
         self.summary.shrinking += 1
-        failed = verdict.status in ("fail", "error")
+        failed = verdict.status in BROKEN
         return verdict if failed and failure_key(cell, verdict) == failure.key else None
 
     def cells(self, case: Case) -> Iterator[Cell]:
@@ -163,11 +166,12 @@ class Search:
     def judge(self, cell: Cell) -> Verdict:
         """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
         one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
-        self._cells += 1
-        if self._cells % FORGET_EVERY == 0 and "jax" in sys.modules:
+        self.judged += 1
+        if self.judged % FORGET_EVERY == 0 and "jax" in sys.modules:
             from suite.front.plugin import forget_lowered
 
             forget_lowered()
+        self.judging(cell)
         verdict = self.plan.judge(cell)
         if verdict.kind == "unexpected-pass":
             return Verdict("pass", measured=verdict.measured, seconds=verdict.seconds)
@@ -197,7 +201,7 @@ class Search:
                 name = str(cell.implementation)
                 self.summary.alike[source] = KnownAlike(source, cause, case, name)
         self.summary.statuses[status] += 1
-        if status not in ("fail", "error"):
+        if status not in BROKEN:
             return None
         key = failure_key(cell, verdict)
         if key in self._keys:
@@ -245,12 +249,12 @@ class _Batch:
         if self.failure is None:
             return
         case = self.failure.case
-        self.search.settle(self.failure)
+        self.search.report(self.failure)
         for other in self.search._keys.values():
             # What other implementations made of the same case is often the same minimal case's, too.
             if not other.shrunk and (verdict := self.search.fails(other, case)) is not None:
                 other.case, other.verdict = case, verdict
-                self.search.settle(other)
+                self.search.report(other)
 
     def _one(self, case: Case) -> None:
         fails = self._look(case) if self.failure is None else self._shrink(case)

@@ -26,7 +26,6 @@ INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
 
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
-
 BROKEN = ("fail", "error", "crash")
 """The statuses that fail a run."""
 
@@ -148,7 +147,7 @@ FEATURES = {
     "average": "weights averaged over the heads",
     "weights": "weights of every head",
     "batch": "an input with a batch axis",
-    "single": "an input without a batch axis, or without a query axis",
+    "squeezed": "an input without a batch axis, or without a query axis",
     "projection": "queries and keys projected to a common width",
     "score-vector": "a learned vector the hidden units are weighted with",
     "learned-scale": "a learned scale",

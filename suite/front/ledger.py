@@ -1,0 +1,204 @@
+"""The ledger: which cells a run owes, what became of each, and the file in which that is written down.
+
+The file is opened before anything is judged, at a path that no kernel can move. A cell that is judged
+again, because a plugin repeats tests, keeps the worst of its verdicts; what pytest holds against a test
+after its verdict is part of the verdict. So records and exit code agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from importlib import metadata
+from typing import Any, TextIO
+
+import pytest
+
+from backends.threads import threads_as_set
+from suite.front.options import Options
+from suite.front.plan import crashed
+from suite.front.supervision import BOARD
+from suite.front.terminal import Terminal
+from suite.records import cells as records
+from suite.records import machine
+from suite.records.cells import CellRecord
+from suite.records.files import new_file, remove_empty
+from suite.records.lines import Writer
+from suite.spec.text import printable
+from suite.spec.vocabulary import BROKEN
+
+FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
+"""Options of pytest that leave tests out."""
+
+
+def cell_of(node: str) -> tuple[str, str] | None:
+    """Check and name of the cell that a test is, by the test's id; None for another test."""
+    check, _, parameter = node.partition("::test_")[2].partition("[")
+    return (check, parameter.rpartition("]")[0]) if "/" in parameter else None
+
+
+class RunState:
+    """What the writing process knows of a run: the plan's identity, records, the open file."""
+
+    def __init__(self, config: pytest.Config, options: Options) -> None:
+        self.config, self.options = config, options
+        self.results: str = config.getoption("--results")
+        self.header: records.Header | None = None
+        self.writer: Writer[records.Header, CellRecord] | None = None
+        self.nodes: dict[tuple, str] = {}
+        self.pending: list[CellRecord] = []
+        self.unavailable: dict[str, str] = {}
+        self.failed_imports: list[str] = []
+        self.notes: list[str] = []
+        self.terminal = Terminal(config, self)
+        self._keys: dict[str, tuple] = {}
+        self._cells: dict[tuple, CellRecord] = {}
+        self._owed: list[str] = []
+        self._corrected = False
+        self._file: TextIO | None = None
+
+    @property
+    def cells(self) -> list[CellRecord]:
+        """The records, each cell once, in the order in which they came."""
+        return list(self._cells.values())
+
+    @property
+    def missing(self) -> list[str]:
+        """The tests that are cells and have no verdict."""
+        return [node for node in self._owed if node not in self._keys]
+
+    def reserve(self) -> None:
+        """Open the file of results, where one is asked for. Raises pytest.UsageError."""
+        if not self.results:
+            return
+        path = self.config.invocation_params.dir / self.results
+        try:
+            self._file = new_file(path)
+        except FileExistsError as error:
+            raise pytest.UsageError(
+                f"--results={self.results} exists, and nothing is overwritten; name a new file"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise pytest.UsageError(
+                f"--results={self.results} cannot be opened: {error}"
+            ) from error
+        if BOARD in self.config.stash:
+            self.config.stash[BOARD].say(results=str(path))
+        self.config.add_cleanup(self._release)
+
+    def _release(self) -> None:
+        """Close the file, and remove it where nothing was judged."""
+        if self._file is not None and self.writer is None:
+            self._file.close()
+            remove_empty(self._file.name)
+
+    def owe(self, nodes: Iterable[str]) -> None:
+        """Take in the tests that are to be run."""
+        self._owed = [node for node in nodes if cell_of(node)]
+
+    def take(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
+        """Keep a record, and write it; the first one that knows the plan begins the file.
+
+        The record of a crash knows nothing of the plan and waits for one that does.
+        """
+        self._keys[node] = cell.key
+        if cell.key in self._cells:
+            self._correct(cell)
+            return
+        self._cells[cell.key] = cell
+        self.nodes[cell.key] = node
+        self.terminal.take(cell, identity.get("owed", {}))
+        self.pending.append(cell)
+        if identity:
+            self.begin(identity)
+        self._flush()
+
+    def take_failure(self, node: str, message: str) -> None:
+        """Keep what was held against a test before or after its verdict, in its record."""
+        key, of = self._keys.get(node), cell_of(node)
+        if key is not None:
+            before = self._cells[key]
+            if before.status not in BROKEN:
+                self._correct(
+                    replace(before, status="error", kind="harness", message=printable(message))
+                )
+        elif of is not None:
+            cell = crashed(*of, "harness", printable(message), self.options)
+            self.take(replace(cell, status="error"), {}, node)
+
+    def _correct(self, cell: CellRecord) -> None:
+        """Keep the worse of the two records of a cell."""
+        before = self._cells[cell.key]
+        if _severity(cell) > _severity(before):
+            self._cells[cell.key] = cell
+            self._corrected = True
+
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Make the header, and write it, where that is not done."""
+        if self.header is not None:
+            return
+        self.header = _header(self.config, self.options, identity)
+        self.unavailable = identity.get("unavailable", {})
+        self.failed_imports = identity.get("failed_imports", [])
+        self.notes = identity.get("notes", [])
+        if self._file is not None:
+            self.writer = records.writer(self._file.name, self.header, self._file)
+
+    def _flush(self) -> None:
+        """Write what waits, where there is a file to write to."""
+        if self.writer:
+            for cell in self.pending:
+                self.writer.write(cell)
+            self.pending = []
+
+    def close(self, finished: bool) -> None:
+        """Write what waits, the footer where the run is `finished`, and what was corrected."""
+        if self.header is None and self.pending:
+            self.begin({})
+        self._flush()
+        if self.writer is None:
+            return
+        self.writer.close(finished and not self._corrected)
+        if self._corrected:
+            assert self.header is not None
+            path = self.writer.path
+            again = records.writer(path.with_name(f"{path.name}.{os.getpid()}"), self.header)
+            for cell in self.cells:
+                again.write(cell)
+            again.close(finished)
+            again.path.replace(path)
+
+    def failures(self) -> list[str]:
+        """Why a run in which pytest sees no failure has failed all the same."""
+        reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
+        if any(cell.status in BROKEN for cell in self._cells.values()):
+            reasons.append("a cell failed")
+        if not any(cell.status == "pass" for cell in self._cells.values()):
+            reasons.append("no cell passed")
+        if self.missing:
+            reasons.append(
+                f"{len(self.missing)} of {len(self._owed)} cells have no verdict, the first is "
+                f"{self.missing[0]}"
+            )
+        return reasons
+
+
+def _severity(cell: CellRecord) -> int:
+    return ("pass", "unsupported", "known", *BROKEN).index(cell.status)
+
+
+def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
+    words = map(str, config.invocation_params.args)
+    filtered = any("::" in word or word.startswith(FILTERS) for word in words)
+    origin = machine.origin()
+    origin["machine"]["thread_variables"] = threads_as_set()
+    return records.Header(
+        digest=identity.get("digest", ""),
+        cells=identity.get("cells", 0),
+        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
+        options=asdict(options) | {"xdist": str(getattr(config.option, "numprocesses", None))},
+        partial=filtered or bool(options.implementation or options.dtype),
+        shard=options.shard,
+        **origin,
+    )

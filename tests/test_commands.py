@@ -1,0 +1,64 @@
+"""Commands end with one line where they cannot do what is asked, and print nothing a terminal obeys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from tests.records_by_hand import cell, run, write
+
+NASTY = "\x1b[31mred\x00 \u202e \x9b2J"
+SHOWN = r"red\x00 \u202e \x9b2J"
+OBEYED = {"\x1b", "\x00", "\u202e", "\x9b"}
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("sdpa/none/gqa0/f32/b2h3q5k7d8", "bad heads 'gqa0'"),
+        ("sdpa/none/mha/f32/b2h3q5k7d8/scalenan", "unknown option 'scalenan'"),
+        ("sdpa/none/mha/f32/b" + "9" * 400 + "h3q5k7d8", ""),
+        ("sdpa/none/mha/f32/b99999999999h3q99999k99999d8", "cannot be drawn here"),
+    ],
+)
+def test_cases_that_cannot_be_described(
+    case: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["describe", case]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_a_draft_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell(status="fail", kind="value", message="off")))
+    words = ["expect", "--write", str(path), "--output"]
+    assert main([*words, str(tmp_path / "missing" / "draft.toml")]) == 0
+    assert main([*words, str(path / "draft.toml")]) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert str(path) in captured.err
+
+
+@pytest.mark.parametrize("command", ["report", "diff", "expect", "findings"])
+def test_nothing_of_a_file_is_obeyed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    failing = cell(
+        status="fail", kind="value", message=NASTY, backend=f"{NASTY}b", implementation=f"{NASTY}i"
+    )
+    path = write(tmp_path / f"r{NASTY.replace(chr(0), '')}.jsonl", run(failing))
+    words = {"diff": [str(path), str(path)], "expect": ["--write", str(path)]}
+    assert main([command, *words.get(command, [str(path)])]) == 0
+    assert main([command, *words.get(command, [f"{path}.absent"])]) in (0, 2)
+    captured = capsys.readouterr()
+    assert not OBEYED & {*captured.out, *captured.err}
+    if command == "report":
+        assert SHOWN in captured.out
+    for fmt in ("markdown", "html"):
+        if command == "report":
+            out = tmp_path / fmt
+            assert main(["report", str(path), f"--format={fmt}", f"--output={out}"]) == 0
+            assert not OBEYED & {*out.read_text(encoding="utf-8")}

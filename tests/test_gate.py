@@ -1,0 +1,343 @@
+"""The gate, `bench`, files of speed and asv: verdicts of times, and when there are none."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from suite.__main__ import main
+from suite.measure import gate, protocol
+from suite.records import speed
+from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
+from suite.records.speed import SpeedHeader, SpeedRecord
+
+CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(2000):
+        low, high = protocol.interval(rng.normal(size=25))
+        held += low <= 0 <= high
+    assert held / 2000 >= 0.985
+    assert protocol.interval([1.0, 2.0, 3.0]) == (-np.inf, np.inf)
+
+
+def pairs_of(ratio: float, noise: float, seed: int = 0) -> dict[str, list[float]]:
+    rng = np.random.default_rng(seed)
+    drawn = {"verdict": ratio, "twin": 1.0, "injected": 1.0 + gate.INJECTED}
+    return {n: list(np.log(r) + noise * rng.normal(size=60)) for n, r in drawn.items()}
+
+
+TIMES = {"candidate": [1.0], "baseline": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "code"),
+    [
+        (1.00, 0.01, gate.OK),
+        (1.05, 0.01, gate.REGRESSION),
+        (0.90, 0.01, gate.OK),
+        (1.05, 0.30, gate.NOISY),
+        (1.00, 0.30, gate.NOISY),
+    ],
+)
+def test_verdicts(ratio: float, noise: float, code: int) -> None:
+    codes = {
+        gate.judge(
+            gate.Outcome("w", CASE, "forward", gate.OK), pairs_of(ratio, noise, seed), TIMES
+        ).code
+        for seed in range(20)
+    }
+    assert codes == {code}
+
+
+def test_twins_that_differ_make_no_verdict() -> None:
+    """A machine on which two equal workers differ by 4 % finds regressions that are none."""
+    pairs = pairs_of(1.05, 0.01)
+    pairs["twin"] = [x + 0.04 for x in pairs["twin"]]
+    outcome = gate.judge(gate.Outcome("w", CASE, "forward", gate.OK), pairs, TIMES)
+    assert outcome.code == gate.NOISY
+    assert outcome.alarms == 1.0
+
+
+def test_the_worst_outcome_decides() -> None:
+    by_code = {c: gate.Outcome("w", CASE, "forward", c) for c in range(5)}
+    assert gate.worst([by_code[gate.OK], by_code[gate.NOTHING]]) == gate.OK
+    assert gate.worst([by_code[gate.NOTHING]]) == gate.NOTHING
+    assert gate.worst([]) == gate.NOTHING
+    assert gate.worst([by_code[gate.OK], by_code[gate.NOISY]]) == gate.NOISY
+    assert gate.worst([by_code[gate.NOISY], by_code[gate.REGRESSION]]) == gate.REGRESSION
+    assert gate.worst(list(by_code.values())) == gate.WRONG
+    died = gate.Outcome("w", CASE, "forward", gate.NOTHING, broken=True)
+    assert gate.worst([by_code[gate.OK], died]) == gate.NOTHING
+
+
+def record(**changes: Any) -> SpeedRecord:
+    fields: dict[str, Any] = {
+        "workload": "w", "case": CASE, "backend": "torch", "implementation": "sdpa", "mode": "eager",
+        "device": "cpu", "dtype": "f32", "direction": "forward", "threads": 1, "status": "timed",
+        "samples": (0.01, 0.03, 0.02), "flops": 1e9, "bytes": 10**6, "gemm": 1e11, "copy": 1e9,
+        "error_ratio": 0.5,
+    }  # fmt: skip
+    return SpeedRecord(**{**fields, **changes})
+
+
+def test_records_are_read_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "speed.jsonl"
+    records = [
+        record(),
+        record(
+            direction="backward", status="refused", kind="value", samples=(), error_ratio=np.inf
+        ),
+    ]
+    writer = speed.writer(path, SpeedHeader(protocol=protocol.VERSION))
+    for entry in records:
+        writer.write(entry)
+    writer.close()
+    timed, refused = speed.load(path).records
+    assert [timed, refused] == records
+    assert timed.seconds == 0.02
+    assert timed.share_of_gemm == pytest.approx(0.5)
+    assert timed.share_of_copy == pytest.approx(0.05)
+    assert refused.seconds is None
+    with pytest.raises(FileExistsError):
+        speed.writer(path, SpeedHeader(protocol=1))
+
+    lines = path.read_text().splitlines()
+    (tmp_path / "cut.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(TruncatedRun):
+        speed.load(tmp_path / "cut.jsonl")
+    assert len(speed.load(tmp_path / "cut.jsonl", partial=True).records) == 2
+    (tmp_path / "lost.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(BrokenLine, match="footer counts"):
+        speed.load(tmp_path / "lost.jsonl")
+    (tmp_path / "twice.jsonl").write_text("\n".join([*lines[:2], *lines[1:]]) + "\n")
+    with pytest.raises(DuplicateCell, match="line 3"):
+        speed.load(tmp_path / "twice.jsonl")
+    (tmp_path / "wrong.jsonl").write_text(path.read_text().replace("0.03", '"slow"'))
+    with pytest.raises(BrokenLine, match=r"line 2: Expected `float`, got `str` - at `\$\.samples"):
+        speed.load(tmp_path / "wrong.jsonl")
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    with pytest.raises(NotARecordFile):
+        speed.load(tmp_path / "other.jsonl")
+
+
+KERNELS = """
+import torch
+
+
+def right(query, key, value, attn_mask=None, is_causal=False):
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.softmax(scores, -1) @ value
+
+
+def anticausal(query, key, value, attn_mask=None, is_causal=False):
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.softmax(scores, -1) @ value
+"""
+
+
+def test_bench_times_a_function_and_refuses_a_wrong_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    case = "sdpa/causal/mha/f32/b2h3q65k65d16"
+    common = ["bench", "--backend=torch", f"--workload={case}", "--mode=eager", "--quick"]
+    common.append("--direction=forward")
+    results = tmp_path / "speed.jsonl"
+    functions = [f"--function={path}:right", f"--function={path}:anticausal"]
+    assert main([*common, *functions, f"--results={results}"]) == gate.WRONG
+    out = capsys.readouterr().out
+    assert "1 timed, 1 refused" in out
+    right, wrong = speed.load(results).records
+    assert (right.status, right.implementation) == ("timed", "right")
+    assert len(right.samples) == 5
+    assert 0 < right.share_of_gemm <= 1  # type: ignore[operator]
+    assert right.peak_bytes
+    assert min(right.first_call, right.convert) > 0  # type: ignore[type-var]
+    assert (wrong.status, wrong.kind, wrong.samples) == ("refused", "value", ())
+    assert main([*common, functions[0], f"--results={results}"]) == gate.NOTHING
+    assert "nothing is overwritten" in capsys.readouterr().err
+
+
+def test_the_gate_never_times_a_wrong_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    results = tmp_path / "gate.json"
+    code = main(
+        [
+            "bench", "--backend=torch", f"--function={path}:anticausal", "--against=sdpa",
+            "--workload=sdpa/causal/mha/f32/b2h3q65k65d16", "--seconds=0.1", f"--results={results}",
+        ]
+    )  # fmt: skip
+    assert code == gate.WRONG
+    assert "WRONG ANSWER" in capsys.readouterr().out
+    (verdict,) = json.loads(results.read_text())
+    assert "candidate (anticausal): value" in verdict["message"]
+
+
+UNRULY = """
+from tests.miniatures import Miniature, Miniatures
+from tests.unruly import ACTS, unruly
+
+def backend(device):
+    return Miniatures(device, Miniature, unruly(ACTS[{act!r}]), Twin)
+
+class Twin(Miniature):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "said"),
+    [
+        ("leaves", "crash", "the worker ended with exit code 0"),
+        ("aborts", "crash", "the worker ended with exit code -6"),
+        ("holds_the_lock", "timeout", "the worker was ended: 'open' took longer than 6 s"),
+    ],
+)
+def test_a_worker_that_ends_costs_one_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, kind: str, said: str
+) -> None:
+    (tmp_path / "mixed.py").write_text(UNRULY.format(act=act))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    case, path = "sdpa/none/mha/f32/b2h3q5k17d8", tmp_path / "speed.jsonl"
+    common = ["bench", "--backend=mixed:backend", f"--workload={case}", "--cell-timeout=6"]
+    words = ["--direction=forward", "--samples=2", f"--results={path}"]
+    assert main([*common, *words]) == gate.NOTHING
+    by_name = {r.implementation: r for r in speed.load(path).records}
+    assert (by_name["unruly"].status, by_name["unruly"].kind) == ("error", kind)
+    assert said in by_name["unruly"].message
+    for name in ("miniature", "twin"):
+        assert by_name[name].status in speed.TIMED
+        assert len(by_name[name].samples) == 2
+    if act == "leaves":
+        against = ["--implementation=miniature", "--against=unruly", "--seconds=0.1"]
+        assert main([*common, *against]) == gate.NOTHING
+
+
+def test_a_worker_that_does_not_start_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["bench", "--backend=slow:backend", "--start-timeout=1"]) == gate.NOTHING
+    assert "the worker was ended: 'start' took longer than 1 s" in capsys.readouterr().err
+
+
+def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, victim = tmp_path / "kernels.py", tmp_path / "victim"
+    path.write_text(KERNELS)
+    victim.write_text("kept")
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    words = ["bench", "--backend=numpy", f"--function={path}:right"]
+    assert main([*words, f"--against=commit:--output={victim}"]) == gate.NOTHING
+    assert "git rev-parse" in capsys.readouterr().err
+    assert victim.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--backend=torch", "--workload=nothing"], "unknown workload 'nothing'"),
+        (["--backend=torchh"], "unknown backend"),
+        (["--backend=torch", "--samples=0"], "must be positive"),
+        (["--backend=numpy", "--implementation=none"], "valid: numpy:definition"),
+        (["--backend=numpy", "--against=venv:/nowhere"], "name one --backend and one"),
+        (
+            ["--backend=numpy", "--implementation=definition", "--against=venv:/nowhere"],
+            "expected a virtual environment",
+        ),
+        (
+            ["--backend=numpy", "--implementation=definition", "--against=commit:HEAD"],
+            "--function=PATH.py:NAME",
+        ),
+    ],
+)
+def test_usage_errors_measure_nothing(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    assert main(["bench", *arguments]) == gate.NOTHING
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_malformed_command_line_is_no_wrong_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--backend=torch", "--threads=many"])
+    assert ended.value.code == gate.NOTHING
+
+
+BENCHMARKS = {
+    name: importlib.import_module(f"suite.benchmarks.{name}")
+    for name in ("bench_torch", "bench_jax", "bench_tensorflow")
+}
+
+
+def test_asv_counts_the_cells_of_every_framework_apart() -> None:
+    """asv runs what is set up once for all benchmarks whose `setup_cache` stands at one place."""
+    files = {inspect.getsourcefile(m.Conformance.setup_cache) for m in BENCHMARKS.values()}
+    assert len(files) == len(BENCHMARKS)
+
+
+def test_the_history_of_asv_goes_on() -> None:
+    """asv finds results again by names, parameters and versions: none of them may change unnoticed."""
+    every: dict[str, Any] = {}
+    for name, module in BENCHMARKS.items():
+        for kind, group in inspect.getmembers(module, inspect.isclass):
+            for text in dir(group):
+                if text.startswith(("time_", "track_", "peakmem_")):
+                    unit = getattr(getattr(group, text), "unit", "")
+                    asked = (group.param_names, group.params, group.version, unit)
+                    every[f"{name}.{kind}.{text}"] = asked
+    assert len(every) == 24
+    assert every["bench_torch.Forward.time_forward"][1][1] == ["sdpa", "eager"]
+    text = json.dumps(every, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "aba5ea1d5b5a2619"
+
+
+@pytest.mark.slow
+def test_the_gate_sees_what_a_commit_made_slower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kernel of an earlier commit against itself, and against one that waits 1 ms."""
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+        subprocess.run(("git", *who, *words), cwd=tmp_path, check=True, capture_output=True)
+
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    git("init", "--quiet")
+    git("add", "kernels.py")
+    git("commit", "--quiet", "-m", "right")
+    gated = [
+        "bench", "--backend=torch", f"--function={path}:right", "--against=commit:HEAD",
+        "--workload=sdpa/causal/mha/f32/b2h3q65k65d16", "--seconds=20",
+    ]  # fmt: skip
+    assert main(gated) == gate.OK, capsys.readouterr().out
+    path.write_text(
+        "import time\n" + KERNELS.replace("    return", "    time.sleep(1e-3)\n    return")
+    )
+    assert main(gated) == gate.REGRESSION, capsys.readouterr().out
+    assert path.read_text().startswith("import time")

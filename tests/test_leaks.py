@@ -1,0 +1,190 @@
+"""Leaks: what a call leaves behind is put back, and held against it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.protocol import BackendUnavailable, TimeOver
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan
+from suite.judge import leaks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.catalogue import find
+from suite.spec.text import printable
+from tests import unruly
+from tests.miniatures import Miniatures
+
+CHECKS = {check.name: check for check in all_checks()}
+CASE = "sdpa/none/mha/f32/b2h3q5k17d8"
+
+
+def verdict_of(act: Callable[[], object]) -> Verdict:
+    (implementation,) = Miniatures("cpu", unruly.unruly(act)).implementations()
+    return run(Cell(CHECKS["values"], find(CASE), implementation))
+
+
+def test_seeds_are_the_same_for_every_cell() -> None:
+    drawn: list[tuple[float, float]] = []
+
+    def draws() -> None:
+        drawn.append((random.random(), np.random.random()))
+
+    for act in (draws, unruly.reseed, draws):
+        assert verdict_of(act).status == "pass"
+    assert len(set(drawn)) == 1
+
+
+def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
+    right = Verdict("pass")
+    for verdict, status, kind in (
+        (right, "fail", "leaked-state"),
+        (Verdict("unsupported", "", "forward only"), "fail", "leaked-state"),
+        (Verdict("fail", "value", "off"), "fail", "value"),
+    ):
+        seen = leaks.held_against(verdict, ["x at 1, it was 0"], [])
+        assert (seen.status, seen.kind) == (status, kind)
+        assert "the call left x at 1, it was 0" in seen.message
+    dead = leaks.held_against(right, [], ["a thread died of ValueError: x"])
+    assert (dead.status, dead.kind) == ("fail", "raised")
+    assert leaks.held_against(right, [], []) is right
+
+
+def test_nobody_hears_of_a_thread_that_was_told_to_exit() -> None:
+    end = leaks.watch()
+    try:
+        for act in (raising(SystemExit(0)), raising(ValueError("x"))):
+            thread = threading.Thread(target=act)
+            thread.start()
+            thread.join()
+    finally:
+        end()
+    assert leaks.died() == ["a thread died of ValueError: x"]
+    assert leaks.died() == []
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    return unruly.raising(error)
+
+
+def other(value: Any) -> Any:
+    """Another value of a setting."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    others = {
+        "cpu": "meta", "highest": "high", "float32": "float64", "standard": "strict",
+        "": "autoclustering",
+    }  # fmt: skip
+    if isinstance(value, str):
+        return others[value]
+    if value is None:
+        return False
+    import torch
+
+    return torch.float64
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_every_setting_of_a_framework_is_put_back(name: str) -> None:
+    pytest.importorskip(name)
+    backend = registry.load(name)
+    assert backend.settings
+    for what, setting in backend.settings.items():
+        if what in ("jax_default_device", "the flushing of subnormals"):
+            continue
+        before = leaks.Settings(backend)
+        was = setting.read()
+        setting.write(other(was))
+        (change,) = before.restore()
+        assert change.startswith(f"{what} at "), change
+        assert setting.read() == was
+
+
+LEAKY = """
+import torch
+
+def attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    answer = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_flush_denormal(True)
+    torch.manual_seed(3)
+    return answer
+
+def honest(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+"""
+
+
+def test_another_functions_gradients_are_judged_after_a_leak(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "leaky.py"
+    path.write_text(f"{LEAKY}\ntorch.set_grad_enabled(False)\n")
+    plan = Plan.make(Options(backend=("torch",), function=(f"{path}:attention", f"{path}:honest")))
+    assert torch.is_grad_enabled()
+    assert "left gradient mode at False, it was True" in plan.notes[0]
+    leaky, honest = plan.implementations
+    case = find("sdpa/none/mha/f32/b2h3q5k7d8")
+    seen = {
+        implementation: plan.judge(Cell(CHECKS["gradients"], case, implementation))
+        for implementation in (leaky, honest)
+    }
+    assert (seen[leaky].status, seen[leaky].kind) == ("fail", "leaked-state"), seen[leaky].message
+    for what in ("gradient mode", "the default dtype", "the flushing of subnormals"):
+        assert what in seen[leaky].message
+    assert seen[honest].status == "pass", seen[honest].message
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_what_comes_out_of_a_call_is_the_implementations() -> None:
+    for act in ("skips", "expects_failure", "ends_pytest", "exits", "nasty", "mute"):
+        verdict = verdict_of(unruly.ACTS[act])
+        assert (verdict.status, verdict.kind) == ("fail", "raised"), act
+    assert verdict.message == "Mute: (its text raises RuntimeError)"
+    for error in (KeyboardInterrupt(), TimeOver("too long")):
+        with pytest.raises(type(error)):
+            verdict_of(raising(error))
+
+
+def test_an_exit_on_a_malformed_problem_is_no_refusal() -> None:
+    (implementation,) = Miniatures("cpu", Leaves).implementations()
+    for case, status in (("bad/batch-differs/f32", "fail"), ("elect/integer-mask/f32", "fail")):
+        check = CHECKS["bad_problem" if case.startswith("bad") else "election"]
+        verdict = run(Cell(check, find(case), implementation))
+        assert (verdict.status, verdict.kind) == (status, "raised"), verdict
+
+
+class Leaves(unruly.Unruly):
+    """Leaves by an exit, whatever it is asked."""
+
+    act = staticmethod(lambda: None)
+
+    def prepare(self, inputs: Any) -> Any:
+        prepared = super().prepare(inputs)
+        prepared.function = lambda **arguments: unruly.ACTS["exits"]()
+        return prepared
+
+
+def test_a_message_is_printable_wherever_it_comes_from() -> None:
+    assert printable("a\tb\nc\r\x1b\x7f\u202e\udc80é") == "a\tb\nc\\r\\x1b\\x7f\\u202e\\udc80é"
+    assert Verdict("fail", "raised", "\x1b[2J").message == "\\x1b[2J"
+
+
+def test_a_framework_without_the_device_is_not_broken() -> None:
+    with pytest.raises(BackendUnavailable, match="judged on cpu only") as raised:
+        registry.load("numpy", "cuda")
+    assert type(raised.value) is BackendUnavailable

@@ -1,0 +1,398 @@
+"""Runs end, and end with the right code, whatever a kernel does to its process; records say the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.front import supervision, watchdog
+from suite.records import cells as records
+
+ROOT = Path(__file__).resolve().parents[1]
+
+FEW = ("suite/test_values.py", "--level=smoke", "--dtype=f32", "-k", "k17d8 or q5k9d8")
+"""Cells of which some have 17 keys."""
+
+ISOLATED = ("-n", "1")
+
+
+def run(
+    *words: str, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`pytest ...` in a process of its own, without the cache folder."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *words]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ | (env or {})
+    )
+
+
+def judged(
+    act: str, path: Path, *words: str
+) -> tuple[subprocess.CompletedProcess[str], records.Run]:
+    """A run of an unruly implementation, and its records."""
+    out = run(*FEW, f"--backend=tests.unruly:{act}", f"--results={path}", *words)
+    return out, records.load(path, partial=True)
+
+
+def statuses(loaded: records.Run, keys: str = "k17") -> set[tuple[str, str]]:
+    """Status and kind of the cells with so many keys."""
+    return {(c.status, c.kind) for c in loaded.cells if keys in c.case}
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+@pytest.mark.parametrize("act", ["skips", "ends_pytest"])
+def test_what_ends_a_test_is_a_failure_of_the_kernel(
+    tmp_path: Path, act: str, words: tuple[str, ...]
+) -> None:
+    out, loaded = judged(act, tmp_path / "r.jsonl", *words)
+    assert out.returncode == 1, out.stdout
+    assert statuses(loaded) == {("fail", "raised")}
+    assert statuses(loaded, "k9") == {("pass", "")}
+
+
+def test_an_exit_in_plain_mode_is_seen_by_the_parent(tmp_path: Path) -> None:
+    for act, how in (("leaves", "ended with exit code 0"), ("aborts", "died of SIGABRT")):
+        out, loaded = judged(act, tmp_path / f"{act}.jsonl")
+        assert out.returncode == supervision.DIED, out.stdout + out.stderr
+        assert how in out.stderr
+        assert "k17d8" in out.stderr
+        assert "the run did not finish" in out.stderr
+        assert not loaded.complete
+
+
+def test_an_exit_in_a_worker_is_one_crash(tmp_path: Path) -> None:
+    out, loaded = judged("leaves_in_c", tmp_path / "r.jsonl", *ISOLATED)
+    assert out.returncode == 1
+    assert statuses(loaded) == {("crash", "crash")}
+    assert statuses(loaded, "k9") == {("pass", "")}
+    assert loaded.complete
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_a_hang_in_python_costs_one_cell(tmp_path: Path, words: tuple[str, ...]) -> None:
+    limit = "--cell-timeout=2" if words else "--timeout=2"
+    out, loaded = judged("hangs", tmp_path / "r.jsonl", limit, *words)
+    assert out.returncode == 1
+    assert statuses(loaded) == {("crash", "timeout")}
+    assert {c.message for c in loaded.cells if c.status == "crash"} == {
+        "the cell ran longer than 2 s"
+    }
+    assert statuses(loaded, "k9") == {("pass", "")}
+    assert loaded.complete
+    assert "replacing crashed worker" not in out.stdout
+
+
+def test_a_hang_that_holds_the_lock_is_one_crash(tmp_path: Path) -> None:
+    words = (*ISOLATED, "--cell-timeout=1", "-k", "bool.b11k or q5k9d8")
+    out, loaded = judged("holds_the_lock", tmp_path / "r.jsonl", *words)
+    assert out.returncode == 1
+    assert statuses(loaded) == {("crash", "timeout")}
+    (message,) = {c.message for c in loaded.cells if c.status == "crash"}
+    assert "it ran too long, in hold_the_lock (unruly.py:" in message
+    assert statuses(loaded, "k9") == {("pass", "")}
+
+
+def test_a_hang_that_holds_the_lock_ends_a_plain_run(tmp_path: Path) -> None:
+    out, loaded = judged("holds_the_lock", tmp_path / "r.jsonl", "--cell-timeout=1")
+    assert out.returncode == supervision.DIED
+    assert "in hold_the_lock" in out.stderr
+    assert "the run did not finish" in out.stderr
+    assert not loaded.complete
+
+
+STARTS = {
+    "leaves": ("import os\nos._exit(0)\n", "as it imported frameworks and kernels"),
+    "dies": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "as it imported"),
+    "exits": ("import sys\nsys.exit(0)\n", "failed with SystemExit: 0"),
+    "skips": ("import pytest\npytest.skip('no', allow_module_level=True)\n", "failed with Skipped"),
+    "sleeps": ("import time\ntime.sleep(600)\n", "ran longer than 1 s; --start-timeout"),
+    "hangs": ("sum(range(10**15))\n", "as it imported frameworks and kernels"),
+}
+"""Modules that do not come to their end, and what is said of them."""
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+@pytest.mark.parametrize("name", STARTS)
+def test_a_run_that_cannot_begin_ends(tmp_path: Path, name: str, words: tuple[str, ...]) -> None:
+    source, reason = STARTS[name]
+    (tmp_path / "kernel.py").write_text(f"{source}backend = None\n")
+    results = tmp_path / "r.jsonl"
+    out = run(
+        *FEW, "--backend=kernel:backend", "--start-timeout=1", f"--results={results}", *words,
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode not in (0, 5)
+    assert reason in out.stdout + out.stderr
+    assert "Traceback" not in out.stdout
+    assert not results.exists()
+
+
+def usage(out: subprocess.CompletedProcess[str]) -> str:
+    """The line of a usage error."""
+    return next(line for line in out.stderr.splitlines() if line.startswith("ERROR: "))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--backend=numpy", "--implementation=flash"),
+        ("--backend=tests.unruly:nobody",),
+        ("--backend=adapter:backend",),
+    ],
+)
+def test_usage_errors_of_workers_are_the_same_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "adapter.py").write_text(
+        "from pathlib import Path\n"
+        "from backends._numpy import NumpyBackend\n"
+        "class Mine(NumpyBackend):\n"
+        "    expectations = Path(__file__).with_name('mine.toml')\n"
+        "backend = Mine()\n"
+    )
+    (tmp_path / "mine.toml").write_text("[[expect]]\nimplementation = 3\n")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    plain, isolated = (run(*FEW, *words, *more, env=env) for more in ((), ("-n", "2")))
+    assert plain.returncode == isolated.returncode == pytest.ExitCode.USAGE_ERROR
+    assert usage(plain) == usage(isolated)
+    assert "Traceback" not in isolated.stdout + plain.stdout
+
+
+@pytest.mark.parametrize(("act", "message"), [
+    ("thread", "a thread died of ValueError: raised in a thread"),
+    ("destructor", "Raises.__del__ raised ValueError: raised by a destructor"),
+])  # fmt: skip
+def test_what_dies_beside_a_call_is_in_its_record(tmp_path: Path, act: str, message: str) -> None:
+    for number, words in enumerate([(), ("-W", "default"), ISOLATED]):
+        out, loaded = judged(act, tmp_path / f"{number}.jsonl", *words)
+        assert out.returncode == 1
+        assert statuses(loaded) == {("fail", "raised")}
+        assert all(message in c.message for c in loaded.cells if "k17" in c.case)
+        assert statuses(loaded, "k9") == {("pass", "")}
+
+
+def test_garbage_of_the_last_cell_is_in_its_record(tmp_path: Path) -> None:
+    out, loaded = judged("garbage", tmp_path / "r.jsonl", "-k", "b3h3q11k17d8/bias")
+    assert out.returncode == 1
+    assert statuses(loaded) == {("fail", "raised")}
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_messages_hold_nothing_that_a_terminal_obeys(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    out, loaded = judged("nasty", tmp_path / "r.jsonl", *words)
+    assert out.returncode == 1
+    assert statuses(loaded) == {("fail", "raised")}
+    shown = r"Nasty: \x1b[31mred\x00 \ud800 \x9b2J"
+    assert {c.message for c in loaded.cells if c.status == "fail"} == {shown}
+    assert shown in out.stdout
+    assert not {"\x1b", "\x00", "\x9b"} & {*out.stdout, *out.stderr}
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_headings_hold_nothing_that_a_terminal_obeys(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "\x1b[31m\udc80"
+    folder.mkdir()
+    path = folder / "mine.py"
+    path.write_text("from tests.miniatures import always_wrong as backend\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *FEW, *words]
+    out = subprocess.run(
+        [*command, f"--backend={path}:backend", f"--results={folder / 'r.jsonl'}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, errors="surrogateescape",
+    )  # fmt: skip
+    if words:
+        assert out.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "cannot be handed to workers" in usage(out)
+        return
+    assert out.returncode == 1, out.stdout + out.stderr
+    assert r"\x1b[31m\udc80/mine.py:backend on cpu" in out.stdout
+    assert r"\x1b[31m\udc80/r.jsonl" in out.stdout
+    assert not {"\x1b", "\udc80"} & {*out.stdout, *out.stderr}
+    assert records.load(folder / "r.jsonl").totals["fail"]
+
+
+def test_a_search_ends_with_the_right_code() -> None:
+    command = [sys.executable, "-m", "suite", "search", "--case=sdpa/none/mha/f32/b2h3q5k17d8"]
+    for act, code, said in (
+        ("leaves", supervision.DIED, "ended with exit code 0, unasked while it judged values of"),
+        ("hangs", 1, "found 1 times: timeout"),
+        ("holds_the_lock", supervision.DIED, "in hold_the_lock"),
+        ("skips", 1, "found 1 times: raised"),
+    ):
+        out = subprocess.run(
+            [*command, f"--backend=tests.unruly:{act}", "--cell-timeout=1", "--no-gradients"],
+            cwd=ROOT, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        assert out.returncode == code, out.stdout + out.stderr
+        assert said in out.stdout + out.stderr
+
+
+def test_a_path_of_results_is_opened_first_and_stays_where_it_is(tmp_path: Path) -> None:
+    words = (*FEW, "--backend=tests.unruly:folder")
+    out = run(*words, "--rootdir", str(ROOT), "--results=there/r.jsonl")
+    try:
+        assert out.returncode == 1
+        loaded = records.load(ROOT / "there" / "r.jsonl")
+    finally:
+        (ROOT / "there" / "r.jsonl").unlink()
+        (ROOT / "there").rmdir()
+    assert statuses(loaded) == {("fail", "leaked-state")}
+    (message,) = {c.message for c in loaded.cells if c.status == "fail"}
+    assert message == f"the call left the folder at /, it was {ROOT}"
+    assert statuses(loaded, "k9") == {("pass", "")}
+    for place in ("/dev/null/r.jsonl", str(tmp_path)):
+        out = run(*words, f"--results={place}")
+        assert out.returncode == pytest.ExitCode.USAGE_ERROR
+        assert f"--results={place}" in usage(out)
+
+
+REPEATS = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for again in range(2):
+        for report in runtestprotocol(item, nextitem=nextitem, log=False):
+            if again == 0 and report.when == "call" and report.failed:
+                report.outcome = "rerun"
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+
+
+def test_a_cell_that_is_judged_again_keeps_its_worst_verdict(tmp_path: Path) -> None:
+    (tmp_path / "repeats.py").write_text(REPEATS)
+    (tmp_path / "flaky.py").write_text(
+        "from tests.unruly import Miniatures, unruly\n"
+        "calls = []\n"
+        "def act():\n"
+        "    calls.append(1)\n"
+        "    if len(calls) % 2: raise ValueError('sometimes')\n"
+        "def backend(device): return Miniatures(device, unruly(act))\n"
+    )
+    path = tmp_path / "r.jsonl"
+    out = run(
+        *FEW, "--backend=flaky:backend", "-p", "repeats", f"--results={path}",
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    loaded = records.load(path)
+    assert out.returncode == 1, out.stdout
+    assert statuses(loaded) == {("fail", "raised")}
+    assert statuses(loaded, "k9") == {("pass", "")}
+    assert len({c.key for c in loaded.cells}) == len(loaded.cells)
+    assert [name for name in os.listdir(tmp_path) if name.startswith("r.jsonl.")] == []
+
+
+LEAVES_OUT = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    return True if "k9d8" in item.nodeid else None
+"""
+
+BREAKS_LATER = """
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    yield
+    if "k9d8" in item.nodeid:
+        raise RuntimeError("in the end")
+"""
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_a_run_knows_which_cells_it_owes(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "leaves_out.py").write_text(LEAVES_OUT)
+    path = tmp_path / "r.jsonl"
+    out = run(
+        *FEW, "--backend=numpy", "-p", "leaves_out", f"--results={path}", *words,
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode == 1
+    assert "cells have no verdict, the first is suite/test_values.py" in out.stdout
+    assert not records.load(path, partial=True).complete
+
+
+def test_what_breaks_after_the_verdict_is_in_the_record(tmp_path: Path) -> None:
+    (tmp_path / "breaks_later.py").write_text(BREAKS_LATER)
+    path = tmp_path / "r.jsonl"
+    out = run(
+        *FEW, "--backend=numpy", "-p", "breaks_later", f"--results={path}",
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode == 1
+    loaded = records.load(path)
+    assert statuses(loaded, "k9") == {("error", "harness")}
+    assert statuses(loaded) == {("pass", "")}
+
+
+def test_a_checkout_that_cannot_be_written_to_has_no_cache() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", *FEW, "--backend=numpy"]
+    env = {n: v for n, v in os.environ.items() if n not in ("HOME", "JAX_COMPILATION_CACHE_DIR")}
+    for words in (["-o", "cache_dir=/dev/null/cache"], ["-p", "no:cacheprovider"]):
+        out = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, env=env)
+        assert out.returncode == 0, out.stdout + out.stderr
+
+
+def test_a_framework_that_fails_to_import_fails_a_run_of_all(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: not found')\n")
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = (
+        "import sys; from backends import registry; "
+        "registry.REGISTRY = {n: registry.REGISTRY[n] for n in ('numpy', 'torch')}; "
+        f"import pytest; sys.exit(pytest.main({['-q', '-p', 'no:cacheprovider', *FEW]!r} + sys.argv[1:]))"
+    )
+    for words in ((), ISOLATED):
+        out = subprocess.run(
+            [sys.executable, "-c", program, "--backend=all", *words],
+            cwd=ROOT, capture_output=True, text=True, env=os.environ | env,
+        )  # fmt: skip
+        if not words:
+            assert out.returncode == 1, out.stdout + out.stderr
+            assert "not installed" not in out.stdout
+            assert "torch is installed, and failed to import: ImportError: libcudart" in out.stdout
+    one = run(*FEW, "--backend=torch", env=env)
+    assert one.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "backend torch cannot be used: installed, and failed to import" in usage(one)
+
+
+def test_threads_are_one_unless_somebody_says_otherwise(tmp_path: Path) -> None:
+    for number, (words, env, count) in enumerate([
+        ((), {}, "1"),
+        (("--threads=3",), {}, "3"),
+        (ISOLATED, {}, "1"),
+        ((), {"OMP_NUM_THREADS": "5"}, "5"),
+    ]):  # fmt: skip
+        path = tmp_path / f"{number}.jsonl"
+        plain = {n: v for n, v in os.environ.items() if "THREADS" not in n} | env
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FEW, *words]
+        out = subprocess.run(
+            [*command, "--backend=numpy", f"--results={path}"],
+            cwd=ROOT, capture_output=True, text=True, env=plain,
+        )  # fmt: skip
+        assert out.returncode == 0, out.stdout
+        header = records.load(path).header
+        assert header.machine["thread_variables"]["OMP_NUM_THREADS"] == count
+        assert header.options["threads"] == (3 if "--threads=3" in words else 1)
+
+
+def test_where_the_watchdog_ended_a_process(tmp_path: Path) -> None:
+    assert watchdog.where(tmp_path / "none") == ""
+    (tmp_path / "empty").write_text("")
+    assert watchdog.where(tmp_path / "empty") == ""
+    (tmp_path / "full").write_text(
+        "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
+        '  File "/a/other.py", line 3 in wait\n'
+        "\nThread 0x2 (most recent call first):\n"
+        '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
+    )
+    assert watchdog.where(tmp_path / "full") == "it ran too long, in hang (kernel.py:7)"

@@ -1,0 +1,179 @@
+"""Twins of the control, each with one fault of a harness or of a baseline; and honest ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Definition, NumpyBackend, Rounded
+from backends.prepared import PreparedCall
+
+
+class Twin(Definition):
+    """The reference with one fault of a harness or of a baseline: `changed` makes another call of it."""
+
+    def prepare(self, inputs: Any) -> PreparedCall:
+        plain = super().prepare(inputs)
+        return replace(plain, function=self.changed(plain, inputs))
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        return plain.function
+
+
+class Later:
+    """An array that a thread is still computing, as a device's arrays are."""
+
+    def __init__(self, compute: Any, before: threading.Thread | None) -> None:
+        def work() -> None:
+            if before is not None:
+                before.join()
+            time.sleep(0.001)
+            self._answer = compute()
+
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+
+    @property
+    def values(self) -> np.ndarray:
+        self.thread.join()
+        return self._answer.values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        self.thread.join()
+        return self._answer.shape
+
+    @property
+    def fmt(self) -> Any:
+        self.thread.join()
+        return self._answer.fmt
+
+
+class Asynchronous(NumpyBackend):
+    """A backend whose calls return before they are done; it waits for nothing."""
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Rounded | Later)
+
+
+class Synchronised(Asynchronous):
+    """The same, and it waits."""
+
+    def sync(self, outputs: Any) -> None:
+        if isinstance(outputs, Later):
+            outputs.thread.join()
+
+
+class Queued(Twin):
+    """Computes on a thread, one call after the other."""
+
+    last: threading.Thread | None = None
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        def call(**arguments: Any) -> Later:
+            out = Later(lambda: plain.function(**arguments), self.last)
+            self.last = out.thread
+            return out
+
+        return call
+
+
+class Compiling(NumpyBackend):
+    """A backend that counts what its calls compile."""
+
+    compiled = 0
+
+    def compilations(self, prepared: PreparedCall) -> int:
+        return self.compiled
+
+
+class CompilesInside(Twin):
+    """Compiles in every call."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        def call(**arguments: Any) -> Any:
+            self.backend.compiled += 1  # type: ignore[attr-defined]
+            return plain.function(**arguments)
+
+        return call
+
+
+class CompilesFresh(Twin):
+    """Compiles anew for every array it has not seen."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        seen: set[int] = set()
+
+        def call(**arguments: Any) -> Any:
+            if id(arguments["query"]) not in seen:
+                seen.add(id(arguments["query"]))
+                self.backend.compiled += 1  # type: ignore[attr-defined]
+            return plain.function(**arguments)
+
+        return call
+
+
+class CachedAnswer(Twin):
+    """Returns its first answer for ever."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        kept: list[Any] = []
+
+        def call(**arguments: Any) -> Any:
+            if not kept:
+                kept.append(plain.function(**arguments))
+            return kept[0]
+
+        return call
+
+
+class CachedByInput(Twin):
+    """Remembers its answers by the arrays it was given: right always, and computed once."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        kept: dict[int, Any] = {}
+
+        def call(**arguments: Any) -> Any:
+            key = id(arguments["query"])
+            if key not in kept:
+                time.sleep(0.005)
+                kept[key] = plain.function(**arguments)
+            return kept[key]
+
+        return call
+
+
+class AntiCausal(Twin):
+    """Hides the past instead of the future."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        def call(mask: Any, **arguments: Any) -> Any:
+            turned = Rounded(mask.values.swapaxes(-1, -2), None)
+            return plain.function(mask=turned, **arguments)
+
+        return call
+
+
+class WrongLayout(Twin):
+    """Takes the axis of heads for that of positions."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            arrays = [Rounded(x.values.swapaxes(1, 2), x.fmt) for x in (query, key, value)]
+            out = plain.function(
+                **dict(zip(("query", "key", "value"), arrays, strict=True)), **rest
+            )
+            return Rounded(out.values.swapaxes(1, 2), out.fmt)
+
+        return call
+
+
+class WrongScale(Twin):
+    """Scales by 1 / D instead of by its root."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        return Definition.prepare(self, inputs.replace(scale=1.0 / inputs.sizes.D)).function

@@ -1,0 +1,137 @@
+"""Unruly implementations: the control, which does something to the process it runs in.
+
+Each does it on cases of 17 keys and answers rightly all the same, where it still can.
+`tests/test_runs.py` says how a run with it must end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from backends._numpy import NumpyBackend
+from backends.prepared import PreparedCall
+from suite.spec.inputs import Inputs
+from tests.miniatures import Miniature, Miniatures
+
+
+class Unruly(Miniature):
+    """The control; `act` is done after the answer is computed."""
+
+    act: Callable[[], object]
+
+    def __init__(self, backend: NumpyBackend) -> None:
+        super().__init__(backend)
+        self.name = "unruly"
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+
+        def call(**arguments: object) -> object:
+            answer = plain.function(**arguments)
+            type(self).act()
+            return answer
+
+        return PreparedCall(call, plain.arguments) if inputs.sizes.Lk == 17 else plain
+
+
+class Nasty(Exception):
+    """An exception whose text no terminal, no file and no other process should be given."""
+
+    def __str__(self) -> str:
+        return "\x1b[31mred\x00 \ud800 \x9b2J"
+
+
+class Mute(Exception):
+    """An exception that has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Raises:
+    """An object whose destructor raises; `own` refers to it where only a collection frees it."""
+
+    own: Raises | None = None
+
+    def __del__(self) -> None:
+        raise ValueError("raised by a destructor")
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    """A function that raises."""
+
+    def act() -> object:
+        raise error
+
+    return act
+
+
+def dying_thread() -> None:
+    """Start a thread that dies, and wait for it."""
+
+    def die() -> None:
+        raise ValueError("raised in a thread")
+
+    thread = threading.Thread(target=die)
+    thread.start()
+    thread.join()
+
+
+def leave_garbage() -> None:
+    """Leave garbage behind whose destructor raises as soon as it is collected."""
+    gc.disable()
+    garbage = Raises()
+    garbage.own = garbage
+
+
+def hold_the_lock() -> None:
+    """Compute for hours in one call of C that holds the interpreter's lock and asks for no signals."""
+    sum(range(10**15))
+
+
+def reseed() -> None:
+    """Seed the generators of the process."""
+    random.seed(77)
+    np.random.seed(77)
+
+
+ACTS: dict[str, Callable[[], object]] = {
+    "skips": lambda: pytest.skip("not today"),
+    "expects_failure": lambda: pytest.xfail("it is known"),
+    "ends_pytest": lambda: pytest.exit("enough", returncode=0),
+    "exits": lambda: sys.exit(0),
+    "leaves": lambda: os._exit(0),
+    "leaves_in_c": lambda: ctypes.CDLL(None).exit(0),
+    "aborts": lambda: os.abort(),
+    "interrupts": raising(KeyboardInterrupt()),
+    "nasty": raising(Nasty()),
+    "mute": raising(Mute()),
+    "hangs": lambda: threading.Event().wait(600),
+    "holds_the_lock": hold_the_lock,
+    "thread": dying_thread,
+    "destructor": lambda: Raises() and None,
+    "garbage": leave_garbage,
+    "folder": lambda: os.chdir("/"),
+    "reseeds": reseed,
+}
+
+
+def unruly(act: Callable[[], object]) -> type[Unruly]:
+    """The implementation that does this."""
+    return type("Acting", (Unruly,), {"act": staticmethod(act)})
+
+
+def __getattr__(name: str) -> Callable[[str], Miniatures]:
+    """A backend for each of `ACTS`, as `--backend=tests.unruly:name` takes it."""
+    if name not in ACTS:
+        raise AttributeError(name)
+    return lambda device: Miniatures(device, unruly(ACTS[name]))
