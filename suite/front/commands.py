@@ -14,9 +14,12 @@ from suite.report.commands import add_diff_parser, add_report_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, everything, find
+from suite.spec.claims import CLAIMS
+from suite.spec.dtypes import DTYPES
+from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import draw
 from suite.spec.text import printed
-from suite.spec.vocabulary import LEVELS, NUMERICS
+from suite.spec.vocabulary import FEATURES, KINDS, LEVELS, NUMERICS, STATUSES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,12 +52,19 @@ def _add_list(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--checks", action="store_true", help="list the checks and what they promise"
     )
+    parser.add_argument(
+        "--words", action="store_true",
+        help="list the words of declarations: features, questions with their answers, classes",
+    )  # fmt: skip
     parser.set_defaults(run=_list)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from suite.checks import all_checks
 
+    if arguments.words:
+        print(_words())
+        return 0
     if arguments.checks:
         for check in all_checks():
             text = check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or ""
@@ -65,6 +75,24 @@ def _list(arguments: argparse.Namespace) -> int:
     ids = [case.id for case in everything(arguments.level)]
     print("\n".join(dict.fromkeys([*ids, *asked])))
     return 0
+
+
+def _words() -> str:
+    """Every word that a declaration or a claim can use, with what it means."""
+    tables = {
+        "features": FEATURES,
+        "elections": {q.name: f"{q.text}: {' | '.join(q.options)}" for q in QUESTIONS.values()},
+        "numerics classes, from the narrowest bound to the widest": dict.fromkeys(NUMERICS, ""),
+        "dtypes": {name: fmt.long_name for name, fmt in DTYPES.items()},
+        "claims of a person's function": CLAIMS,
+        "statuses": dict.fromkeys(STATUSES, ""),
+        "kinds of failures": KINDS,
+    }
+    lines = []
+    for title, words in tables.items():
+        wide = max(map(len, words))
+        lines += [title, *(f"  {word:{wide}}  {text}".rstrip() for word, text in words.items()), ""]
+    return "\n".join(lines[:-1])
 
 
 def _add_describe(commands: argparse._SubParsersAction) -> None:

@@ -1,0 +1,138 @@
+"""An adapter of one's own: the page about it holds a complete one, and what it declares is respected."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from backends.protocol import Declared, Implementation, Limits
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan
+from suite.judge import elections
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import NotApplicable, Verdict
+from suite.spec.catalogue import find
+from suite.spec.dtypes import DTYPES
+from suite.spec.elections import QUESTIONS
+from suite.spec.vocabulary import BROKEN, FEATURES, NUMERICS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"
+CHECKS = {check.name: check for check in all_checks()}
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    path = tmp_path / "my_adapter.py"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def plan(adapter: Path, **options: Any) -> Plan:
+    return Plan.make(Options((f"{adapter}:backend",), level="smoke", **options))
+
+
+def judged(of: Plan) -> list[tuple[Cell, Verdict]]:
+    return [(cell, of.judge(cell)) for check in all_checks() for cell in of.cells(check)]
+
+
+def test_the_adapter_of_the_page_is_right(adapter: Path) -> None:
+    found = judged(plan(adapter))
+    assert not [(str(cell.case), v.message) for cell, v in found if v.status in BROKEN]
+    assert sum(verdict.status == "pass" for _, verdict in found) > 100
+    reasons = {verdict.message for _, verdict in found if verdict.status == "unsupported"}
+    assert "the runtime has no softcap" in reasons
+    assert "dtype float64 is not supported" in reasons
+
+
+def test_an_adapter_has_a_manifest_that_is_asked_for(adapter: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "mine.toml"
+    entry = {
+        "implementation": ["fused"], "check": ["values"], "case": ["sdpa/causal/*"], "kind": "value",
+        "message": "beyond", "cause": "none", "issue": "none found", "versions": ["numpy>=1"],
+    }  # fmt: skip
+    manifest.write_text(tomli_w.dumps({"expect": [entry]}))
+    found = judged(plan(adapter, expect=(str(manifest),), dtype=("f32",)))
+    assert {v.kind for cell, v in found if v.status in BROKEN} == {"unexpected-pass"}
+
+
+class Stub(Implementation):
+    """An implementation that declares and computes nothing."""
+
+    name = "stub"
+
+    def prepare(self, inputs: Any) -> Any:
+        raise TypeError("the adapter cannot convert this")
+
+
+def stub(adapter: Path, **declared: Any) -> Implementation:
+    backend = plan(adapter).implementations[0].backend
+    return Stub(backend, declared=Declared(**declared))
+
+
+def test_a_dtype_that_is_left_out_needs_no_numerics_class(adapter: Path) -> None:
+    partial = stub(adapter, numerics={"f32": "exact"}, dtypes=("f32",))
+    verdict = run(Cell(CHECKS["values"], find("sdpa/none/mha/f64/b2h3q5k7d8"), partial))
+    assert (verdict.status, verdict.message) == ("unsupported", "dtype float64 is not supported")
+    assert partial.numerics_for(DTYPES["f64"]) == ""
+
+
+def test_limits_are_declared_for_each_dtype(adapter: Path) -> None:
+    limited = stub(
+        adapter, numerics="exact", features=frozenset({"scale", "causal"}),
+        limits={"f16": Limits(max_length=4), "f32": Limits(equal_lengths=True, scales=(0.0, 1.0))},
+    )  # fmt: skip
+    reasons = {
+        text: limited.unsupported(find(text))
+        for text in (
+            "sdpa/none/mha/f16/b2h3q5k7d8", "sdpa/none/mha/f32/b2h3q5k7d8",
+            "sdpa/none/mha/f32/b2h3q7k7d8/scale2.5", "sdpa/none/mha/f64/b2h3q5k7d8",
+        )
+    }  # fmt: skip
+    assert list(reasons.values()) == [
+        "declares lengths up to 4, and 7 is more",
+        "declares equal lengths, and these are 5 and 7",
+        "declares scales from 0 to 1, and 2.5 is none of them",
+        None,
+    ]
+
+
+def test_probes_ask_unsupported(adapter: Path) -> None:
+    class Picky(type(plan(adapter).implementations[0])):  # type: ignore[misc]
+        def unsupported(self, case: Any) -> str | None:
+            return "no masks at all on Tuesdays" if case.needs else super().unsupported(case)
+
+        def missing(self, features: Any) -> str | None:
+            return "no masks at all on Tuesdays" if [*features] else None
+
+    picky = Picky(plan(adapter).implementations[0].backend)
+    with pytest.raises(NotApplicable, match="Tuesdays"):
+        elections.observe("fully-masked-row", picky, DTYPES["f32"])
+
+
+def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) -> None:
+    verdict = run(
+        Cell(CHECKS["bad_problem"], find("bad/mask-rank-5/f32"), stub(adapter, numerics="exact",
+             features=frozenset({"mask", "mask-array"})))
+    )  # fmt: skip
+    assert verdict.status == "unsupported"
+    assert (
+        "the adapter cannot hand it over: TypeError: the adapter cannot convert" in verdict.message
+    )
+
+
+def test_all_words_are_listed() -> None:
+    command = [sys.executable, "-m", "suite", "list", "--words"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
+    assert {*FEATURES, *QUESTIONS, *NUMERICS, *DTYPES} <= words
+    for question in QUESTIONS.values():
+        assert " | ".join(question.options) in text
