@@ -230,3 +230,27 @@ def test_elections_stand_beside_those_of_the_framework() -> None:
     table = semantics.by_question(frame(*cells))
     assert table.loc["fully-masked-row"].tolist() == ["nan *", "zeros"]
     assert table.loc["causal-alignment"].tolist() == ["top-left", "top-left"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "name"), [("torch", "torch_own"), ("jax", "jax_own"), ("tf", "keras_own")]
+)
+def test_the_frameworks_own_attention_is_right_as_a_function(backend: str, name: str) -> None:
+    """Nothing fails but what is known to fail in the framework itself, and the elections are its own."""
+    pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
+    function = f"{CLAIMED / 'own_attention.py'}:{name}"
+    of = Plan.make(Options((backend,), function=(function,), level="smoke"))
+    found, own = judged(of), of.manifests[backend]
+    unknown = []
+    for cell, verdict in found:
+        native = cell.implementation.beside
+        assert native is not None
+        known = own.apply(verdict, native.name, cell.check.name, cell.case.id)
+        if verdict.status in BROKEN and known.status != "known":
+            unknown.append(f"{cell.check.name} {cell.case}: {verdict.message}")
+    assert not unknown
+    cells = [record(cell, v) for cell, v in found if cell.check.name == "election"]
+    table = semantics.by_question(frame(*cells))
+    differing = table[table.map(lambda answer: "*" in str(answer)).any(axis=1)]
+    assert differing.empty, differing

@@ -1,0 +1,116 @@
+"""A person's own layer: what it reads, what it is handed, and dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.registry import UsageError, load
+from tests.test_layers import OWN, PLAIN, judged, made
+
+
+@pytest.fixture(scope="module")
+def torch_backend() -> Any:
+    pytest.importorskip("torch")
+    return load("torch")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "layers.py"
+    path.write_text(OWN)
+    return path
+
+
+MORE = """
+class Unbiased(nn.Module):
+    def __init__(self, query_width, heads, bias=False):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(query_width, 3 * query_width, bias=False)
+        self.out = nn.Linear(query_width, query_width, bias=False)
+
+    forward = Free.forward
+
+    def load_attention(self, p):
+        E = self.out.in_features
+        kernels = [p[f"{n}_kernel"].reshape(E, E).T for n in ("query", "key", "value")]
+        self.qkv.weight.data = torch.cat(kernels)
+        self.out.weight.data = p["output_kernel"].reshape(E, E).T
+
+class Forgetful(Loaded):
+    def load_attention(self, p):
+        own = self.out.bias.data
+        super().load_attention({n: p[n] for n in p if n != "output_bias"} | {"output_bias": own})
+
+class Dropping(Loaded):
+    def __init__(self, query_width, heads, rate=0.0):
+        super().__init__(query_width, heads)
+        self.rate = rate
+
+    def forward(self, x, causal=False, valid=None):
+        B, L, E = x.shape
+        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = split
+        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
+        if causal:
+            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
+        if valid is not None:
+            s = s.masked_fill(~valid[:, None, None], -torch.inf)
+        w = nn.functional.dropout(s.softmax(-1), self.rate, self.training)
+        return self.out((w @ v).transpose(1, 2).reshape(B, L, E))
+
+class Unscaled(Dropping):
+    def forward(self, x, causal=False, valid=None):
+        kept, self.rate = self.rate, 0.0
+        out = super().forward(x, causal, valid)
+        self.rate = kept
+        return out * (torch.rand_like(out) < 1 - kept) if self.training else out
+
+class Turned(Free):
+    def forward(self, x, causal=False, valid=None):
+        return super().forward(x, causal, valid).transpose(1, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("more") / "layers.py"
+    path.write_text(OWN + MORE)
+    return path
+
+
+def test_a_layer_without_biases_is_handed_none(torch_backend: Any, more: Path) -> None:
+    layer = made(torch_backend, more, "Unbiased")
+    verdict = judged("values", PLAIN, layer)
+    assert verdict.status == "unsupported"
+    assert verdict.message.startswith("load_attention never reads query_bias")
+    bare = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/nobias/self"
+    assert judged("values", bare, layer).status == "pass"
+
+
+def test_parameters_that_are_never_read_are_named(torch_backend: Any, more: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"layer Forgetful: load_attention never reads output_bias[.]"
+    ):
+        made(torch_backend, more, "Forgetful")
+
+
+def test_dropout_of_a_layer_is_asked_where_it_takes_a_rate(torch_backend: Any, more: Path) -> None:
+    case = "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self"
+    assert judged("dropout", case, made(torch_backend, more, "Dropping")).status == "pass"
+    assert judged("dropout", case, made(torch_backend, more, "Unscaled")).status == "fail"
+    without = judged("dropout", case, made(torch_backend, more, "Loaded"))
+    assert without.status == "unsupported"
+
+
+def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Path) -> None:
+    verdict = judged("contract", PLAIN, made(torch_backend, more, "Turned"))
+    assert (verdict.status, verdict.kind) == ("fail", "shape")
+
+
+def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, own: Path) -> None:
+    with pytest.raises(UsageError, match=r"depth.*; a factory may ask for query_width, key_width"):
+        made(torch_backend, own, "needs_more")
