@@ -15,9 +15,11 @@ from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.plan import Plan, record
 from suite.judge.cell import Cell
+from suite.judge.run import run
 from suite.judge.verdict import Verdict
 from suite.report import semantics
 from suite.spec.case import Case
+from suite.spec.catalogue import find
 from suite.spec.claims import claims
 from suite.spec.vocabulary import BROKEN
 from tests.records_by_hand import frame
@@ -254,3 +256,27 @@ def test_the_frameworks_own_attention_is_right_as_a_function(backend: str, name:
     table = semantics.by_question(frame(*cells))
     differing = table[table.map(lambda answer: "*" in str(answer)).any(axis=1)]
     assert differing.empty, differing
+
+
+@pytest.mark.parametrize("bias", ["none", "bhqk"])
+def test_gradients_follow_the_question_of_their_answer(bias: str) -> None:
+    """A mask that is merged into a bias empties rows as a bias does, and their gradients go where those
+    of a bias go."""
+    (function,) = plan("finite_hiding").implementations
+    for check in all_checks():
+        if check.name in ("values", "gradients"):
+            verdict = run(
+                Cell(
+                    check,
+                    find(
+                        f"sdpa/padempty/mha/f32/b2h3q5k7d8"
+                        + (f"/bias.{bias}" if bias != "none" else "")
+                    ),
+                    function,
+                )
+            )
+            assert verdict.status == "pass", verdict.message
+    broken = wrong(judged(plan("finite_hiding", dtype=("f32",)), "forms_of_empty_rows"))
+    assert len(broken) == 1
+    promised = ("fully-masked-row=uniform", "minus-inf-row=nan")
+    assert not wrong(judged(plan("finite_hiding", dtype=("f32",), elect=promised)))

@@ -324,7 +324,6 @@ def test_a_function_without_options_passes_what_it_can_be_asked(tmp_path: Path) 
 COMMANDS = {
     "list": ["list", "--level=smoke"],
     "checks": ["list", "--checks", "--level=smoke"],
-    "words": ["list", "--words"],
     "describe": ["describe", "sdpa/causal/mha/f32/b2h3q16k16d16", "elect/no-keys/f32"],
 }
 

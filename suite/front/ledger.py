@@ -35,7 +35,8 @@ FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore"
 def cell_of(node: str) -> tuple[str, str] | None:
     """Check and name of the cell that a test is, by the test's id; None for another test."""
     check, _, parameter = node.partition("::test_")[2].partition("[")
-    return (check, parameter.rpartition("]")[0]) if "/" in parameter else None
+    implementation, slash, _ = parameter.partition("/")
+    return (check, parameter.rpartition("]")[0]) if slash and ":" in implementation else None
 
 
 class RunState:

@@ -123,3 +123,19 @@ def one_size(query, key, value, is_causal=False):
     if is_causal and query.shape[2] != key.shape[2]:
         raise ValueError("is_causal needs as many queries as keys")
     return scores_of(query, key, None, is_causal, None).softmax(-1).to(value.dtype) @ value
+
+
+def finite_hiding(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Hides by the dtype's lowest number and adds a float mask as it is: a row that a boolean mask
+    empties averages all values, one that a bias of -inf empties is NaN. As JAX does."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
+    visible = attn_mask
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores, visible = scores + attn_mask, None
+    if is_causal:
+        past = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        visible = past if visible is None else visible & past
+    if visible is not None:
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1) @ value
