@@ -263,18 +263,10 @@ def test_gradients_follow_the_question_of_their_answer(bias: str) -> None:
     """A mask that is merged into a bias empties rows as a bias does, and their gradients go where those
     of a bias go."""
     (function,) = plan("finite_hiding").implementations
+    case = find("sdpa/padempty/mha/f32/b2h3q5k7d8" + (f"/bias.{bias}" if bias != "none" else ""))
     for check in all_checks():
         if check.name in ("values", "gradients"):
-            verdict = run(
-                Cell(
-                    check,
-                    find(
-                        f"sdpa/padempty/mha/f32/b2h3q5k7d8"
-                        + (f"/bias.{bias}" if bias != "none" else "")
-                    ),
-                    function,
-                )
-            )
+            verdict = run(Cell(check, case, function))
             assert verdict.status == "pass", verdict.message
     broken = wrong(judged(plan("finite_hiding", dtype=("f32",)), "forms_of_empty_rows"))
     assert len(broken) == 1
