@@ -207,14 +207,15 @@ class Collector:
             t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
         if square is not None:
             square += np.square(final)
-            weight *= weight
-            square *= weight
+            # In float64: a weight beside a sink may be so small that its square is no float32.
+            squared = np.square(p.astype(np.float64))
+            square = square * squared
             if live is not None:
                 square *= live
             spread = square @ self.square_v - 2.0 * o * (square @ self.v)
             spread += square.sum(-1, keepdims=True) * np.square(o)
             t.score_var[:, :, rows] = unit * unit * np.maximum(spread, 0.0)
-            t.value_var[:, :, rows] = unit * unit * (weight @ self.square_v)
+            t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)
         if self.sinks is not None:
             self._add_sink(block, unit * abs_o)
 

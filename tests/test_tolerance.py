@@ -245,3 +245,16 @@ def test_weights_below_float32_have_bounds_of_their_own() -> None:
     assert small.any()
     relative = (got.error / np.abs(got.value.astype(np.float64)))[small]
     assert (relative > 100 * DTYPES["f64"].unit_roundoff).all()
+
+
+def test_the_variance_of_a_small_weight_is_not_lost() -> None:
+    """Beside a sink a weight may be 1e-30, whose square is 0 in float32: what is left of the output has
+    the relative error of its score, not that of its last rounding alone."""
+    inputs = draw(Case.parse("sdpa/none/mha/bf16/b1h1q7k1d96/scale2.5/sinks"))
+    oracle = Oracle.forward(inputs, Rounding("eager"))
+    assert oracle.outputs.deviation is not None
+    size = np.abs(oracle.expected["output"].value)
+    small = (size > 0) & (size < 1e-25)
+    assert small.any()
+    relative = (oracle.outputs.deviation / np.where(size > 0, size, 1))[small]
+    assert (relative > 5 * DTYPES["bf16"].unit_roundoff).all()
