@@ -25,6 +25,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_layouts,
     faults_masks,
     faults_modes,
+    faults_persons,
     faults_precision,
     faults_scores,
     faults_shapes,
