@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from suite.spec.dtypes import DTYPES
+from backends.limits import ANY, Limits
+from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
 from suite.spec.operators.layers import PARAMETERS
 from suite.spec.vocabulary import FEATURES, NUMERICS
@@ -40,8 +41,8 @@ LAYER_FEATURES = frozenset(
         "mask", "causal", "window", "padding", "bias", "bias-with-mask", "grouped-heads", "value-size",
         "mask-array", "native-causal", "other-shapes", "gradient", "key-width", "value-width",
         "output-width", "head-width", "no-projection-bias", "cross", "average", "weights", "batch",
-        "single", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width", "raw-mask",
-        "causal-alone",
+        "squeezed", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width",
+        "raw-mask", "causal-alone",
     }
 )  # fmt: skip
 """What a layer around attention can do; dropout is declared for itself."""
@@ -107,6 +108,11 @@ class Declared:
     empties follow the election minus-inf-row. `may_be_forward_only`: it need not be differentiable.
     `dropout`: one of `DROPOUT`; one that is not empty is the feature "dropout". `whole_dropout`: a rate
     of 1 is taken. `takes_parameters`: a layer computes with the parameters it is given.
+
+    `limits`: the sizes and scales that it takes, or those by short dtype name. `person`: a person's own
+    function or layer, which may refuse a call with NotImplementedError, and whose elections, as far as it
+    declares none, are observed and must agree with each other (`suite.test_consistency`). `drop_in`: it
+    stands in for the framework's own attention, and refuses malformed problems.
     """
 
     numerics: str | Mapping[str, str] = "eager"
@@ -125,6 +131,9 @@ class Declared:
     dropout: str = ""
     whole_dropout: bool = True
     takes_parameters: bool = True
+    limits: Limits | Mapping[str, Limits] = ANY
+    person: bool = False
+    drop_in: bool = False
 
     def __post_init__(self) -> None:
         classes = self.numerics if isinstance(self.numerics, Mapping) else {"": self.numerics}
@@ -134,6 +143,7 @@ class Declared:
         by_dtype = (
             self.exp_error, self.gradient_blocks, self.narrow_biases, self.narrow_reductions,
             self.narrow_statistics, self.dtypes, classes.keys() - {""},
+            () if isinstance(self.limits, Limits) else self.limits,
         )  # fmt: skip
         for names in by_dtype:
             _checked("dtype", names, DTYPES)
@@ -155,8 +165,20 @@ class Declared:
         own: dict[str, Any] = {"features": frozenset(features), "refusals": _frozen(refusals)}
         for name in ("elections", "exp_error", "gradient_blocks", "narrow_biases"):
             own[name] = _frozen(getattr(self, name))
+        if not isinstance(self.limits, Limits):
+            own["limits"] = _frozen(self.limits)
         for name, value in own.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def validates(self) -> bool:
+        """Whether malformed problems are asked: of a person's function only where it stands in for the
+        framework's own attention."""
+        return self.drop_in or not self.person
+
+    def limits_for(self, dtype: DType) -> Limits:
+        """The limits in a dtype."""
+        return self.limits if isinstance(self.limits, Limits) else self.limits.get(dtype.name, ANY)
 
     def but(self, **changes: Any) -> Declared:
         """The same with other values of some fields."""
@@ -176,8 +198,9 @@ class Declared:
         return replace(self, elections={**self.elections, **elections})
 
     def on(self, device: str) -> Declared:
-        """What holds on a device: answers, and where it rounds, were verified on the CPU alone."""
-        if device == "cpu":
+        """What holds on a device: answers, and where it rounds, were verified on the CPU alone. What a
+        person claims holds everywhere."""
+        if device == "cpu" or self.person:
             return self
         return replace(
             self, elections={}, exp_error={}, gradient_blocks={}, narrow_biases={},

@@ -32,14 +32,15 @@ def split_native(
     inputs: Inputs, causal: bool = False, window: bool = False, lengths: bool = False
 ) -> Native:
     """Divide the mask; `causal`, `window`, `lengths` say which flags exist (and mean intersection with
-    each other). With the dense form, or a mask given as an array, nothing is native.
+    each other). With the dense form, or a mask given as an array, nothing is native. With the form
+    "flag" the causal part is what the flag means, however it is aligned.
     """
     flag, sliding, padding = False, None, None
     rest: list[Mask] = []
     for part in inputs.mask.parts if inputs.mask is not None else ():
         if inputs.form == "dense":
             rest.append(part)
-        elif causal and isinstance(part, Causal) and not part.bottom_right:
+        elif causal and isinstance(part, Causal) and flag_means(part, inputs.form):
             flag = True
         elif window and isinstance(part, Window) and sliding is None:
             sliding = part
@@ -48,6 +49,11 @@ def split_native(
         else:
             rest.append(part)
     return Native(flag, sliding, padding, tuple(rest))
+
+
+def flag_means(part: Causal, form: str) -> bool:
+    """Whether a causal flag stands for this mask: one of the form "flag", or one that is top-left."""
+    return form == "flag" or not part.bottom_right
 
 
 def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
@@ -61,12 +67,13 @@ def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
     return out
 
 
-def merged_bias(inputs: Inputs) -> np.ndarray | None:
+def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndarray | None:
     """Bias with -inf where the mask hides: for interfaces with one additive argument.
 
-    Rank 4, or 2 where both parts are; float64. None where there is neither bias nor mask.
+    `rest` are the parts of the mask that no flag expresses, by default all. Rank 4, or 2 where both parts
+    are; float64. None where there is neither bias nor mask.
     """
-    mask = inputs.dense_mask
+    mask = inputs.dense_mask if rest is None else dense_of(inputs, rest)
     if mask is None:
         return inputs.bias
     added = np.where(mask, 0.0, -np.inf)

@@ -70,14 +70,14 @@ def in_order(backend: Backend, values: np.ndarray, inputs: Inputs, axis_order: s
 
 def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """query, key and value of a layer as the framework's arrays; one array thrice where they are one
-    tensor. The axis that the option `single` leaves out is left out."""
+    tensor. The axis that the option `squeezed` leaves out is left out."""
     arrays: dict[str, Any] = {}
     for name in ("query", "key", "value"):
-        if inputs.own and arrays:
+        if inputs.self_attention and arrays:
             arrays[name] = arrays["query"]
             continue
         values, axes = inputs.arrays[name], inputs.axes(name)
-        if inputs.single and inputs.operator.single_axis in axes:
-            values = values.take(0, axes.index(inputs.operator.single_axis))
+        if inputs.squeezed and inputs.operator.squeezed_axis in axes:
+            values = values.take(0, axes.index(inputs.operator.squeezed_axis))
         arrays[name] = backend.array(np.ascontiguousarray(values), inputs.dtype)
     return arrays

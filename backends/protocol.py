@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from backends.claims import Claims
 from backends.declared import (
     ATTENTION_FEATURES,
     LAYER_FEATURES,
@@ -35,6 +36,8 @@ from backends.declared import (
     UsageError,
     checked_name,
 )
+from backends.implementation import Implementation
+from backends.limits import Limits
 from backends.memory import arranged, in_order
 from backends.prepared import (
     ARRAYS,
@@ -45,13 +48,8 @@ from backends.prepared import (
     TimeOver,
 )
 from backends.sources import Dialect
-from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DType, round_to
-from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
-from suite.spec.operator import Operator
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.vocabulary import FEATURES
 
 
 class Setting(NamedTuple):
@@ -69,8 +67,8 @@ Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 __all__ = [
     "ARRAYS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
     "Backend", "BackendUnavailable", "BrokenFramework", "DeclarationError", "Declared", "Election",
-    "ForwardOnly", "Implementation", "PreparedCall", "Setting", "Step", "TimeOver", "UsageError",
-    "checked_name",
+    "ForwardOnly", "Implementation", "Limits", "PreparedCall", "Setting", "Step", "TimeOver",
+    "UsageError", "checked_name",
 ]  # fmt: skip
 
 
@@ -98,6 +96,9 @@ class Backend(ABC):
     compilers: tuple[str, ...] = ()
     timed_compilers: tuple[str, ...] = ()
     """Of `compilers`, those that people deploy: the ones whose speed is measured."""
+    native = ""
+    """The implementation that is the framework's own attention, whose signature a person's function has;
+    "" where there is none."""
     layer_compilers: tuple[str, ...] = ()
     """Those of the compilers that layers go through, too."""
     shares_programs = True
@@ -143,12 +144,16 @@ class Backend(ABC):
         """Implementations that are judged through compilers alone."""
         return []
 
-    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
-        """An implementation around a user's function with the framework's native signature.
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        """An implementation around a person's function with the framework's native signature.
 
         Raises TypeError, saying what was expected, where the signature does not fit.
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
+
+    def own_attention(self) -> Implementation | None:
+        """The implementation called `native`; None where there is none."""
+        return next((i for i in self.implementations() if i.name == self.native), None)
 
     # Arrays.
 
@@ -256,9 +261,9 @@ class Backend(ABC):
         and "compiled" where it cannot be compiled at all."""
         return {}
 
-    def placed(self, layer: Any, dtype: DType) -> Any:
-        """A user's layer in the dtype, on the device, switched to evaluation, where the framework's
-        layers have these notions."""
+    def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
+        """A person's layer in the dtype, on the device, switched to evaluation or to training, where the
+        framework's layers have these notions."""
         return layer
 
     # What calls must leave as it is.
@@ -268,8 +273,8 @@ class Backend(ABC):
         """The framework's settings that change what other calls compute, by name, for people."""
         return {}
 
-    def reseed(self) -> None:
-        """Put the framework's random generators where every cell begins."""
+    def reseed(self, seed: int = 0) -> None:
+        """Seed the framework's random generators, by default as every cell begins."""
         return
 
     # Time, memory, and what ran.
@@ -338,78 +343,3 @@ class Backend(ABC):
 
     def __str__(self) -> str:
         return self.name
-
-
-class Implementation(ABC):
-    """One way in which a framework computes an operator.
-
-    `operator` is what it computes: only cases of this operator are asked. `mode` is "eager" or
-    "compiled". `declared` is all that it says of itself. A class gives name and declaration as
-    attributes, or hands them to the constructor, which raises DeclarationError for a bad name.
-    """
-
-    name: str
-    operator: Operator = SDPA
-    mode = "eager"
-    declared = Declared()
-
-    def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
-        self.backend = backend
-        more = THROUGH if self.mode == "compiled" else ""
-        self.name = checked_name("an implementation", name or self.name, more)
-        self.declared = (declared or self.declared).on(backend.device)
-
-    @abstractmethod
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        """Convert the inputs and return the call; a layer is a fresh one with the inputs' parameters.
-
-        Only the call may raise the framework's errors.
-        """
-
-    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`prepare`, with a program of its own where the call is compiled."""
-        return self.prepare(inputs)
-
-    def differentiable(self, inputs: Inputs) -> PreparedCall:
-        """The call to differentiate: where it can be, it takes canonical parameters as arguments, too."""
-        return self.prepare(inputs)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The same problem by other flags that must not change the answer, by the flags' names."""
-        return {}
-
-    def end_of_cell(self, passed: bool) -> bool:
-        """The cell that these calls were prepared for is judged: keep what was compiled for it for other
-        cells where it passed, forget it otherwise. Returns whether anything kept before took part."""
-        return False
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        """Why this case is not supported, or None. Reads declarations only; runs nothing."""
-        if case.dtype.name not in self.declared.dtypes:
-            return f"dtype {case.dtype.long_name} is not supported"
-        return self.missing(case.needs)
-
-    def missing(self, features: Iterable[str]) -> str | None:
-        """Why the implementation or its backend lacks one of the features; None where they have all."""
-        refusals = {**self.backend.refusals, **self.declared.refusals}
-        for feature in features:
-            if feature in refusals:
-                return refusals[feature]
-            if feature not in self.declared.features | OF_BACKENDS:
-                return f"does not declare {feature} ({FEATURES[feature]})"
-        return None
-
-    def numerics_for(self, dtype: DType) -> str:
-        """The numerics class declared for a dtype."""
-        numerics = self.declared.numerics
-        return numerics if isinstance(numerics, str) else numerics[dtype.name]
-
-    def elected(self, question: str, dtype: DType) -> str | None:
-        """The declared answer to a question in a dtype; None where it is left to be observed."""
-        if question not in QUESTIONS:
-            raise KeyError(question)
-        answer = self.declared.elections.get(question)
-        return answer if answer is None or isinstance(answer, str) else answer.get(dtype.name)
-
-    def __str__(self) -> str:
-        return f"{self.backend.name}:{self.name}"

@@ -6,9 +6,11 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backends.claims import Claims
 from backends.protocol import (
     ENDS,
     THROUGH,
@@ -20,7 +22,7 @@ from backends.protocol import (
     UsageError,
     checked_name,
 )
-from backends.user import UserLayer
+from backends.user_layer import UserLayer
 from suite.spec.operators import OPERATORS
 
 REGISTRY: dict[str, tuple[str, str]] = {
@@ -176,24 +178,26 @@ def load_object(text: str, what: str) -> Any:
 
 
 def function_implementation(
-    backend: Backend, text: str, numerics: str, like: str = ""
-) -> Implementation:
-    """An implementation around the user's function named by `text` (see `load_object`).
+    backend: Backend, text: str, said: Mapping[str, Any], like: str = ""
+) -> tuple[Implementation, Claims]:
+    """An implementation around the person's function named by `text` (see `load_object`), and what is
+    claimed of it: by options (`said`), and by attributes of the function.
 
     `like` names the layer that it makes; without it, it has the framework's attention signature.
     Raises UsageError where it cannot be imported, is not callable, has another signature, or a name that
-    is none.
+    is none, and for a claim that cannot be used.
     """
     function = load_object(text, "function")
     if not callable(function):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     name = text.rpartition(":")[2]
     try:
+        claims = Claims.of(function, said)
         if like:
-            return UserLayer(backend, function, name, numerics, OPERATORS[like])
-        return backend.function(function, name, numerics)
-    except UsageError:
-        raise
+            return UserLayer(backend, function, name, claims, OPERATORS[like]), claims
+        return backend.function(function, name, claims), claims
+    except UsageError as error:
+        raise UsageError(f"function {text!r}: {error}") from error
     except Exception as error:
         if not like and not isinstance(error, TypeError):
             raise

@@ -18,12 +18,14 @@ element by element and delta a bound on an error:
     P        See `references.softmax`: weights as a backward pass recomputes them.
     dP       gamma_Dv(u_acc) sum_c |dO_c V_jc|, stored like a score (u_s).
     D        Either sum: sum_j (delta P |dP| + P delta dP) + gamma_n sum_j P |dP|, its products and
-             the sum stored where the steps of a softmax are (u_e); or sum_c |dO_c| delta O_c +
-             gamma_Dv sum |dO O| with O as it was handed out (u_o). The larger of the two.
+             the sum stored where the steps of a softmax are (u_e, and e_e of each of the n + 1); or
+             sum_c |dO_c| delta O_c + gamma_Dv sum |dO O| with O as it was handed out (u_o). The larger
+             of the two.
     dS       delta P |dP - D| + P (delta dP + delta D) + the roundings of a difference (relative to
              |dP| + |D|, for those who compute P dP - P D), a product and a store: dS is stored like
-             a score (`eager`) or narrowed before the products (u_p). Here cancellation lives:
-             delta dP and delta D stay when dP - D vanishes.
+             a score (`eager`) or narrowed before the products (u_p). P dP and P D are steps,
+             too, and lose e_e each. Here cancellation lives: delta dP and delta D stay when dP - D
+             vanishes.
     dV       sum_i delta P |dO| + gamma_{n+2}(u_acc) sum_i |P dO|, stored once (u_o); with grouped heads
              every query head's is stored and then their sum.
     sums     Over the axes that a bias lacks, and over the heads of a group, in the accumulator; where a
@@ -35,6 +37,15 @@ element by element and delta a bound on an error:
              adds u_acc times the latter.
     O'       S' - sum P S' stored where the steps of a softmax are, P (S' - sum P S') like dS, both
              products with values, and their sum, in the case's dtype.
+
+Underflow. Everything that is stored loses up to half the smallest subnormal of its dtype, here a whole
+one: e_e is that of the dtype where steps are stored in it, else of the accumulator. Sums and
+differences of stored numbers lose nothing, since they are multiples of the smallest subnormal.
+Gradients are small where values are: with V near the smallest normal number dP is, P dP is some n times
+smaller, and what is stored of it may be nothing but its underflow. Where subnormals are flushed the
+smallest normal number stands for the smallest subnormal, and a product loses what is subnormal of its
+operands, too: of |a b| at most |b| where a is subnormal, and |a| likewise
+(`references.rounding.product`).
 """
 
 from __future__ import annotations
@@ -220,7 +231,7 @@ class Attention:
         width = self.value.shape[-1]
         products = (cotangent.size * output).sum(-1, keepdims=True)
         by_output = (cotangent.size * error + cotangent.error * output).sum(-1, keepdims=True)
-        by_output += gamma(width, u.accumulate) * products + width * u.product_underflow
+        by_output += gamma(width, u.accumulate) * products + (width + 1) * u.step_floor
         return Bounded(D.value, np.maximum(D.error, by_output))
 
     def averaged(self, x: Bounded) -> Bounded:
@@ -229,7 +240,7 @@ class Attention:
         inherited = (p.error * x.size + magnitude(p.value) * x.error).sum(-1, keepdims=True)
         sums = (p.size * x.size).sum(-1, keepdims=True)
         rounding = gamma(self.keys + 2, u.accumulate)[..., None] + 2 * u.step
-        error = inherited + rounding * sums + self.keys[..., None] * u.product_underflow
+        error = inherited + rounding * sums + (self.keys[..., None] + 1) * u.step_floor
         return Bounded((p.value * x.value).sum(-1, keepdims=True), error)
 
     def score_gradient(self, cotangent: Bounded) -> Bounded:
@@ -245,7 +256,7 @@ class Attention:
         rounded = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
         error = p.error * apart + p.size * (inherited + rounded)
-        error += (u.accumulate + u.step) * (magnitude(value) + error) + u.product_underflow
+        error += (u.accumulate + u.step) * (magnitude(value) + error) + 2 * u.step_floor
         dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
         return dS.where(self.allowed)
 
@@ -305,7 +316,7 @@ class Attention:
         apart = moved.value - mean.value
         distance, inherited = magnitude(apart), moved.error + mean.error
         inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
-        error = p.error * distance + p.size * inherited + u.product_underflow
+        error = p.error * distance + p.size * inherited + 2 * u.step_floor
         unit = max(u.score, u.weight, u.step) + u.accumulate
         return stored(Bounded(p.value * apart, error), unit, u.score_floor).where(self.allowed)
 

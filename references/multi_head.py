@@ -153,7 +153,7 @@ def vjp(
         if f"{name}_bias" in chain.arrays:
             db = bias_gradient(d, u, f"{name}_bias")
             arrays[f"{name}_bias"] = db.reshape(*kernel.shape[1:])
-    if inputs.own:
+    if inputs.self_attention:
         received = [arrays.pop(name) for name in PROJECTED]
         kernels = [chain.kernel(name) for name in PROJECTED]
         arrays["query"] = from_one_tensor(received, list(joined.values()), kernels, u)

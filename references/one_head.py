@@ -62,7 +62,7 @@ def of_one_tensor(
 ) -> dict[str, Bounded]:  # fmt: skip
     """The gradients by name; where query, key and value are one tensor, that of "query" is what it
     receives as all three. `dys` and `kernels` are those of projections (see `references.projections`)."""
-    if not inputs.own:
+    if not inputs.self_attention:
         return arrays
     received = [arrays[name] for name in ("query", "key", "value")]
     rest = {name: x for name, x in arrays.items() if name not in ("key", "value")}

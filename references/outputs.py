@@ -76,7 +76,7 @@ def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.n
                 f"{inputs.operator} has no array {name!r} to move; it has {', '.join(inputs.arrays)}"
             )
     moved = wide(inputs, tangents)
-    if inputs.own and "query" in moved:
+    if inputs.self_attention and "query" in moved:
         moved |= {"key": moved["query"], "value": moved["query"]}
     return moved
 

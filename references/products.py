@@ -44,7 +44,7 @@ class _Chain:
     def products(self) -> Bounded:
         """r = q k^T, (B, 1, Lq, Lk), stored."""
         products = product(self.q, self.k.swapped, self.q.shape[-1], self.u)
-        return headed(stored(products, self.u.score))
+        return headed(stored(products, self.u.score, self.u.score_floor))
 
 
 @np.errstate(all="ignore")

@@ -38,8 +38,9 @@ class Roundoffs:
     `accumulate` of sums, products, exp and scaling; `score` of scores as stored; `step` of the steps
     of the softmax as stored; `weight` of weights as stored; `output` of everything handed on in the
     case's dtype. Absolute: `weight_underflow` of a stored weight, `product_underflow` of a product in
-    the accumulator, `floor` of a stored output. `reduction` is that of sums over broadcast axes, where
-    a gradient makes them with less precision than its other sums.
+    the accumulator, `floor` of a stored output; an operand of a product that is smaller than
+    `operand_underflow` may be taken for zero. `reduction` is that of sums over broadcast axes, where a
+    gradient makes them with less precision than its other sums.
 
     `exp_error` is the relative error of an exponential that is approximated, not rounded.
     `gradient_blocks` are the rows and the keys after which a backward pass stores its running sums; None
@@ -55,6 +56,7 @@ class Roundoffs:
     weight_underflow: float
     product_underflow: float
     floor: float
+    operand_underflow: float = 0.0
     reduction: float = 0.0
     exp_error: float = 0.0
     gradient_blocks: tuple[int, int] | None = None
@@ -75,6 +77,11 @@ class Roundoffs:
     def score_floor(self) -> float:
         """What underflow may take away of a stored score."""
         return self.floor if self.score >= self.output else self.product_underflow
+
+    @property
+    def step_floor(self) -> float:
+        """What underflow may take away of a stored step of the softmax, or of its derivative."""
+        return self.floor if self.step else self.product_underflow
 
 
 NO_ROUNDING = Roundoffs(0, 0, 0, 0, 0, 0, 0, 0)
@@ -200,10 +207,22 @@ def stored(x: Bounded, unit: float, floor: float = 0.0) -> Bounded:
 
 
 def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
-    """a b over the last axis of a, `summands` of whose terms are not zero: (..., n) and (n, ...)."""
+    """a b over the last axis of a, `summands` of whose terms are not zero: (..., n) and (n, ...).
+
+    What is subnormal of an operand may be taken for zero (`Roundoffs.operand_underflow`).
+    """
     exact = a @ b
     rounding = gamma(summands + 2, u.accumulate) * (a.size @ b.size)
-    return Bounded(exact.value, exact.error + rounding + summands * u.product_underflow)
+    error = exact.error + rounding + summands * u.product_underflow
+    if u.operand_underflow:
+        error = error + subnormal(a, u) @ b.size + a.size @ subnormal(b, u)
+    return Bounded(exact.value, error)
+
+
+def subnormal(x: Bounded, u: Roundoffs) -> np.ndarray:
+    """What is lost of x where numbers below `operand_underflow` are taken for zero."""
+    near = magnitude(x.value) - x.error < u.operand_underflow
+    return np.where(near, np.minimum(x.size, u.operand_underflow), 0.0)
 
 
 def summed(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:

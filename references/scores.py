@@ -101,7 +101,7 @@ class ScaledScores:
         dQ = stored(dQ, u.output, u.floor)
         if self.scaled_query:
             dQ = stored(dQ, u.output, u.floor)
-            query = stored(query, u.output)
+            query = stored(query, u.output, u.floor)
         return dQ, by_keys(dT, query, self.pairs.rows, self.group, u)
 
     def _scaled(self, dS: Bounded) -> Bounded:
@@ -133,7 +133,7 @@ class ScaledScores:
     def _moved(self, query: Bounded, key: Bounded) -> Bounded:
         u = self.u
         if self.scaled_query:
-            query = stored(query, u.output)
+            query = stored(query, u.output, u.floor)
         products = product(query, key.swapped, query.shape[-1], u) * self.scale
         return stored(products, 2 * u.score + 2 * u.accumulate, 2 * u.score_floor)
 
@@ -158,7 +158,7 @@ def times(x: Bounded, by: np.ndarray | float | np.floating, u: Roundoffs) -> Bou
 
 def inner(a: Bounded, b: Bounded, kept: int, u: Roundoffs) -> Bounded:
     """The sum of a b over all but the `kept` last axes, each product stored; shapes broadcast."""
-    each = stored(a * b, u.score + u.accumulate, u.product_underflow)
+    each = stored(a * b, u.score + u.accumulate, u.score_floor)
     axes = tuple(range(each.value.ndim - kept))
     total = stored(summed(each, axes, u), u.output, u.floor)
     return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))

@@ -8,6 +8,7 @@ One pass over the rows collects them, `bound` makes of them the bound of any num
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -119,8 +120,9 @@ class Collector:
     """Fills `Terms` block by block.
 
     Works in float32: a bound needs few digits, and half the memory traffic is what keeps the pass
-    near the cost of a plain forward. Values are normalised by a power of two first, so that tiny and
-    huge values neither underflow nor overflow.
+    near the cost of a plain forward. Cases of float64, whose reference is wider, take float64: their
+    weights go down to 1e-308, and may all be read (one-hot values, a sink that takes the rest). Values
+    are normalised by a power of two first, so that tiny and huge values neither underflow nor overflow.
     """
 
     def __init__(
@@ -129,11 +131,12 @@ class Collector:
     ) -> None:  # fmt: skip
         B, H, Lq, D = q.shape
         self.softcap, self.sinks, self.variance = softcap, sinks, variance
-        self.abs_q = np.abs(q).astype(np.float32) * np.float32((D + 2) * abs(float(scale)))
-        self.abs_k = np.ascontiguousarray(np.swapaxes(np.abs(k), -1, -2).astype(np.float32))
+        self.dtype: Any = np.float64 if q.dtype == np.longdouble else np.float32
+        self.abs_q = np.abs(q).astype(self.dtype) * self.dtype((D + 2) * abs(float(scale)))
+        self.abs_k = np.ascontiguousarray(np.swapaxes(np.abs(k), -1, -2).astype(self.dtype))
         peak = float(np.max(np.abs(v), initial=0.0, where=np.isfinite(v)))
         self.unit = 2.0 ** np.floor(np.log2(peak)) if peak > 0 else 1.0
-        self.v = (v / v.dtype.type(self.unit)).astype(np.float32)
+        self.v = (v / v.dtype.type(self.unit)).astype(self.dtype)
         self.abs_v = np.abs(self.v)
         self.square_v = np.square(self.v)
         shape = (B, H, Lq, v.shape[-1])
@@ -145,12 +148,12 @@ class Collector:
         """The sums of one block."""
         t, unit, rows, p = self.terms, self.unit, block.rows, block.weights
         empty, hide = block.empty, block.hidden
-        weight = p.astype(np.float32)
-        o = np.where(empty, 0.0, block.output / block.output.dtype.type(unit)).astype(np.float32)
+        weight = p.astype(self.dtype)
+        o = np.where(empty, 0.0, block.output / block.output.dtype.type(unit)).astype(self.dtype)
         abs_o = np.abs(o)
-        magnitude = np.abs(block.scaled).astype(np.float32)
-        final = np.abs(block.final).astype(np.float32)
-        distance = block.softmax.shifted[..., : p.shape[-1]].astype(np.float32)
+        magnitude = np.abs(block.scaled).astype(self.dtype)
+        final = np.abs(block.final).astype(self.dtype)
+        distance = block.softmax.shifted[..., : p.shape[-1]].astype(self.dtype)
         attended = keys = None
         if hide is not None:
             hidden = np.broadcast_to(hide, p.shape)
@@ -201,7 +204,7 @@ class Collector:
             t.keys[:, :, rows] = t.summed[:, :, rows] = keys.sum(-1)
             if attended is not keys:
                 t.summed[:, :, rows] = attended.sum(-1)
-            t.underflow[:, :, rows] = unit * (attended.astype(np.float32) @ self.abs_v)
+            t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
         if square is not None:
             square += np.square(final)
             weight *= weight

@@ -55,7 +55,7 @@ def test_contract(cell: Cell) -> None:
             fresh.values, kept["output"], "not-deterministic", "a fresh layer's first call"
         )
     value = -inputs.value
-    own = {"query": value, "key": value} if inputs.own else {}
+    own = {"query": value, "key": value} if inputs.self_attention else {}
     cell.call(cell.prepare(inputs.replace(value=value, **own)))
     again = cell.read(first.native, inputs, prepared)
     expect_bitwise(again.values, kept["output"], "overwritten", "an answer after a later call")

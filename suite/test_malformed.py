@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+from backends.protocol import Implementation
 from suite.judge.answer import parts
-from suite.judge.cell import Cell
+from suite.judge.cell import Cell, first_line
 from suite.judge.check import check
-from suite.judge.verdict import Deviation, HarnessError
+from suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from suite.spec.inputs import Inputs
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 
 
-@check(lambda level: MALFORMED_CASES)
+@check(lambda level: MALFORMED_CASES, whom=lambda declared: declared.validates)
 def test_bad_problem(cell: Cell) -> None:
-    """An implementation may raise as a layer is built, as it is called, or as the answer is read."""
+    """An implementation may raise as a layer is built, as it is called, or as the answer is read.
+
+    A person's function is asked where it stands in for the framework's own attention, and held to what
+    that refuses.
+    """
     if not isinstance(cell.case, MalformedCase):
         raise HarnessError(f"{cell.case.id} is not malformed")
-    backend = cell.implementation.backend
-    answer = "something that is no array"
     inputs = cell.case.inputs(cell.seed)
-    try:
-        prepared = cell.implementation.prepare(inputs)
-        output = parts(prepared(), prepared)["output"]
-        if backend.is_array(output):
-            answer = f"shape {tuple(output.shape)}"
-            # Lazy frameworks may raise only when the answer is read.
-            backend.to_numpy(output)
-    except Exception:
+    answer = answer_to(cell.implementation, inputs)
+    if not answer:
         return
+    native = cell.implementation.beside
+    if native is not None and answer_to(native, inputs):
+        raise NotApplicable("the framework's own attention answers it, too")
     raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
+
+
+def answer_to(implementation: Implementation, inputs: Inputs) -> str:
+    """What a malformed problem is answered with, in words; "" where the implementation raises.
+
+    Raises NotApplicable where the adapter cannot even convert it: the framework was not asked. A layer is
+    built by the framework as the call is prepared.
+    """
+    backend = implementation.backend
+    try:
+        prepared = implementation.prepare(inputs)
+    except Exception as error:
+        if inputs.operator.is_layer:
+            return ""
+        reason = f"the adapter cannot hand it over: {first_line(error)}"
+        raise NotApplicable(reason) from error
+    try:
+        output = parts(prepared(), prepared)["output"]
+        if not backend.is_array(output):
+            return "something that is no array"
+        # Lazy frameworks may raise only when the answer is read.
+        backend.to_numpy(output)
+    except Exception:
+        return ""
+    return f"shape {tuple(output.shape)}"

@@ -15,6 +15,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import asked, cases, parsed
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
 
 RECIPES = ("normal", "ties", "integers", "onehot")
 """Ordinary values: poison must be what stands out."""
@@ -65,7 +66,7 @@ def with_slots(
         places = (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
         other = np.where(places, new(array) if callable(new) else new, array)
         arrays[name] = round_to(other, inputs.dtype)
-    return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.own else {}))
+    return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.self_attention else {}))
 
 
 def touched(inputs: Inputs, slots: np.ndarray) -> np.ndarray:
@@ -73,7 +74,7 @@ def touched(inputs: Inputs, slots: np.ndarray) -> np.ndarray:
     s = inputs.sizes
     heads = np.repeat(slots, s.H // slots.shape[1], axis=1)[:, :, None]
     rows = (inputs.attends & heads).any(-1)
-    return rows | np.repeat(slots, s.H // slots.shape[1], axis=1) if inputs.own else rows
+    return rows | np.repeat(slots, s.H // slots.shape[1], axis=1) if inputs.self_attention else rows
 
 
 def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> None:
@@ -169,16 +170,17 @@ def causal(level: str) -> tuple[Case, ...]:
 
 @check(causal)
 def test_future(cell: Cell) -> None:
-    """Other keys and values from position t on change no row before t, bit by bit, and do change one
-    after."""
-    inputs = cell.inputs
-    t = inputs.sizes.Lq // 2
-    slots = np.broadcast_to(np.arange(inputs.sizes.Lk) >= t, rows_that_see(inputs).shape)
+    """Other keys and values beyond those that the row before t sees change no row before t, bit by bit,
+    and do change one after."""
+    inputs, s = cell.inputs, cell.inputs.sizes
+    t = s.Lq // 2
+    first = max(t + s.Lk - s.Lq, 0) if inputs.mask == Causal(bottom_right=True) else t
+    slots = np.broadcast_to(np.arange(s.Lk) >= first, rows_that_see(inputs).shape)
     other = with_slots(inputs, slots, lambda x: -2.0 * x, lambda x: -2.0 * x)
     place = inputs.operator.outputs(inputs.case)["output"].index("q")
     past = (slice(None),) * place + (slice(0, t),)
     before = cell.run(inputs).values.copy()
     after = cell.run(other).values
     expect_bitwise(after[past], before[past], "leak", f"rows before {t}, new future")
-    if inputs.attends[:, :, t:, t:].any() and np.array_equal(after, before):
+    if inputs.attends[:, :, t:, first:].any() and np.array_equal(after, before):
         raise Deviation("leak", "changing the future changed nothing at all, not even the future")

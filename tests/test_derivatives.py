@@ -59,7 +59,9 @@ STEP = np.longdouble(2.0) ** -20
 
 def differentiable(inputs: Inputs) -> list[str]:
     """The names of the arrays that have a gradient."""
-    left_out = set(inputs.operator.statistics) | ({"key", "value"} if inputs.own else set())
+    left_out = set(inputs.operator.statistics) | (
+        {"key", "value"} if inputs.self_attention else set()
+    )
     if not inputs.operator.attends:
         left_out |= {"key", "value"}
     return [name for name in inputs.arrays if name not in left_out]
@@ -78,7 +80,7 @@ def along(inputs: Inputs, direction: dict[str, np.ndarray], step: np.longdouble)
         n: inputs.arrays[n].astype(np.longdouble) + step * d.astype(np.longdouble)
         for n, d in direction.items()
     }
-    if inputs.own and "query" in moved:
+    if inputs.self_attention and "query" in moved:
         moved |= {"key": moved["query"], "value": moved["query"]}
     return inputs.replace(**moved)
 

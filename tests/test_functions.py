@@ -52,7 +52,7 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def judge(kernels: Path, name: str, case: str) -> Verdict:
-    made = registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", "stepwise")
+    made = registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})[0]
     return run(Cell(CHECKS["values"], find(case), made))
 
 
@@ -60,7 +60,7 @@ def judge(kernels: Path, name: str, case: str) -> Verdict:
     ("name", "case", "status", "message"),
     [
         ("right", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "pass", ""),
-        ("right", "sdpa/none/mha/f32/b2h4q5k7d8/cap2.0", "unsupported", "no softcap"),
+        ("right", "sdpa/none/mha/f32/b2h4q5k7d8/cap2.0", "unsupported", "no parameter softcap"),
         ("plain", "sdpa/none/mha/f32/b2h4q5k7d8", "pass", ""),
         (
             "plain",
@@ -93,11 +93,11 @@ def test_a_users_function_is_judged(
 )
 def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:
-        registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", "eager")
+        registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})
     listed = "it has " + ", ".join(sorted(str(error.value).partition("it has ")[2].split(", ")))
     assert hint in str(error.value) or hint == listed
 
 
 def test_numpy_has_no_native_signature_for_functions() -> None:
     with pytest.raises(UsageError, match="no native signature"):
-        registry.function_implementation(registry.load("numpy"), "math:sqrt", "eager")
+        registry.function_implementation(registry.load("numpy"), "math:sqrt", {})

@@ -85,9 +85,7 @@ ROOMS = {
 }  # fmt: skip
 """Every room by its name, which its modules begin with; docs/architecture.md draws them."""
 
-LONG = {
-    "backends/protocol.py": "all that an adapter provides, on one page for those who write one",
-}
+LONG: dict[str, str] = {}
 """Files of more than 400 lines, each with the reason why it is one thing."""
 
 

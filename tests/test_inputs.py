@@ -100,7 +100,7 @@ def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
         for name in case.axes:
             assert inputs.arrays[name].shape == tuple(sizes[x] for x in inputs.axes(name)), name
         assert draw_cotangent(case).shape == inputs.full_shape("output")
-        left_out = sizes[operator.single_axis] if inputs.single else 1
+        left_out = sizes[operator.squeezed_axis] if inputs.squeezed else 1
         assert left_out == 1
         assert np.prod(inputs.output_shape("output")) == np.prod(inputs.full_shape("output"))
         tangents = draw_tangents(case, ("query", "value"))

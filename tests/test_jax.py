@@ -128,7 +128,7 @@ def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None
     inputs = inputs_of(LAYER.replace("f32", "f64"))
     layer = implementation(backend, "packed-heads")
     own = layer.prepare(inputs)
-    apart = layer.prepare(inputs.replace(own=False))
+    apart = layer.prepare(inputs.replace(self_attention=False))
     cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
     _, whole = backend.vjp(own, ["query"], cotangent)
     _, thirds = backend.vjp(apart, ["query", "key", "value"], cotangent)
@@ -156,7 +156,9 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
     """Ours are called through jit, what people hand over as it is."""
     path = tmp_path / "mine.py"
     path.write_text("def attention(query, key, value):\n    return value\n")
-    judged = registry.function_implementation(backend, f"{path}:attention", "eager")
+    judged = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})[
+        0
+    ]
     assert backend.compilers_of(judged) == ("jit", "aot", "vmap")
     assert backend.compilers_of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
     assert backend.compilers_of(implementation(backend, "luong")) == ("ops",)

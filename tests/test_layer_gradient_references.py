@@ -146,11 +146,11 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
 )
 def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
     inputs = draw(Case.parse(text))
-    assert inputs.own
+    assert inputs.self_attention
     cotangent, reference = draw_cotangent(inputs.case), references.of(inputs.operator)
     u = roundoffs("eager", inputs.dtype)
     one = reference.vjp(inputs, cotangent, u).arrays
-    parts = reference.vjp(inputs.replace(own=False), cotangent, u).arrays
+    parts = reference.vjp(inputs.replace(self_attention=False), cotangent, u).arrays
     assert "key" not in one
     assert "value" not in one
     whole = [parts[name] for name in ("query", "key", "value")]
@@ -159,7 +159,9 @@ def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
     tangents = {"query": inputs.query[::-1]}
     moved = reference.jvp(inputs, tangents, u).arrays["output"]
     apart = reference.jvp(
-        inputs.replace(own=False), dict.fromkeys(("query", "key", "value"), tangents["query"]), u
+        inputs.replace(self_attention=False),
+        dict.fromkeys(("query", "key", "value"), tangents["query"]),
+        u,
     ).arrays["output"]
     assert np.array_equal(moved.value, apart.value)
 

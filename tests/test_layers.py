@@ -11,7 +11,7 @@ import pytest
 from backends.masks import LayerMasks, full
 from backends.protocol import Implementation
 from backends.registry import UsageError, function_implementation, load
-from backends.user import UserLayer
+from backends.user_layer import UserLayer
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.run import run as run_cell
@@ -112,7 +112,7 @@ def judged(check: str, text: str, implementation: Implementation) -> Verdict:
 
 
 def made(backend: Any, own: Path, name: str) -> Any:
-    return function_implementation(backend, f"{own}:{name}", "stepwise", "multi-head")
+    return function_implementation(backend, f"{own}:{name}", {}, "multi-head")[0]
 
 
 def test_a_layer_that_takes_parameters_is_judged_by_the_reference(
@@ -177,7 +177,7 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
         "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
         "                                     for n, g in names.items()}}\n"
     )
-    found = function_implementation(load("jax"), f"{path}:Bound", "stepwise", "multi-head")
+    found = function_implementation(load("jax"), f"{path}:Bound", {}, "multi-head")[0]
     assert judged("values", PADDED, found).status == "pass"
     cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
     assert judged("values", cross, found).message == "the layer has no parameter return_weights"

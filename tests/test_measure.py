@@ -114,7 +114,7 @@ def test_layers_are_timed_backward_by_inputs_and_parameters(
     accuracy = call.judge()
     assert accuracy.error_ratio is not None
     assert 0 < accuracy.error_ratio <= 1
-    operands = ["query"] if call.cell.inputs.own else ["query", "key", "value"]
+    operands = ["query"] if call.cell.inputs.self_attention else ["query", "key", "value"]
     assert call.wrt[: len(operands)] == operands
     assert set(call.wrt[len(operands) :]) <= set(call.cell.inputs.parameters)
     assert len(call.wrt) == len(operands) + parameters

@@ -205,7 +205,7 @@ def test_a_name_that_is_no_name_is_refused_for_functions(tmp_path: Any) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def größe(query, key, value):\n    return value\n")
     with pytest.raises(UsageError, match="'größe' cannot be the name of an implementation"):
-        function_implementation(registry.load("torch"), f"{path}:größe", "eager")
+        function_implementation(registry.load("torch"), f"{path}:größe", {})
 
 
 def rounded(*values: float) -> Rounded:
@@ -247,7 +247,7 @@ def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tup
     inputs = draw(Case.parse(text))
     arrays = sequences(registry.load("numpy"), inputs)
     assert [array.shape for array in arrays.values()] == shapes
-    assert (arrays["query"] is arrays["key"]) == inputs.own
+    assert (arrays["query"] is arrays["key"]) == inputs.self_attention
 
 
 def test_a_manifest_lies_beside_the_module_of_its_backend() -> None:

@@ -47,7 +47,7 @@ def file(path: Path, *lines: dict[str, Any], whole: str = "", shard: str = "") -
         ("multi-head/pad/mha/f32/b2h4q5k9d3v5/e10.11.13.7/average", "multi-head", "",
          ("average", "value-size")),
         ("additive/none/mha/f32/b2h1q1k9d16v14/e12.10.14.14/single/head", "additive", "",
-         ("single", "weights", "value-size")),
+         ("squeezed", "weights", "value-size")),
         ("elect/fully-masked-row/f32", "sdpa", "fully-masked-row", ()),
         ("elect/multi-head/mask-polarity/bf16", "multi-head", "mask-polarity", ()),
         ("bad/key-rank-3/f32", "sdpa", "", ()),

@@ -108,7 +108,7 @@ def test_draws_reach_every_option_of_a_layer(name: str) -> None:
         reached = {case.option(option.name) for case in seen}
         if not operator.attends and option.name in strategies.WITH_KEYS_ALONE:
             assert reached == {option.default}
-        elif not operator.attends and option.name == "own":
+        elif not operator.attends and option.name == "self_attention":
             assert reached == {True}
         else:
             # -inf in a bias, which goes with no mask, is too rare for few draws.

@@ -152,8 +152,8 @@ def test_cases_refuse_nonsense() -> None:
         Case.of(SDPA, sizes, f32, softcap=0.0)
     with pytest.raises(ValueError, match="sdpa has no scale 'a half'"):
         Case.of(SDPA, sizes, f32, scale="a half")
-    with pytest.raises(ValueError, match="sdpa has no option 'own'; valid: bias, scale, softcap"):
-        Case.of(SDPA, sizes, f32, own=True)
+    with pytest.raises(ValueError, match="sdpa has no option 'self_attention'; valid: bias, scale"):
+        Case.of(SDPA, sizes, f32, self_attention=True)
     with pytest.raises(ValueError, match="negative"):
         Case(SDPA, Sizes(1, 2, 2, -3, 3, 4, 4), f32)
     with pytest.raises(ValueError, match="sdpa has no axis order 'lbhd'; valid: bhld, blhd, bhdl"):
@@ -171,7 +171,11 @@ def test_options_that_are_default_are_left_out() -> None:
     assert case.options == (("scale", 0.5),)
     assert case.with_options(scale=None).options == ()
     assert case.with_options(scale=None).id == "sdpa/none/mha/f32/b1h2q3k3d4"
-    assert [case.option(name) for name in ("scale", "bias", "own")] == [0.5, "none", None]
+    assert [case.option(name) for name in ("scale", "bias", "self_attention")] == [
+        0.5,
+        "none",
+        None,
+    ]
 
 
 def test_features_of_native_and_dense_masks() -> None:

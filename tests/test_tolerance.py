@@ -234,3 +234,14 @@ def test_variance_model_is_calibrated() -> None:
         figures.append(oracle(inputs).judge({"output": round_to(expected(inputs), case.dtype)}).rms)
     # Uniform over a binade, half an ulp is between u/2 and u of the value: rms u / sqrt(3) * 0.76.
     assert 0.6 < np.mean(figures) < 0.9
+
+
+def test_weights_below_float32_have_bounds_of_their_own() -> None:
+    """A sink takes nearly all of the softmax: what is left is a number of float64, and its error is
+    that of the distance from the sink, some 256 roundoffs."""
+    inputs = draw(Case.parse("sdpa/none/mha/f64/b1h1q2k1d1/sinks/offset"))
+    got = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    small = np.abs(got.value) < 1e-60
+    assert small.any()
+    relative = (got.error / np.abs(got.value.astype(np.float64)))[small]
+    assert (relative > 100 * DTYPES["f64"].unit_roundoff).all()

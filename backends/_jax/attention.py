@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_arguments, dense_of, rank4, split_native
+from backends.masks import Native, dense_arguments, dense_of, rank4, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
-from backends.sources import call_source, function_source, textbook_source
-from backends.user import lacking
+from backends.sources import call_source, textbook_source
+from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
 
 NATIVE = "jax.nn.dot_product_attention"
 
-PARAMETERS = (
-    "bias", "mask", "scale", "is_causal", "query_seq_lengths", "key_value_seq_lengths",
-    "local_window_size",
+SIGNATURE = NativeSignature(
+    NATIVE,
+    (
+        "bias", "mask", "scale", "is_causal", "query_seq_lengths", "key_value_seq_lengths",
+        "local_window_size",
+    ),
+    {
+        "mask": ("mask",),
+        "bias": ("bias",),
+        "bias-with-mask": ("bias",),
+        "padding": ("key_value_seq_lengths", "mask"),
+        "window": ("local_window_size", "window", "mask"),
+        "causal": ("is_causal", "mask"),
+        "native-causal": ("is_causal",),
+        "native-window": ("local_window_size",),
+        "scale": ("scale",),
+    },
+    others=("implementation", "return_residual"),
 )  # fmt: skip
-"""What it takes besides query, key and value."""
 
 
 class Eager(Implementation):
@@ -92,6 +106,29 @@ class Eager(Implementation):
         return backend.jitted(self, plain)
 
 
+def native_arguments(backend: JaxEngine, inputs: Inputs, native: Native) -> dict[str, Any]:
+    """The arguments of `jax.nn.dot_product_attention` for inputs whose mask is divided by flags."""
+    query, key, value = backend.operands(inputs, "blhd")
+    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if native.causal:
+        arguments["is_causal"] = True
+    if native.window is not None:
+        far = max(inputs.sizes.Lq, inputs.sizes.Lk)
+        sides = (native.window.left, native.window.right)
+        arguments["local_window_size"] = tuple(far if n is None else n for n in sides)
+    if native.lengths is not None:
+        counts = native.lengths.lengths(inputs.sizes, inputs.seed)
+        arguments["key_value_seq_lengths"] = backend.array(counts.astype(np.int32), None)
+    mask = dense_of(inputs, native.rest)
+    if mask is not None:
+        arguments["mask"] = backend.array(rank4(mask), None)
+    if inputs.bias is not None:
+        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
+    if inputs.scale is not None:
+        arguments["scale"] = inputs.scale
+    return arguments
+
+
 class JaxNn(Implementation):
     """`jax.nn.dot_product_attention(implementation="xla")`."""
 
@@ -131,48 +168,17 @@ class JaxNn(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
 
-    def plain(
-        self, inputs: Inputs, causal: bool = True, window: bool = True, lengths: bool = True
-    ) -> PreparedCall:
-        """The call operation by operation; the flags say which of the function's may be used: all else
-        is in the dense mask."""
-        backend = self.backend
-        query, key, value = backend.operands(inputs, "blhd")
-        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        native = split_native(inputs, causal, window, lengths)
-        if native.causal:
-            arguments["is_causal"] = True
-        if native.window is not None:
-            far = max(inputs.sizes.Lq, inputs.sizes.Lk)
-            sides = (native.window.left, native.window.right)
-            arguments["local_window_size"] = tuple(far if n is None else n for n in sides)
-        if native.lengths is not None:
-            counts = native.lengths.lengths(inputs.sizes, inputs.seed)
-            arguments["key_value_seq_lengths"] = backend.array(counts.astype(np.int32), None)
-        mask = dense_of(inputs, native.rest)
-        if mask is not None:
-            arguments["mask"] = backend.array(rank4(mask), None)
-        if inputs.bias is not None:
-            arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
-        if inputs.scale is not None:
-            arguments["scale"] = inputs.scale
-        source = self.source(arguments)
-        return PreparedCall(
-            self.caller(), arguments, axis_order="blhd", source=source, constants=()
-        )
-
-    def source(self, arguments: Mapping[str, Any]) -> str:
-        """The call as text (see `PreparedCall`)."""
-        chosen = f"implementation={self.kernel!r}"
-        return f"import jax\n{call_source(NATIVE, arguments, chosen)}"
-
-    def caller(self) -> Callable[..., Any]:
+    def plain(self, inputs: Inputs) -> PreparedCall:
+        """The call operation by operation."""
+        native = split_native(inputs, causal=True, window=True, lengths=True)
+        arguments = native_arguments(self.backend, inputs, native)
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
 
         def call(**arguments: Any) -> Any:
             return function(**arguments, implementation=kernel)
 
-        return call
+        source = f"import jax\n{call_source(NATIVE, arguments, f'implementation={kernel!r}')}"
+        return PreparedCall(call, arguments, axis_order="blhd", source=source, constants=())
 
 
 class JaxNnCudnn(JaxNn):
@@ -183,55 +189,22 @@ class JaxNnCudnn(JaxNn):
     kernel = "cudnn"
 
 
-class JaxNnFunction(JaxNn):
-    """A user's function with the signature of `jax.nn.dot_product_attention`, called as it is."""
+class JaxNnFunction(UserFunction):
+    """A person's function with the signature of `jax.nn.dot_product_attention`."""
 
-    def __init__(
-        self,
-        backend: JaxEngine,
-        function: Callable[..., Any],
-        name: str,
-        numerics: str,
-        accepted: frozenset[str],
-    ) -> None:
-        self.judged, self.accepted = function, accepted
-        needed: dict[str, tuple[str, ...]] = {
-            "mask": ("mask",),
-            "bias": ("bias", "bias-with-mask"),
-            "scale": ("scale",),
-            "is_causal": ("native-causal",),
-            "local_window_size": ("native-window",),
-        }
-        refusals = {"softcap": "the native signature has no softcap"} | lacking(accepted, needed)
-        if "mask" not in accepted:
-            for parameter, feature in (
-                ("is_causal", "causal"),
-                ("local_window_size", "window"),
-                ("key_value_seq_lengths", "padding"),
-            ):
-                if parameter not in accepted:
-                    refusals[feature] = f"the function has neither {parameter} nor mask"
-        declared = Declared(
-            numerics, ATTENTION_FEATURES, refusals, dtypes=JaxNn.declared.dtypes,
-            may_be_forward_only=True,
-        )  # fmt: skip
-        super().__init__(backend, name, declared)
+    backend: JaxEngine
+
+    native = SIGNATURE
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.plain(
+        own = self.takes("local_window_size")
+        native = split_native(
             inputs,
-            causal="is_causal" in self.accepted,
-            window="local_window_size" in self.accepted,
-            lengths="key_value_seq_lengths" in self.accepted,
+            causal=self.takes("is_causal"),
+            window=own or self.takes("window"),
+            lengths=self.takes("key_value_seq_lengths"),
         )
-
-    def source(self, arguments: Mapping[str, Any]) -> str:
-        return function_source(self.judged, self.name, arguments)
-
-    def caller(self) -> Callable[..., Any]:
-        function = self.judged
-
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            return function(query, key, value, **rest)
-
-        return call
+        passed = native if own else replace(native, window=None)
+        arguments = native_arguments(self.backend, inputs, passed)
+        rest = replace(native, window=None) if own else native
+        return self.called(arguments | self.extra(inputs, rest), axis_order="blhd")

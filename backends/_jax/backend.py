@@ -7,19 +7,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from backends._jax.attention import (
-    NATIVE,
-    PARAMETERS,
-    Eager,
-    JaxNn,
-    JaxNnCudnn,
-    JaxNnFunction,
-)
+from backends._jax.attention import Eager, JaxNn, JaxNnCudnn, JaxNnFunction
 from backends._jax.engine import JIT, JaxEngine
 from backends._jax.layers import layers
+from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
-from backends.user import UserLayer, accepted_parameters
+from backends.user_layer import UserLayer
 
 DIALECT = Dialect(
     imports="""import jax
@@ -45,6 +39,7 @@ class JaxBackend(JaxEngine):
     """JAX on "cpu" or "cuda"."""
 
     name = "jax"
+    native = "jax-nn"
     dialect = DIALECT
     devices = ("cpu", "cuda")
     compilers = ("ops", "jit", "aot", "vmap")
@@ -62,6 +57,5 @@ class JaxBackend(JaxEngine):
             of_attention.append(JaxNnCudnn(self))
         return [*of_attention, *layers(self)]
 
-    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
-        accepted = accepted_parameters(function, PARAMETERS, 3, NATIVE)
-        return JaxNnFunction(self, function, name, numerics, accepted)
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return JaxNnFunction(self, function, name, claims)

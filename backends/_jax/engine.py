@@ -13,7 +13,7 @@ from backends._jax.compilers import AHEAD, compiled
 from backends._jax.programs import Gradients, Programs
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
-from backends.user import UserLayer
+from backends.user_layer import UserLayer
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 

@@ -108,7 +108,7 @@ class FlaxLayer(Implementation):
         arguments |= parameters
         if inputs.bias is not None:
             bias = rank4(inputs.bias)
-            arguments["bias"] = backend.array(bias[0] if inputs.single else bias, inputs.dtype)
+            arguments["bias"] = backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
         arguments[SEED] = backend.array(np.asarray(inputs.dropout_seed), None)
         settings = self.settings(inputs) | flags
         module = self.module(settings, inputs)
@@ -147,12 +147,12 @@ class FlaxLayer(Implementation):
 
         s = inputs.sizes
         split = LayerMasks.of(inputs)
-        lead = () if inputs.single else (s.B,)
+        lead = () if inputs.squeezed else (s.B,)
         ones = self.backend.array(np.ones((*lead, s.Lq), np.float32), None)
         causal = linen.make_causal_mask(ones) if split.causal else None
         padding = None
         if split.valid is not None:
-            valid = split.valid[0] if inputs.single else split.valid
+            valid = split.valid[0] if inputs.squeezed else split.valid
             padding = linen.make_attention_mask(ones, self.backend.array(valid, None))
         return linen.combine_masks(causal, padding)
 
@@ -174,7 +174,7 @@ class FlaxLayer(Implementation):
 
     def input_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         """Ways of handing over one tensor as query, key and value."""
-        if not inputs.own:
+        if not inputs.self_attention:
             return {}
         return {"inputs_q alone": {"inputs_given": 1}, "no inputs_v": {"inputs_given": 2}}
 
@@ -190,7 +190,7 @@ def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
     elif how != "broadcast":
         mask = np.broadcast_to(mask, (s.B, mask.shape[1], s.Lq, s.Lk))
     mask = mask.astype(np.float32) if how == "float32" else mask
-    return mask[0] if inputs.single else mask
+    return mask[0] if inputs.squeezed else mask
 
 
 def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:

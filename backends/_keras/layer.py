@@ -120,7 +120,9 @@ class KerasLayer(Implementation):
             raise ValueError("layers of Keras take no bias of the scores")
         attached = through.startswith("attached")
         # A mask attached to the query's own tensor would be the query's mask, too.
-        arrays = sequences(self.backend, inputs.replace(own=False) if attached else inputs)
+        arrays = sequences(
+            self.backend, inputs.replace(self_attention=False) if attached else inputs
+        )
         arrays |= self.masks(inputs) if masks is None else masks
         arrays = {name: array for name, array in arrays.items() if name not in without}
         names = {name: name for name in arrays}
@@ -182,12 +184,12 @@ class KerasLayer(Implementation):
         }
         if not inputs.rate:
             ways["training"] = {"training": not inputs.training}
-        if inputs.own:
+        if inputs.self_attention:
             ways["key omitted"] = {"without": ("key",)}
         if LayerMasks.of(inputs).valid is not None:
             ways["attached mask"] = {"through": "attached"}
             ways["attached mask, second call"] = {"through": "attached again"}
-            if inputs.own:
+            if inputs.self_attention:
                 ways["attached mask, residual"] = {"through": "attached residual"}
         return ways
 

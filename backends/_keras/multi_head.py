@@ -30,7 +30,7 @@ TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "un
 
 BOTH = KerasLayer.declared.refusing(
     {
-        "single": "takes a batch",
+        "squeezed": "takes a batch",
         "average": "keras returns the scores of every head",
     }
 ).electing(

@@ -12,10 +12,11 @@ from backends._jax.settings import settings
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
 from backends._keras.settings import settings as of_keras
+from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
-from backends.user import UserLayer
+from backends.user_layer import UserLayer
 from suite.spec.inputs import Inputs
 
 DIALECT = Dialect(
@@ -45,6 +46,7 @@ class KerasJaxBackend(JaxEngine):
     """Keras on JAX."""
 
     name = "keras-jax"
+    native = "keras-ops"
     dialect = DIALECT
     compilers = layer_compilers = ("ops", "jit")
     timed_compilers = ()
@@ -65,8 +67,8 @@ class KerasJaxBackend(JaxEngine):
     def implementations(self) -> list[Implementation]:
         return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted_native)]
 
-    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
-        return KerasFunction(self, function, name, numerics)
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return KerasFunction(self, function, name, claims)
 
 
 class KerasJaxOps(KerasOps):

@@ -12,6 +12,7 @@ from backends._keras.ops import KerasFunction, KerasOps, import_keras
 from backends._keras.settings import settings as of_keras
 from backends._torch.engine import TorchEngine
 from backends._torch.settings import settings
+from backends.claims import Claims
 from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
 
@@ -38,6 +39,7 @@ class KerasTorchBackend(TorchEngine):
     """Keras on PyTorch."""
 
     name = "keras-torch"
+    native = "keras-ops"
     dialect = DIALECT
     compilers = ("inductor", "aot_eager")
     # Keras breaks its attention into two graphs (keras#23327), and dynamo keeps the second one by
@@ -59,8 +61,8 @@ class KerasTorchBackend(TorchEngine):
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *keras_layers(self, "torch")]
 
-    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
-        return KerasFunction(self, function, name, numerics)
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return KerasFunction(self, function, name, claims)
 
 
 class KerasTorchOps(KerasOps):

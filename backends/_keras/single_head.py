@@ -24,7 +24,7 @@ class SingleHead(KerasLayer):
     """`keras.layers.Attention` and its subclass: one head, no projections, a mask of keys and a flag."""
 
     declared = KerasLayer.declared.refusing(
-        {"single": "takes queries with an axis of their own", "mask": PAIRS, "window": PAIRS}
+        {"squeezed": "takes queries with an axis of their own", "mask": PAIRS, "window": PAIRS}
     ).electing(
         {
             "padded-sample": UNMASKED,

@@ -13,6 +13,7 @@ from backends._tensorflow.attention import Eager
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends._tensorflow.layers import layers
 from backends._tensorflow.settings import settings
+from backends.claims import Claims
 from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
 
@@ -38,6 +39,7 @@ class TensorflowBackend(TensorflowEngine):
     """TensorFlow on "cpu" or "cuda"."""
 
     name = "tf"
+    native = "keras-ops"
     dialect = DIALECT
     devices = ("cpu", "cuda")
 
@@ -57,8 +59,8 @@ class TensorflowBackend(TensorflowEngine):
         own = [Eager(self), TensorflowKerasOps(self)]
         return [*own, *layers(self), *keras_layers(self, "tensorflow")]
 
-    def function(self, function: Callable[..., Any], name: str, numerics: str) -> Implementation:
-        return KerasFunction(self, function, name, numerics)
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return KerasFunction(self, function, name, claims)
 
 
 class TensorflowKerasOps(KerasOps):

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-import numpy as np
-
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_arguments, dense_of, merged_bias, split_native
+from backends.masks import Native, dense_arguments, dense_of, merged_bias, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
-from backends.sources import call_source, function_source, textbook_source
-from backends.user import lacking
+from backends.sources import call_source, textbook_source
+from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 
-PARAMETERS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-"""What it takes besides query, key and value."""
+SIGNATURE = NativeSignature(
+    NATIVE,
+    ("attn_mask", "is_causal", "scale", "enable_gqa"),
+    {
+        **dict.fromkeys(("mask", "bias", "padding", "bias-with-mask"), ("attn_mask",)),
+        "window": ("attn_mask", "window"),
+        "causal": ("is_causal", "attn_mask"),
+        "native-causal": ("is_causal",),
+        "scale": ("scale",),
+        "grouped-heads": ("enable_gqa",),
+    },
+    others=("dropout_p",),
+)
 
 FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
 """Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
@@ -51,6 +60,7 @@ class Eager(Implementation):
         elections={
             "fully-masked-row": "nan",
             "fully-masked-row-gradient": "nan",
+            "minus-inf-row-gradient": "nan",
             "minus-inf-row": "nan",
             "no-keys": "zeros",
             "nan-in-masked-key": "blocked",
@@ -131,6 +141,39 @@ class EagerPermuted(Eager):
         return PreparedCall(attention, plain.arguments | {"key": key}, constants=plain.constants)
 
 
+def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
+    """The mask divided into flags and the rest; `causal` and `window` say which there are.
+
+    The causal flag and a mask exclude each other by torch's contract, so that the flag is used alone.
+    """
+    alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
+    flagged = causal and (alone or inputs.form == "flag-and-mask")
+    return split_native(inputs, causal=flagged, window=window)
+
+
+def native_arguments(
+    backend: TorchEngine, inputs: Inputs, native: Native
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arguments of `scaled_dot_product_attention`, and as which each array is passed."""
+    query, key, value = backend.operands(inputs, "bhld")
+    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if native.causal:
+        arguments["is_causal"] = True
+    mask = dense_of(inputs, native.rest)
+    merged = None if inputs.bias is None else merged_bias(inputs, native.rest)
+    if merged is not None:
+        arguments["attn_mask"] = backend.array(merged, inputs.dtype)
+    elif mask is not None:
+        arguments["attn_mask"] = backend.array(mask, None)
+    if inputs.scale is not None:
+        arguments["scale"] = inputs.scale
+    if query.shape[1] != key.shape[1]:
+        arguments["enable_gqa"] = True
+    operands = {n: n for n in ("query", "key", "value")}
+    operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
+    return arguments, operands
+
+
 class Sdpa(Implementation):
     """`scaled_dot_product_attention` as torch dispatches it."""
 
@@ -147,6 +190,7 @@ class Sdpa(Implementation):
         elections={
             "fully-masked-row": "zeros",
             "fully-masked-row-gradient": "nothing",
+            "minus-inf-row-gradient": "nothing",
             "minus-inf-row": "zeros",
             "no-keys": "zeros",
             "nan-in-masked-key-gradient": "leaks",
@@ -170,28 +214,9 @@ class Sdpa(Implementation):
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        torch, backend = self.backend.torch, self.backend
-        query, key, value = backend.operands(inputs, "bhld")
-        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        # The flag and a mask exclude each other by torch's contract, so that the flag is used alone.
-        alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-        native = split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
-        if native.causal:
-            arguments["is_causal"] = True
-        merged = None if inputs.bias is None else merged_bias(inputs)
-        mask = dense_of(inputs, native.rest)
-        if merged is not None:
-            arguments["attn_mask"] = backend.array(merged, inputs.dtype)
-        elif mask is not None:
-            arguments["attn_mask"] = backend.array(mask, None)
-        if inputs.scale is not None:
-            arguments["scale"] = inputs.scale
-        if query.shape[1] != key.shape[1]:
-            arguments["enable_gqa"] = True
-        operands = {n: n for n in ("query", "key", "value")}
-        operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
+        arguments, operands = native_arguments(self.backend, inputs, flags(inputs))
         return PreparedCall(
-            torch.nn.functional.scaled_dot_product_attention,
+            self.backend.torch.nn.functional.scaled_dot_product_attention,
             arguments,
             operands=operands,
             within=self.forced,
@@ -260,52 +285,16 @@ class SdpaCudnn(Sdpa):
     kernel = "CUDNN_ATTENTION"
 
 
-class SdpaFunction(Sdpa):
-    """A user's function with the signature of `scaled_dot_product_attention`."""
+class SdpaFunction(UserFunction):
+    """A person's function with the signature of `scaled_dot_product_attention`."""
 
-    def __init__(
-        self,
-        backend: TorchEngine,
-        function: Callable[..., Any],
-        name: str,
-        numerics: str,
-        accepted: frozenset[str],
-    ) -> None:
-        self.judged, self.accepted = function, accepted
-        missing = {
-            "attn_mask": ("mask", "bias", "window", "padding", "bias-with-mask"),
-            "scale": ("scale",),
-            "enable_gqa": ("grouped-heads",),
-            "is_causal": ("native-causal",),
-        }
-        refusals = lacking(accepted, missing)
-        if not accepted & {"is_causal", "attn_mask"}:
-            refusals["causal"] = "the function has neither is_causal nor attn_mask"
-        declared = Sdpa.declared.refusing(refusals).but(
-            numerics=numerics,
-            elections={},
-            exp_error={},
-            gradient_blocks={},
-            may_be_forward_only=True,
-        )
-        super().__init__(backend, name, declared)
+    backend: TorchEngine
+
+    native = SIGNATURE
+    merges_mask_into_bias = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
-        arguments = dict(plain.arguments)
-        if "is_causal" in arguments and "is_causal" not in self.accepted:
-            del arguments["is_causal"]
-            mask = np.asarray(inputs.dense_mask)
-            arguments["attn_mask"] = self.backend.array(mask, None)
-        function = self.judged
-
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            return function(query, key, value, **rest)
-
-        return PreparedCall(
-            call,
-            arguments,
-            operands=plain.operands,
-            source=function_source(function, self.name, arguments),
-            constants=(),
-        )
+        native = flags(inputs, self.takes("is_causal"), self.takes("window"))
+        arguments, operands = native_arguments(self.backend, inputs, native)
+        more = self.extra(inputs, native)
+        return self.called(arguments | more, operands=operands | {n: n for n in more})

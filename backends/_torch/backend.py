@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backends._torch.attention import (
-    NATIVE,
-    PARAMETERS,
     Eager,
     EagerPermuted,
     Sdpa,
@@ -19,9 +17,9 @@ from backends._torch.attention import (
 from backends._torch.engine import TorchEngine
 from backends._torch.flex import Flex
 from backends._torch.layers import MultiheadAttentionFast, layers
+from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
-from backends.user import accepted_parameters
 
 DIALECT = Dialect(
     imports="import torch",
@@ -43,6 +41,7 @@ class TorchBackend(TorchEngine):
     """PyTorch on "cpu" or "cuda"."""
 
     name = "torch"
+    native = "sdpa"
     dialect = DIALECT
     devices = ("cpu", "cuda")
     timed_compilers = ("inductor",)
@@ -80,6 +79,7 @@ class TorchBackend(TorchEngine):
             }
         return {}
 
-    def function(self, function: Callable[..., object], name: str, numerics: str) -> Implementation:
-        accepted = accepted_parameters(function, PARAMETERS, 3, NATIVE)
-        return SdpaFunction(self, function, name, numerics, accepted)
+    def function(
+        self, function: Callable[..., object], name: str, claims: Claims
+    ) -> Implementation:
+        return SdpaFunction(self, function, name, claims)

@@ -71,10 +71,11 @@ class TorchEngine(Backend):
         steps = zip(array.shape, array.stride(), strict=True)
         return array.as_strided(array.shape, [7 if n == 1 else step for n, step in steps])
 
-    def placed(self, layer: Any, dtype: DType) -> Any:
+    def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
         if not isinstance(layer, self.torch.nn.Module):
             return layer
-        return layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name)).eval()
+        placed = layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
+        return placed.train(training)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_autograd(prepared, wrt, cotangent)
@@ -104,10 +105,10 @@ class TorchEngine(Backend):
     def settings(self) -> Mapping[str, Setting]:
         return settings.settings(self.torch)
 
-    def reseed(self) -> None:
-        self.torch.default_generator.manual_seed(0)
+    def reseed(self, seed: int = 0) -> None:
+        self.torch.default_generator.manual_seed(seed)
         if self.device == "cuda":
-            self.torch.cuda.manual_seed_all(0)
+            self.torch.cuda.manual_seed_all(seed)
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         torch = self.torch

@@ -101,7 +101,7 @@ class MultiheadAttention(Implementation):
         layer = self.build(inputs, batch_first)
         layer.train(inputs.training if train is None else train)
         arguments: dict[str, Any] = sequences(self.backend, inputs)
-        if not batch_first and not inputs.single:
+        if not batch_first and not inputs.squeezed:
             swapped: dict[int, Any] = {}
             for name, array in arguments.items():
                 arguments[name] = swapped.setdefault(id(array), array.transpose(0, 1).contiguous())
@@ -117,7 +117,7 @@ class MultiheadAttention(Implementation):
                 torch.manual_seed(inputs.dropout_seed)
             with torch.set_grad_enabled(not quiet):
                 output, weights = layer(**arguments)
-            if not batch_first and not inputs.single:
+            if not batch_first and not inputs.squeezed:
                 output = output.transpose(0, 1)
             return output, weights if inputs.returned != "none" else None
 
@@ -183,7 +183,7 @@ class MultiheadAttention(Implementation):
         split = LayerMasks.of(inputs, causal=False)
         masks: dict[str, Any] = {}
         if split.valid is not None:
-            valid = split.valid[0] if inputs.single else split.valid
+            valid = split.valid[0] if inputs.squeezed else split.valid
             masks["key_padding_mask"] = backend.array(~valid, None)
         if split.rest is not None and inputs.form == "raw":
             return {"attn_mask": backend.array(split.rest, None)}
@@ -212,7 +212,7 @@ class MultiheadAttention(Implementation):
             "no_grad": {"no_grad": True},
             "no_grad, train()": {"no_grad": True, "train": True},
         }
-        if not inputs.single:
+        if not inputs.squeezed:
             flags["batch_first=False"] = {"batch_first": False}
         if inputs.returned == "none":
             flags["need_weights"] = {"need_weights": True}
@@ -256,7 +256,7 @@ class MultiheadAttentionFast(MultiheadAttention):
     declared = MultiheadAttention.declared.refusing(
         {
             "cross": "the fast path is for self-attention",
-            "single": "the fast path is for batches",
+            "squeezed": "the fast path is for batches",
             "odd-heads": "the fast path needs an even number of heads",
             "no-projection-bias": "the fast path needs biases",
             "bias": "the fast path takes no float masks",

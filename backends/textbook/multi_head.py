@@ -35,7 +35,7 @@ class PackedHeads(Textbook):
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         ops, s = self.ops, inputs.sizes
-        alone = inputs.single
+        alone = inputs.squeezed
 
         def heads(x: Any, name: str, count: int) -> Any:
             y = x @ rest[f"{name}_kernel"]
@@ -85,7 +85,7 @@ class PerHead(Textbook):
         return apart
 
     def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:
-        heads = array[0] if inputs.single else array.swapaxes(0, 1)
+        heads = array[0] if inputs.squeezed else array.swapaxes(0, 1)
         return {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(heads)}
 
     def compute(

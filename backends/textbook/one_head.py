@@ -21,7 +21,7 @@ ONE_HEAD = Textbook.declared.refusing(
 )
 
 MANY_QUERIES = ONE_HEAD.refusing(
-    {"single": "the layer takes many queries, and never one without its axis"}
+    {"squeezed": "the layer takes many queries, and never one without its axis"}
 )
 
 
@@ -62,7 +62,7 @@ class Additive(Textbook):
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         ops, s = self.ops, inputs.sizes
-        if inputs.single:
+        if inputs.squeezed:
             query = ops.reshape(query, (s.B, 1, query.shape[-1]))
         if "query_kernel" in rest:
             query, key = query @ rest["query_kernel"], key @ rest["key_kernel"]
@@ -78,7 +78,7 @@ class Additive(Textbook):
             scores = ops.total(active, -1)
         weights = self.softmax(scores, rest.get("hidden"))
         output = weights @ value
-        if inputs.single:
+        if inputs.squeezed:
             return ops.reshape(output, (s.B, output.shape[-1])), ops.reshape(weights, (s.B, s.Lk))
         return output, weights
 

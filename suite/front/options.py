@@ -9,13 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from backends import registry
+from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
+from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
-
-DEFAULT_NUMERICS = "stepwise"
-"""The class a person's function is held to unless it declares one: the widest in which sums are right."""
 
 CELL_SECONDS, START_SECONDS = 600.0, 600.0
 """Limits of time that nothing comes near that ends at all."""
@@ -79,6 +78,28 @@ OPTIONS: dict[str, Option] = {
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
         "CLASS",
     ),
+    "claim": Option(
+        f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
+        "(docs/function.md); repeatable",
+        "NAME=VALUE", many=True,
+    ),
+    "elect": Option(
+        "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
+        "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
+        "QUESTION=ANSWER", many=True,
+    ),
+    "drop-in": Option(
+        "hold --function to all that the framework's own attention promises: malformed problems are "
+        "refused, and elections are the same",
+        default=False, switch=True,
+    ),
+    "allow-unused": Option(
+        "let --function have parameters that nobody passes", default=False, switch=True
+    ),
+    "expect": Option(
+        "a manifest of expected failures of --function, or of a third-party backend; repeatable",
+        "FILE.toml", many=True,
+    ),
     "threads": Option(
         "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
         "every CPU, divided among workers (default 1)",
@@ -128,6 +149,11 @@ class Options:
     audit: bool = False
     like: str = ""
     mode: str = MODES[0]
+    claim: tuple[str, ...] = ()
+    elect: tuple[str, ...] = ()
+    drop_in: bool = False
+    allow_unused: bool = False
+    expect: tuple[str, ...] = ()
     threads: int = 1
     cell_timeout: float = CELL_SECONDS
     start_timeout: float = START_SECONDS
@@ -148,6 +174,16 @@ class Options:
         backend = arguments.backend
         many = [backend] if isinstance(backend, str) else backend
         return cls.of(lambda name: many if name == "backend" else getattr(arguments, name, None))
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What the options claim of a function (see `suite.spec.claims`). Raises UsageError."""
+        said = read_claims(self.claim)
+        given = {
+            "numerics": self.numerics, "elections": read_elections(self.elect),
+            "drop_in": self.drop_in, "allow_unused": self.allow_unused, "expect": self.expect,
+        }  # fmt: skip
+        return said | {name: value for name, value in given.items() if value}
 
     @property
     def backends(self) -> list[str]:
@@ -188,6 +224,15 @@ class Options:
             _one_of("numerics class", self.numerics, NUMERICS)
             if not self.function:
                 raise UsageError("--numerics declares the class of a --function, and none is given")
+        for name in ("claim", "elect", "drop_in", "allow_unused"):
+            if getattr(self, name) and not self.function:
+                raise UsageError(f"--{_dashed(name)} speaks of a --function, and none is given")
+        if self.expect and not self.function and not any(":" in name for name in names):
+            raise UsageError(
+                "--expect is the manifest of a --function or of a third-party backend; that of "
+                f"{', '.join(names)} is part of this project"
+            )
+        _ = self.said
         for name in ("threads", "cell_timeout", "start_timeout"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
@@ -207,17 +252,14 @@ class Options:
         """What of these options must be said again to judge one cell of the run."""
         words = [f"--backend={name}" for name in self.backend]
         words += [f"--function={name}" for name in self.function]
-        words += ["--audit"] if self.audit else []
+        words += [
+            f"--{n}={value}" for n in ("claim", "elect", "expect") for value in getattr(self, n)
+        ]
+        for name in ("audit", "drop_in", "allow_unused"):
+            words += [f"--{_dashed(name)}"] if getattr(self, name) else []
         for name in (
-            "like",
-            "device",
-            "level",
-            "mode",
-            "seed",
-            "numerics",
-            "threads",
-            "cell_timeout",
-        ):
+            "like", "device", "level", "mode", "seed", "numerics", "threads", "cell_timeout",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value != getattr(Options, name):
                 words.append(f"--{_dashed(name)}={value}")

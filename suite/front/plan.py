@@ -24,15 +24,22 @@ from backends.protocol import (
 )
 from backends.registry import UsageError
 from suite.checks import all_checks
-from suite.front.options import DEFAULT_NUMERICS, Options
+from suite.front.options import Options
 from suite.front.watchdog import limited
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.leaks import Settings
 from suite.judge.run import run
+from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
 from suite.records.cells import CellRecord, digest
-from suite.records.expectations import Expectation, ExpectationError, Manifest, load
+from suite.records.expectations import (
+    Expectation,
+    ExpectationError,
+    Manifest,
+    load,
+    load_named,
+)
 from suite.spec.catalogue import AnyCase, find
 from suite.spec.dtypes import dtype
 from suite.spec.elections import ElectionCase
@@ -41,7 +48,8 @@ from suite.spec.vocabulary import canonical_check
 
 @dataclass
 class Plan:
-    """Loaded backends and the implementations to judge, with their manifests.
+    """Loaded backends and the implementations to judge, with their manifests; `of_functions` is that of
+    the person's functions, from the files `expected`.
 
     `unavailable` holds backends that "all" asked for and that failed to load, with the reason;
     `failed_imports` those of them that are installed, which fails the run. `notes` are for people.
@@ -55,6 +63,8 @@ class Plan:
     functions: list[Implementation] = field(default_factory=list)
     failed_imports: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    expected: list[Path] = field(default_factory=list)
+    of_functions: Manifest = field(default_factory=lambda: Manifest([], {}, ""))
 
     @classmethod
     def make(cls, options: Options) -> Plan:
@@ -95,12 +105,8 @@ class Plan:
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
         found = registry.implementations(backend)
         if options.function:
-            numerics = options.numerics or DEFAULT_NUMERICS
             settings = Settings(backend)
-            functions = [
-                registry.function_implementation(backend, text, numerics, options.like)
-                for text in options.function
-            ]
+            functions = [self.function(backend, text) for text in options.function]
             self.notes += [
                 f"importing {', '.join(options.function)} left {change}; cells are judged with what was"
                 for change in settings.restore()
@@ -117,9 +123,25 @@ class Plan:
         self.implementations += found
         try:
             entries = load(Path(backend.expectations))
+            if not options.function:
+                entries += [entry for path in options.expect for entry in load_named(path)]
+            own = [entry for path in self.expected for entry in load_named(path)]
         except ExpectationError as error:
             raise UsageError(str(error)) from error
         self.manifests[backend.name] = Manifest(entries, backend.versions, backend.device)
+        self.of_functions = Manifest(own, backend.versions, backend.device)
+
+    def function(self, backend: Backend, text: str) -> Implementation:
+        """The person's function named by `text`, which was called once. Raises UsageError."""
+        options = self.options
+        function, claims = registry.function_implementation(
+            backend, text, options.said, options.like
+        )
+        self.expected += [path for path in claims.expect if path not in self.expected]
+        reason = trial(function)
+        if reason is not None:
+            raise UsageError(f"function {text!r}: {reason}")
+        return function
 
     def select(self, names: Sequence[str]) -> None:
         """Keep the named implementations ("sdpa" or "torch:sdpa"), and every user's function."""
@@ -167,33 +189,31 @@ class Plan:
             spent = time.perf_counter() - start
             verdict = Verdict("crash", "timeout", str(error), seconds=spent)
         cell.release()
-        if cell.implementation in self.functions:
-            return verdict
-        manifest = self.manifests[cell.implementation.backend.name]
+        manifest = self.manifest(cell.implementation)
         name = cell.implementation.name
         try:
             return manifest.apply(verdict, name, cell.check.name, cell.case.id)
         except ExpectationError as error:
             return replace(verdict, status="error", kind="harness", message=str(error))
 
+    def manifest(self, implementation: Implementation) -> Manifest:
+        """The expected failures of an implementation."""
+        own = implementation in self.functions
+        return self.of_functions if own else self.manifests[implementation.backend.name]
+
     def stale_expectations(self) -> list[str]:
         """Entries that match no supported cell of the full catalogue, as messages for people."""
         messages = []
         checks = all_checks()
-
-        def asked(check: Check, implementation: Implementation) -> Iterable[AnyCase]:
-            cases = check.cases if implementation.mode == "eager" else check.compiled
-            return cases("full") if cases else ()
-
-        for backend, manifest in self.manifests.items():
-            present = [i for i in self.implementations if i.backend.name == backend]
+        for manifest in (*self.manifests.values(), self.of_functions):
+            present = [i for i in self.implementations if self.manifest(i) is manifest]
             names = {i.name for i in present}
             candidates = (
                 (i.name, check.name, case.id)
                 for i in present
                 for check in checks
-                for case in asked(check, i)
-                if i.operator is case.operator and i.unsupported(case) is None
+                for case in asked_at_full(check, i)
+                if i.unsupported(case) is None
             )
             filtered = self.options.implementation or self.options.function
             left = Manifest([], {}, "")
@@ -209,6 +229,12 @@ class Plan:
                 "the catalogue; correct or remove it"
                 for e in left.unmatched(candidates)
             ]
+        named = {name for e in self.of_functions.entries for name in e.implementation}
+        if named and not named & {i.name for i in self.functions}:
+            messages.append(
+                f"{', '.join(map(str, self.expected))}: no entry names a function that is judged "
+                f"({', '.join(i.name for i in self.functions)}); they name {', '.join(sorted(named))}"
+            )
         return messages
 
     def speaks_of(self, entry: Expectation) -> bool:
@@ -220,6 +246,11 @@ class Plan:
         """Digest and number of all cells of the whole run, every shard included."""
         keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]
         return digest(keys), len(keys)
+
+
+def asked_at_full(check: Check, implementation: Implementation) -> Iterable[AnyCase]:
+    """The cases of the level "full" that an implementation is asked, with their twins."""
+    return (cell.case for cell in check.cells("full", [implementation]))
 
 
 def _part_of(case_id: str, count: int) -> int:

@@ -29,6 +29,7 @@ from suite.front import watchdog
 from suite.front.again import failure_text
 from suite.front.ledger import RunState, cell_of
 from suite.front.options import Options, add_options
+from suite.front.order import sort_for_workers
 from suite.front.plan import Plan, cell_name, crashed, record
 from suite.front.supervision import BOARD, orphaned
 from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
@@ -109,6 +110,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     plan = _plan(metafunc.config)
     found = plan.cells(check)
     metafunc.parametrize("cell", found, ids=[cell_name(cell) for cell in found])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        sort_for_workers(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -50,7 +50,7 @@ class Cell:
         """The values drawn for the case."""
         if not isinstance(self.case, Case):
             raise HarnessError(f"{self.case.id} has no values of its own")
-        return draw(self.case, self.seed)
+        return elections.aligned(draw(self.case, self.seed), self.implementation)
 
     @cached_property
     def cotangent(self) -> np.ndarray:
@@ -72,10 +72,13 @@ class Cell:
 
     def require(self, inputs: Inputs) -> None:
         """Raise NotApplicable where a variation needs what the case does not and the implementation
-        lacks."""
+        lacks, and where it lies beyond the declared limits."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
-            own = self.case.needs
-            missing = self.implementation.missing(n for n in inputs.needs if n not in own)
+            own, implementation = self.case.needs, self.implementation
+            missing = implementation.missing(n for n in inputs.needs if n not in own)
+            if missing is None and inputs.sizes != self.inputs.sizes:
+                limits = implementation.declared.limits_for(self.dtype)
+                missing = limits.refusal(inputs.sizes)
             if missing is not None:
                 raise NotApplicable(missing)
 
@@ -85,9 +88,14 @@ class Cell:
 
     def attempt(self, call: Callable[[], Any]) -> Any:
         """What the framework returns. Raises Deviation "raised" with what it raised, and NotApplicable
-        where it was a refusal to differentiate that the implementation may give."""
+        where it was a refusal that the implementation may give: to differentiate, or of a person's own
+        function any."""
         try:
             return call()
+        except NotImplementedError as error:
+            if self.implementation.declared.person:
+                raise NotApplicable(f"the function refuses: {first_line(error)}") from error
+            raise Deviation("raised", first_line(error)) from error
         except ForwardOnly as error:
             if error.declared or self.implementation.declared.may_be_forward_only:
                 raise NotApplicable(f"forward only: {error}") from error
@@ -178,6 +186,17 @@ class Cell:
         overflows = isinstance(case, Case) and case.recipe == "overflow"
         if overflows and self.elected("score-overflow") != "finite":
             raise NotApplicable("elects that unscaled scores overflow in float16")
+        if not isinstance(case, Case) or not self.implementation.declared.person:
+            return
+        for question, feature in (("value-size", "value-size"), ("no-keys", "")):
+            asked = feature in case.needs if feature else case.sizes.Lk == 0
+            asked = asked and question in case.operator.elections
+            if asked and self.elected(question) == "raises":
+                raise NotApplicable(f"raises, and is observed to do so always ({question})")
+        if elections.refuses_flag(self.inputs, self.implementation):
+            raise NotApplicable(
+                "raises where its causal flag meets more keys than queries, or fewer"
+            )
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.protocol import Implementation
+from backends.protocol import Declared, Implementation
 from suite.judge.cell import Cell
 from suite.spec.catalogue import AnyCase
 
@@ -19,29 +19,50 @@ Asked = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
 
 
+def everybody(declared: Declared) -> bool:
+    """Whom most checks are asked of: every implementation."""
+    return True
+
+
 @dataclass(frozen=True)
 class Check:
     """A promise: its name, the function that judges it, the cases of a level it is asked on, the features
     it needs besides those of its cases, and the cases of a level that it is asked on of compiled
-    implementations, which pay for every new shape; None for none."""
+    implementations, which pay for every new shape; None for none. `whom` says of which implementations it
+    is asked at all, by what they declare."""
 
     name: str
     function: Callable[[Cell], None]
     cases: Asked
     needs: tuple[str, ...] = ()
     compiled: Asked | None = None
+    whom: Callable[[Declared], bool] = everybody
 
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
     ) -> Iterator[Cell]:
-        """The cells of the level, case by case: every implementation is asked what its operator is."""
-        eager = [i for i in implementations if i.mode == "eager"]
-        compiled = [i for i in implementations if i.mode != "eager"]
+        """The cells of the level, case by case: every implementation is asked what its operator is.
+
+        A case beyond the limits that an implementation declares is unsupported; its twin within the
+        limits is asked besides.
+        """
+        of_these = [i for i in implementations if self.whom(i.declared)]
+        eager = [i for i in of_these if i.mode == "eager"]
+        compiled = [i for i in of_these if i.mode != "eager"]
         for cases, asked in ((self.cases, eager), (self.compiled, compiled)):
-            for case in cases(level) if cases and asked else ():
+            of_level = tuple(cases(level)) if cases and asked else ()
+            ids = {case.id for case in of_level}
+            twins: set[tuple[Implementation, str]] = set()
+            for case in of_level:
                 for implementation in asked:
-                    if implementation.operator is case.operator:
-                        yield Cell(self, case, implementation, seed)
+                    if implementation.operator is not case.operator:
+                        continue
+                    yield Cell(self, case, implementation, seed)
+                    twin = implementation.twin(case)
+                    if twin is None or twin.id in ids or (implementation, twin.id) in twins:
+                        continue
+                    twins.add((implementation, twin.id))
+                    yield Cell(self, twin, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
@@ -49,17 +70,21 @@ class Check:
 
 
 def check(
-    cases: Asked, needs: tuple[str, ...] = (), compiled: Asked | None = None
+    cases: Asked,
+    needs: tuple[str, ...] = (),
+    compiled: Asked | None = None,
+    whom: Callable[[Declared], bool] = everybody,
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
     The check is called what the function is, without `test_`. `needs` are the features it needs besides
-    those of its cases, `compiled` the cases of a level that it is asked on of compiled implementations.
+    those of its cases, `compiled` the cases of a level that it is asked on of compiled implementations,
+    `whom` says of which implementations it is asked at all.
     """
 
     def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
         name = function.__name__.removeprefix("test_")
-        CHECKS[function] = Check(name, function, cases, needs, compiled)
+        CHECKS[function] = Check(name, function, cases, needs, compiled, whom)
         return function
 
     return mark

@@ -65,7 +65,7 @@ def differentiate(
 def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall) -> np.ndarray:
     """A cotangent in the shape and the axis order of the call's output."""
     shaped = turned(values, prepared)
-    return shaped.reshape(inputs.output_shape("output")) if inputs.single else shaped
+    return shaped.reshape(inputs.output_shape("output")) if inputs.squeezed else shaped
 
 
 def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
@@ -97,6 +97,11 @@ def read_gradients(
     return gradients
 
 
+def question_of_gradients(cell: Cell, inputs: Inputs) -> str:
+    """Which question tells where the cotangents of rows without keys go."""
+    return elections.question_of_gradients(inputs, cell.implementation)
+
+
 def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     """Where the cotangent of a row without keys goes: "nothing", "values", "scores" or "nan".
 
@@ -104,7 +109,7 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     """
     if not inputs.has_empty_rows:
         return "nothing"
-    gradient, rows = cell.elected(elections.question_of_gradients(inputs)), cell.rows(inputs)
+    gradient, rows = cell.elected(question_of_gradients(cell, inputs)), cell.rows(inputs)
     if inputs.operator.is_layer and "nan" in (gradient, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
     elections.backward_mode(gradient, rows)
@@ -151,7 +156,7 @@ def judge_gradients(
         got = values.reshape(want.value.shape)
         judged = np.ones(got.shape, bool)
         if poisoned:
-            judged &= ~_reached(inputs, name, got.shape)
+            judged &= ~_reached(asked, name, got.shape)
         error, measured, deviation = against_oracle(
             got, want.value, want.error, judged, inputs.dtype, cell.numerics,
             f"gradient of the {name}, ",

@@ -36,13 +36,14 @@ class Rounding:
     declared: Declared | None = None
     narrow_reductions: bool = False
 
-    def roundoffs(self, inputs: Inputs) -> Roundoffs:
-        """The roundoffs in the dtype of the inputs."""
+    def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
+        """The roundoffs in the dtype of the inputs, of the answer or of a derivative."""
         if self.declared is None:
-            return roundoffs(self.numerics, inputs.dtype, self.flushes)
+            return roundoffs(self.numerics, inputs.dtype, self.flushes, backward)
         return declared_roundoffs(
-            self.declared, self.numerics, inputs.dtype, self.flushes, self.narrow_reductions
-        )
+            self.declared, self.numerics, inputs.dtype, self.flushes, self.narrow_reductions,
+            backward,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Oracle:
     def vjp(
         cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros"
     ) -> Oracle:
-        """The oracle of gradients for a cotangent like the output; `mode` is what rows without keys
-        are in the backward pass (see the reference)."""
-        u = rounding.roundoffs(inputs)
+        """The oracle of gradients for a cotangent like the output; `mode` is what rows without keys are
+        in the backward pass (see the reference)."""
+        u = rounding.roundoffs(inputs, backward=True)
         reference = references.of(inputs.operator).vjp
         key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode)
         return cls(_cached(key, lambda: reference(inputs, cotangent, u, mode)), inputs, rounding)
@@ -87,7 +88,7 @@ class Oracle:
         mode: str = "zeros",
     ) -> Oracle:
         """The oracle of how the output moves as arrays move along `tangents`."""
-        u = rounding.roundoffs(inputs)
+        u = rounding.roundoffs(inputs, backward=True)
         reference = references.of(inputs.operator).jvp
         key = ("jvp", inputs.digest, *((n, t.tobytes()) for n, t in tangents.items()), u, mode)
         return cls(_cached(key, lambda: reference(inputs, tangents, u, mode)), inputs, rounding)

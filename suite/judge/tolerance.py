@@ -58,8 +58,17 @@ RMS_ELEMENTS = 100
 """The statistic is a verdict from this many elements on."""
 
 
-def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
-    """The roundoffs of a class in a dtype. Raises ValueError for an unknown class."""
+def roundoffs(
+    numerics: str, fmt: DType, flushes: bool = False, backward: bool = False
+) -> Roundoffs:
+    """The roundoffs of a class in a dtype. Raises ValueError for an unknown class.
+
+    `flushes`: what is subnormal counts as zero, as it is stored and as the operand of a product.
+    `backward`: of a derivative. In bfloat16 it is taken to flush, whatever the answer does: that was
+    observed of the answer alone, and the products of a derivative are other kernels. Instructions for dot
+    products of bfloat16 flush operands and results whatever the processor's mode (Intel, VDPBF16PS).
+    """
+    flushes = flushes or (backward and fmt.name == "bf16")
     if numerics not in NUMERICS:
         raise ValueError(f"unknown numerics class {numerics!r}; valid: {', '.join(NUMERICS)}")
     doubled = fmt.name == "f64" and numerics != "single"
@@ -80,12 +89,14 @@ def roundoffs(numerics: str, fmt: DType, flushes: bool = False) -> Roundoffs:
         weight_underflow=lost(weights) + lost(sums),
         product_underflow=sums.smallest_normal if flushes else sums.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
+        operand_underflow=sums.smallest_normal if flushes and backward else 0.0,
     )
 
 
 def declared_roundoffs(
-    declared: Declared, numerics: str, fmt: DType, flushes: bool, narrow_reductions: bool = False
-) -> Roundoffs:
+    declared: Declared, numerics: str, fmt: DType, flushes: bool, narrow_reductions: bool = False,
+    backward: bool = False,
+) -> Roundoffs:  # fmt: skip
     """The roundoffs of a class with what an implementation declares besides: an approximated exponential,
     stored running sums, and narrow sums in its backward pass.
 
@@ -93,7 +104,7 @@ def declared_roundoffs(
     """
     narrow = narrow_reductions or fmt.name in declared.narrow_reductions
     return replace(
-        roundoffs(numerics, fmt, flushes),
+        roundoffs(numerics, fmt, flushes, backward),
         reduction=fmt.unit_roundoff if narrow else 0.0,
         exp_error=declared.exp_error.get(fmt.name, 0.0),
         gradient_blocks=declared.gradient_blocks.get(fmt.name),

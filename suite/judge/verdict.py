@@ -54,6 +54,7 @@ class Measured:
     max_abs_error: float | None = None
     grade: str = ""
     observed: str = ""
+    native: str = ""
     kernels: str = ""
     ratios: dict[str, float] = field(default_factory=dict)
 

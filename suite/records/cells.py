@@ -64,6 +64,7 @@ class CellRecord:
     question: str = ""
     features: tuple[str, ...] = ()
     kernels: str = ""
+    native: str = ""
     ratios: dict[str, float] = field(default_factory=dict, hash=False)
     facts: dict[str, Fact] = field(default_factory=dict, hash=False)
 

@@ -115,6 +115,15 @@ def load(path: Path) -> list[Expectation]:
     ]
 
 
+def load_named(path: str | Path) -> list[Expectation]:
+    """`load` of a manifest that was asked for by name. Raises ExpectationError where there is none."""
+    if not Path(path).is_file():
+        raise ExpectationError(
+            f"there is no manifest {path}; `python -m suite expect --write RESULTS` drafts one"
+        )
+    return load(Path(path))
+
+
 def tables(path: Path) -> dict[str, list[Any]]:
     """The tables `expect` and `finding` of a manifest; none where there is no file.
 

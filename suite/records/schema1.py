@@ -25,7 +25,7 @@ _RATIO = r"(\w+) (\d[\d.e+-]*|inf|nan)"
 _RATIOS = re.compile(f"{_RATIO}(?:, {_RATIO})*")
 _VALUE_SIZE = re.compile(r"b\d+h\d+q\d+k\d+d\d+v\d+")
 _KEYS = re.compile(r"/b\d+h\d+q\d+k(\d+)d\d+")
-_OPTIONS = {"average": "average", "head": "weights", "single": "single"}
+_OPTIONS = {"average": "average", "head": "weights", "single": "squeezed"}
 """Options of a layer's id, and the features they stand for."""
 
 _FORMER = {name: former for former, name in CHECK_ALIASES.items()}

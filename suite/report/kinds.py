@@ -74,7 +74,8 @@ CONFORMANCE = Kind(
         ),
         "elections": (
             "Answers as observed where the field has no single right one, by dtype where dtypes "
-            "differ; - where the question cannot be put."
+            "differ; - where the question cannot be put; * where the framework's own attention "
+            "answers otherwise."
         ),
         "invariance": (
             "Whether answers hang on what is computed beside them: a second call, other "

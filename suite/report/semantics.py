@@ -22,12 +22,44 @@ _CAPABILITIES = {
     "value-size": "Dv != D",
     "average": "averaged weights",
     "weights": "weights",
-    "single": "no batch axis",
+    "squeezed": "no batch axis",
 }
 """Features of cases that layers differ in, with what they are called in the table."""
 
-_OF_LAYERS = {"average", "weights", "single"}
+_OF_LAYERS = {"average", "weights", "squeezed"}
 """Features that only cases of layers need."""
+
+
+ELECTION = "election"
+"""The check that puts the questions; others ask whether answers hang together."""
+
+DIFFERS = " *"
+"""Follows an answer that is not the one of the framework's own attention."""
+
+
+def asked(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that put a question."""
+    return cells[(cells["question"] != "") & (cells["check"] == ELECTION)]
+
+
+def by_question(cells: pd.DataFrame) -> pd.DataFrame:
+    """`elections` with a row per question; beside persons' functions the answers of their frameworks' own
+    attention, with `DIFFERS` behind every answer that is another one."""
+    table = elections(cells).T.rename_axis("question")
+    probes = asked(cells)
+    probes = probes[probes["native"] != ""]
+    own = {
+        question: dict(zip(block["dtype"], block["native"], strict=True))
+        for question, block in probes.groupby("question", sort=False)
+    }
+    if not own:
+        return table
+    named = labels(cells)[probes.index]
+    differing = ~probes["observed"].isin([""]) & (probes["observed"] != probes["native"])
+    for question, name in {*zip(probes["question"][differing], named[differing], strict=True)}:
+        table.loc[question, name] = f"{table.loc[question, name]}{DIFFERS}"
+    table["the framework's own"] = [_answer(own.get(name, {})) for name in table.index]
+    return table
 
 
 def elections(cells: pd.DataFrame) -> pd.DataFrame:
@@ -37,7 +69,7 @@ def elections(cells: pd.DataFrame) -> pd.DataFrame:
     is not put to the implementation in any dtype; a dtype in which it is not put is left out. A
     probe that gave no answer shows its status. Empty where the records hold no such cell.
     """
-    probes = cells[cells["question"] != ""]
+    probes = asked(cells)
     answer = probes["observed"].where(probes["observed"] != "", probes["status"])
     frame = pd.DataFrame(
         {

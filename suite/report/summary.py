@@ -21,11 +21,11 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
-    probes = frame[frame["question"] != ""]
+    probes = semantics.asked(frame)
     of_operators = dict(list(probes.groupby("operator", sort=False)))
     for operator, cells in of_operators.items():
         name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
-        tables[name] = semantics.elections(cells).T.rename_axis("question")
+        tables[name] = semantics.by_question(cells)
     reasons = conformance.unsupported(frame).drop(columns=["check", "case"])
     tables["unsupported"] = reasons[:REASONS]
     text = as_text(tables, "attention conformance").splitlines()

@@ -136,9 +136,9 @@ class Search:
             return verdict is not None
 
         shrunk(failure.case, fails)
-        self.settle(failure)
+        self.report(failure)
 
-    def settle(self, failure: Failure) -> None:
+    def report(self, failure: Failure) -> None:
         """A failure that was shrunk: see whether it repeats, and tell of it."""
         failure.shrunk = True
         failure.repeats = self.fails(failure, failure.case) is not None
@@ -249,12 +249,12 @@ class _Batch:
         if self.failure is None:
             return
         case = self.failure.case
-        self.search.settle(self.failure)
+        self.search.report(self.failure)
         for other in self.search._keys.values():
             # What other implementations made of the same case is often the same minimal case's, too.
             if not other.shrunk and (verdict := self.search.fails(other, case)) is not None:
                 other.case, other.verdict = case, verdict
-                self.search.settle(other)
+                self.search.report(other)
 
     def _one(self, case: Case) -> None:
         fails = self._look(case) if self.failure is None else self._shrink(case)

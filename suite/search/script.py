@@ -123,7 +123,7 @@ def _worst(cell: Cell) -> _Worst | None:
         axes = inputs.operator.outputs(inputs.case)[name]
         keyless = np.broadcast_to(inputs.rows_along(inputs.keyless, axes), got.shape)
         left_out = keyless & (name != "output" or cell.rows(inputs) in ("nan", "unmasked"))
-        shape = inputs.output_shape(name) if inputs.single else got.shape
+        shape = inputs.output_shape(name) if inputs.squeezed else got.shape
         arrays = (got, expected[name].value, expected[name].error, ~left_out)
         add(name, *(array.reshape(shape) for array in arrays))
     if gradients:

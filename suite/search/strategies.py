@@ -54,7 +54,7 @@ FEW_GROUPS = (1, 1, 1, 1, 1, 2, 3)
 OPTION_ONE_IN, TIE_ONE_IN = 4, 3
 """How often an option is not its default, and one that ties axes."""
 
-WITH_KEYS_ALONE = ("bias", "returned", "single")
+WITH_KEYS_ALONE = ("bias", "returned", "squeezed")
 """Options that mean something where keys are attended to, and nowhere else."""
 
 
@@ -154,7 +154,7 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
         for option in binding(operator)
     }
     if not operator.attends:
-        chosen["own"] = True  # what attends to nothing takes one tensor
+        chosen["self_attention"] = True  # what attends to nothing takes one tensor
     ties = operator.tied(options | chosen)
     several_heads = not any({"1", "h"} <= set(tie) for tie in ties)
 

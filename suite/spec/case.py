@@ -107,8 +107,12 @@ class Case:
                 text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
                 size = "the size 1" if "1" in tie else "one size"
                 raise ValueError(f"{self.operator} has {size} here, got {text}")
-        left_out = self.operator.single_axis
-        if self.option("single") and self.option("own") and left_out not in self.axes["key"]:
+        left_out = self.operator.squeezed_axis
+        if (
+            self.option("squeezed")
+            and self.option("self_attention")
+            and left_out not in self.axes["key"]
+        ):
             raise ValueError(
                 f"{self.operator}: one tensor as query, key and value keeps its {LETTERS[left_out]}"
             )

@@ -18,7 +18,8 @@ from suite.spec.operators import OPERATORS
 @dataclass(frozen=True)
 class Question:
     """One question, with the answers that have been seen in the field and the dtypes it is put in; layers
-    are asked in `layer_dtypes`, where there are any. Operators say which questions are put to them."""
+    are asked in `layer_dtypes`, where there are any. Operators say which questions are put to them.
+    `by_machine`: the answer hangs on the products that a framework has for the machine."""
 
     name: str
     text: str
@@ -26,6 +27,7 @@ class Question:
     dtypes: tuple[str, ...] = ("f32", "bf16", "f16", "f64")
     needs: tuple[str, ...] = ()
     layer_dtypes: tuple[str, ...] = ()
+    by_machine: bool = False
 
     @property
     def canonical(self) -> str:
@@ -66,6 +68,13 @@ QUESTIONS: dict[str, Question] = {
             ("nothing", "values", "scores", "nan", "raises", "other"),
             ("f32", "bf16"),
             needs=("padding", "gradient"),
+        ),
+        Question(
+            "minus-inf-row-gradient",
+            "The cotangent of a row whose additive bias is -inf for every key goes to",
+            ("nothing", "values", "scores", "nan", "raises", "other"),
+            ("f32", "bf16"),
+            needs=("bias", "gradient"),
         ),
         Question(
             "nan-in-masked-key-gradient",
@@ -142,6 +151,7 @@ QUESTIONS: dict[str, Question] = {
             "subnormal-output",
             "Values below the smallest normal number of the dtype are",
             ("kept", "flushed", "other"),
+            by_machine=True,
         ),
         Question(
             "score-overflow",

@@ -123,14 +123,14 @@ class Inputs:
         return self.case.option("softcap")
 
     @property
-    def own(self) -> bool:
+    def self_attention(self) -> bool:
         """Whether query, key and value are one tensor."""
-        return bool(self.case.option("own"))
+        return bool(self.case.option("self_attention"))
 
     @property
-    def single(self) -> bool:
-        """Whether an axis is left out (see `Operator.single_axis`)."""
-        return bool(self.case.option("single"))
+    def squeezed(self) -> bool:
+        """Whether an axis is left out (see `Operator.squeezed_axis`)."""
+        return bool(self.case.option("squeezed"))
 
     @property
     def returned(self) -> str:
@@ -171,10 +171,10 @@ class Inputs:
         return self.case.axes[name]
 
     def output_shape(self, name: str) -> tuple[int, ...]:
-        """The shape in which an output comes back; without the axis that the option `single` leaves
+        """The shape in which an output comes back; without the axis that the option `squeezed` leaves
         out."""
-        axes, left_out = self.operator.outputs(self.case)[name], self.operator.single_axis
-        return tuple(self.letters[x] for x in axes if not (self.single and x == left_out))
+        axes, left_out = self.operator.outputs(self.case)[name], self.operator.squeezed_axis
+        return tuple(self.letters[x] for x in axes if not (self.squeezed and x == left_out))
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an output with all its axes."""

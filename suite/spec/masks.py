@@ -319,6 +319,8 @@ def _parse_atom(atom: str, token: str) -> Mask:
 
 def part_features(mask: Mask, form: str) -> list[str]:
     """The features that the parts of a mask need, each for itself, in the form they are passed in."""
+    if form == "flag":
+        return ["causal" if isinstance(part, Causal) else _feature(part) for part in mask.parts]
     return [_feature(part) if form == "native" else "mask" for part in mask.parts]
 
 

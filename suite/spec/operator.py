@@ -122,8 +122,8 @@ class Operator:
     `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what
     hangs on the sizes, not on the dtype.
 
-    `is_layer`: it takes sequences (B, L, width), and parameters. `single_axis` is the axis that the
-    option `single` leaves out, "b" or "q". `work` counts operations and bytes of a direction; None
+    `is_layer`: it takes sequences (B, L, width), and parameters. `squeezed_axis` is the axis that the
+    option `squeezed` leaves out, "b" or "q". `work` counts operations and bytes of a direction; None
     where nobody has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`:
     a mask of several parts is one array, since flags may exclude each other.
     """
@@ -151,7 +151,7 @@ class Operator:
     statistics: tuple[str, ...] = ()
     is_layer: bool = False
     attends: bool = True
-    single_axis: str = "b"
+    squeezed_axis: str = "b"
     conjunctions_are_arrays: bool = False
     every_dtype: tuple[str, ...] = ()
     work: Callable[[Inputs, str], Work] | None = None
@@ -161,8 +161,8 @@ class Operator:
         return next((option for option in self.options if option.name == name), None)
 
     def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """All ties under these options: those of the operator, and the axis that `single` leaves out."""
-        left_out = (f"1{self.single_axis}",) if options.get("single") else ()
+        """All ties under these options: the operator's, and the axis that `squeezed` leaves out."""
+        left_out = (f"1{self.squeezed_axis}",) if options.get("squeezed") else ()
         return (*self.ties(options), *left_out)
 
     @property

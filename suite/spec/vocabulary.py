@@ -94,9 +94,9 @@ query, key or value do not lie side by side."""
 FORMS = ("native", "dense")
 """How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
 
-VARIED_FORMS = ("raw", "flag-and-mask")
-"""Forms that variations have, and no id: a mask array as the caller made it, or one beside a causal
-flag."""
+VARIED_FORMS = ("raw", "flag-and-mask", "flag")
+"""Forms that variations have, and no id: a mask array as the caller made it, one beside a causal flag, or
+by flags with a causal mask that is what the flag means, however that is aligned."""
 
 RETURNED = ("none", "average", "head")
 """What a layer returns beside its output: no weights, their mean over the heads (B, Lq, Lk), or those of
@@ -147,7 +147,7 @@ FEATURES = {
     "average": "weights averaged over the heads",
     "weights": "weights of every head",
     "batch": "an input with a batch axis",
-    "single": "an input without a batch axis, or without a query axis",
+    "squeezed": "an input without a batch axis, or without a query axis",
     "projection": "queries and keys projected to a common width",
     "score-vector": "a learned vector the hidden units are weighted with",
     "learned-scale": "a learned scale",

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from weakref import WeakKeyDictionary
 
 from backends.protocol import Implementation
 from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
-from suite.judge.verdict import NotApplicable
+from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
@@ -46,14 +49,49 @@ def question_of_rows(inputs: Inputs, implementation: Implementation) -> str:
     return "padded-sample" if _by_lengths(inputs) else "fully-masked-row"
 
 
-def question_of_gradients(inputs: Inputs) -> str:
-    """Which question tells where the cotangents of rows without keys go."""
-    return "padded-sample-gradient" if _by_lengths(inputs) else "fully-masked-row-gradient"
+def question_of_gradients(inputs: Inputs, implementation: Implementation) -> str:
+    """Which question tells where the cotangents of rows without keys go: the one that belongs to the
+    question of their answers. A layer is asked none about rows that a bias empties."""
+    question = f"{question_of_rows(inputs, implementation)}-gradient"
+    return question if question in inputs.operator.elections else "fully-masked-row-gradient"
 
 
 def _by_lengths(inputs: Inputs) -> bool:
     """Whether a layer is told which keys are padding, by a mask of its own."""
     return inputs.operator.is_layer and inputs.mask is not None and inputs.form == "native"
+
+
+def alignment(inputs: Inputs, implementation: Implementation) -> str:
+    """How the causal flag is aligned where these inputs are passed by it; "" where they are not, or where
+    the alignment makes no difference."""
+    mask, sizes = inputs.mask, inputs.sizes
+    flagged = mask is not None and inputs.form == "native" and sizes.Lq != sizes.Lk
+    flagged = flagged and any(part == Causal() for part in mask.parts)  # type: ignore[union-attr]
+    asked = "causal-alignment" in inputs.operator.elections
+    if not flagged or not asked or implementation.missing(["native-causal"]) is not None:
+        return ""
+    try:
+        return elected("causal-alignment", implementation, inputs.dtype)
+    except (Deviation, NotApplicable):
+        return "top-left"
+
+
+def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
+    """The inputs as the implementation's causal flag means them: with the mask that is bottom-right where
+    it elects so; with the mask as an array where it elects to raise, and takes arrays."""
+    flag = alignment(inputs, implementation)
+    if flag == "bottom-right":
+        assert inputs.mask is not None
+        parts = [Causal(True) if part == Causal() else part for part in inputs.mask.parts]
+        return inputs.replace(mask=reduce(and_, parts), form="flag")
+    if flag == "raises" and implementation.missing(["mask"]) is None:
+        return inputs.replace(form="dense")
+    return inputs
+
+
+def refuses_flag(inputs: Inputs, implementation: Implementation) -> bool:
+    """Whether inputs can be passed by the causal flag alone, and the implementation elects to raise."""
+    return alignment(inputs, implementation) == "raises"
 
 
 def backward_mode(gradient: str, answer: str) -> str:

@@ -44,8 +44,13 @@ class Probe:
 
     def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
         """The operator's probe with a mask, varied."""
-        text = self.operator.probe.format(mask=mask, dt=self.dtype.name)
-        return draw(Case.parse(text)).replace(**changes)
+        return self.drawn(self.operator.probe, mask).replace(**changes)
+
+    def drawn(self, probe: str, mask: str = "none") -> Inputs:
+        """The inputs of a probe with a mask, in the sizes nearest to its own that the implementation
+        takes."""
+        case = Case.parse(probe.format(mask=mask, dt=self.dtype.name))
+        return draw(self.implementation.twin(case) or case)
 
     def cross(self, **changes: Any) -> Inputs:
         """Inputs with other numbers of queries than of keys, and no mask but what `changes` say."""
@@ -53,27 +58,32 @@ class Probe:
 
     def cross_with_its_mask(self) -> Inputs:
         """The operator's probe of gradients with the mask that it has."""
-        return draw(
-            Case.parse(self.operator.gradient_probe.format(mask="none", dt=self.dtype.name))
-        )
+        return self.drawn(self.operator.gradient_probe)
 
-    def require(self, inputs: Inputs) -> None:
-        """Raise NotApplicable where the implementation lacks what the inputs need."""
-        missing = self.implementation.missing(inputs.needs)
-        if missing is not None:
-            raise NotApplicable(missing)
+    def require(self, inputs: Inputs, lacking: bool = False) -> None:
+        """Raise NotApplicable where the implementation does not support the inputs.
+
+        `lacking`: features that it lacks are no reason, since that is what is asked.
+        """
+        reason = self.implementation.refuses(inputs)
+        if reason is None or (lacking and reason == self.implementation.missing(inputs.needs)):
+            return
+        raise NotApplicable(reason)
 
     def arrays(self, inputs: Inputs, lacking: bool = False) -> dict[str, np.ndarray] | None:
         """The outputs by name in float64, or None where the framework raises.
 
         `lacking`: the inputs may need what the implementation lacks; that it raises is the answer.
         """
-        if not lacking:
-            self.require(inputs)
+        self.require(inputs, lacking)
         # What is observed is remembered, and must not hang on programs of cells before this one.
         prepared = self.implementation.prepare_fresh(inputs)
         try:
             native = prepared()
+        except NotImplementedError as error:
+            if self.implementation.declared.person and not lacking:
+                raise NotApplicable(f"the function refuses: {error}") from error
+            return None
         except Exception:
             return None
         backend = self.implementation.backend
@@ -138,6 +148,10 @@ class Probe:
             _, gradients = backend.vjp(prepared, wrt, native)
         except ForwardOnly as error:
             raise NotApplicable(f"forward only: {error}") from error
+        except NotImplementedError as error:
+            if self.implementation.declared.person:
+                raise NotApplicable(f"the function refuses: {error}") from error
+            return None
         except Exception:
             return None
         if not gradients or any(gradient is None for gradient in gradients.values()):

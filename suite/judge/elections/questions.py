@@ -40,19 +40,33 @@ def _padded_sample(p: Probe) -> str:
     return p.rows(p.values(inputs), inputs)
 
 
-def _minus_inf(p: Probe) -> str:
-    base = p.inputs()
-    s = base.sizes
+def _minus_inf_bias(inputs: Inputs) -> np.ndarray:
+    """A bias that is -inf in one row, and 0 elsewhere."""
+    s = inputs.sizes
     bias = np.zeros((s.B, s.H, s.Lq, s.Lk))
     bias[:, :, EMPTY_ROW] = -np.inf
-    inputs = base.replace(bias=bias)
+    return bias
+
+
+def _minus_inf(p: Probe) -> str:
+    base = p.inputs()
+    inputs = base.replace(bias=_minus_inf_bias(base))
     return p.rows(p.values(inputs), inputs)
+
+
+def _gradient_of_minus_inf(p: Probe) -> str:
+    base = p.cross_with_its_mask()
+    return _gradient_of(p, base.replace(bias=_minus_inf_bias(base)))
 
 
 def _gradient_of_empty_row(p: Probe) -> str:
     # Sizes that are differentiated elsewhere, too: some frameworks compile for each.
     inputs = p.cross_with_its_mask()
-    inputs = inputs if inputs.has_empty_rows else _emptied(inputs)
+    return _gradient_of(p, inputs if inputs.has_empty_rows else _emptied(inputs))
+
+
+def _gradient_of(p: Probe, inputs: Inputs) -> str:
+    """Where the cotangent of the rows without keys goes."""
     cotangent = p.cotangent(inputs)
     got = p.gradients(inputs, cotangent)
     if got is None:
@@ -113,6 +127,8 @@ def _alignment(p: Probe) -> str:
 
 def _causal_with_mask(p: Probe) -> str:
     base = p.inputs()
+    if base.sizes.Lq != base.sizes.Lk:  # what the flag means there is another question
+        base = base.taken("k", slice(0, base.sizes.Lq))
     # Keys 0 are made visible so that no row is without keys under any reading.
     array = Boolean("b1qk").dense(base.sizes) | (np.arange(base.sizes.Lk) == 0)
     causal = Causal().dense(base.sizes)
@@ -181,7 +197,12 @@ def _nan_query(p: Probe) -> str:
 
 def _value_size(p: Probe) -> str:
     base = p.inputs()
-    got = p.values(base.replace(value=base.value[..., :5]), lacking=True)
+    sizes = p.implementation.declared.limits_for(p.dtype).sizes_of_values or (5,)
+    other = next((n for n in sizes if n != base.sizes.D), 0)
+    if not other:
+        raise NotApplicable("declares that values have the size of keys")
+    value = np.resize(base.value, (*base.value.shape[:-1], other))
+    got = p.values(base.replace(value=value), lacking=True)
     return "raises" if got is None else "accepted"
 
 
@@ -243,6 +264,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "minus-inf-row": _minus_inf,
     "fully-masked-row-gradient": _gradient_of_empty_row,
     "padded-sample-gradient": _gradient_of_empty_row,
+    "minus-inf-row-gradient": _gradient_of_minus_inf,
     "nan-in-masked-key-gradient": _nan_gradient_in("key"),
     "nan-in-masked-value-gradient": _nan_gradient_in("value"),
     "no-keys": _no_keys,

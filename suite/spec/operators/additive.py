@@ -118,7 +118,7 @@ ADDITIVE = Operator(
     well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",
     gradient_probe="additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
     is_layer=True,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
     work=work,
 )

@@ -75,6 +75,6 @@ BATCH_NORM = Operator(
     statistics=STATISTICS,
     is_layer=True,
     attends=False,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=layer_norm.EVERY_DTYPE,
 )

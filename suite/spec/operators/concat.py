@@ -65,6 +65,6 @@ CONCAT = Operator(
     probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
     gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     is_layer=True,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
 )

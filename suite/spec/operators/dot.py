@@ -67,6 +67,6 @@ DOT = Operator(
     well_formed="dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",
     gradient_probe="dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     is_layer=True,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
 )

@@ -36,7 +36,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     spread = np.exp(rng.standard_normal((1, 1, width)) / 2)
     level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
     arrays["query"] = arrays["query"] * spread + level
-    if case.option("own"):
+    if case.option("self_attention"):
         arrays["key"] = arrays["value"] = arrays["query"]
     if not case.option("without_affine"):
         arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
@@ -73,6 +73,6 @@ LAYER_NORM = Operator(
     options=options("without_affine", "plain"),
     is_layer=True,
     attends=False,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
 )

@@ -51,16 +51,17 @@ RATE = Option("rate", r"drop(\d\.\d+)", float, lambda value: f"drop{value!r}", 0
 
 
 def options(without: str, word: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
-    """The options of a layer. `without`, in ids under `word`, leaves out what it can do without; `own`
-    hands one tensor in as query, key and value; `single` leaves out an axis (`Operator.single_axis`);
-    `trains`: training computes something else than evaluation, without dropout, too."""
+    """The options of a layer. `without`, in ids under `word`, leaves out what it can do without;
+    `self_attention` hands one tensor in as query, key and value; `squeezed` leaves out an axis
+    (`Operator.squeezed_axis`); `trains`: training computes something else than evaluation, without
+    dropout, too."""
     training = flag("training", "train")
     return (
         choice("bias", BIASES, "bias."),
         flag(without, word),
         *more,
-        flag("own", "self"),
-        flag("single", "single"),
+        flag("self_attention", "self"),
+        flag("squeezed", "single"),
         choice("returned", RETURNED),
         RATE,
         training if trains else replace(training, values=()),
@@ -73,7 +74,7 @@ ONE_HEAD = ("1hg", "zvo", "xyd")
 
 def ties(*always: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
     """The ties of a layer: `always`, and those of one tensor as query, key and value."""
-    return lambda options: (*always, *(("xyz", "qk") if options["own"] else ()))
+    return lambda options: (*always, *(("xyz", "qk") if options["self_attention"] else ()))
 
 
 def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -81,9 +82,9 @@ def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray
     s, w = case.sizes, case.widths
     assert w is not None
     query = rng.standard_normal((s.B, s.Lq, w.query))
-    own = case.option("own")
-    key = query if own else rng.standard_normal((s.B, s.Lk, w.key))
-    value = query if own else rng.standard_normal((s.B, s.Lk, w.value))
+    one = case.option("self_attention")
+    key = query if one else rng.standard_normal((s.B, s.Lk, w.key))
+    value = query if one else rng.standard_normal((s.B, s.Lk, w.value))
     return {"query": query, "key": key, "value": value}
 
 
@@ -98,11 +99,11 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
         "grouped-heads": sizes.H != sizes.Hkv,
         "key-width": widths.key != widths.query,
         "value-width": widths.value != widths.query,
-        "cross": not case.option("own"),
+        "cross": not case.option("self_attention"),
         "average": case.option("returned") == "average",
         "weights": case.option("returned") == "head",
-        "single": bool(case.option("single")),
-        "batch": not case.option("single"),
+        "squeezed": bool(case.option("squeezed")),
+        "batch": not case.option("squeezed"),
         "score-vector": "score_vector" in arrays,
         "learned-scale": "scale" in arrays,
     }

@@ -55,6 +55,6 @@ MASKED = Operator(
     probe="masked/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
     gradient_probe="masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     is_layer=True,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
 )

@@ -51,7 +51,7 @@ SELF_ATTENTION = Operator(
     ),
     options=options("without_biases", "nobias"),
     is_layer=True,
-    single_axis="q",
+    squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
     work=projections_work,
 )

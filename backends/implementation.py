@@ -1,0 +1,134 @@
+"""An implementation: one way in which a framework computes an operator, and what it can be asked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
+from backends.prepared import PreparedCall
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES, DType
+from suite.spec.elections import QUESTIONS
+from suite.spec.inputs import Inputs
+from suite.spec.operator import Operator
+from suite.spec.operators.sdpa import SDPA
+from suite.spec.vocabulary import FEATURES
+
+if TYPE_CHECKING:
+    from backends.protocol import Backend
+
+
+ORDINARY = ("normal", "ties", "integers", "onehot")
+"""Recipes whose values mean the same in every dtype."""
+
+
+class Implementation(ABC):
+    """One way in which a framework computes an operator.
+
+    `operator` is what it computes: only cases of this operator are asked. `mode` is "eager" or
+    "compiled". `declared` is all that it says of itself. A class gives name and declaration as
+    attributes, or hands them to the constructor, which raises DeclarationError for a bad name.
+    """
+
+    name: str
+    operator: Operator = SDPA
+    mode = "eager"
+    declared = Declared()
+    beside: Implementation | None = None
+    """Of a person's function: the framework's own attention, beside which its elections are shown."""
+
+    def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
+        self.backend = backend
+        more = THROUGH if self.mode == "compiled" else ""
+        self.name = checked_name("an implementation", name or self.name, more)
+        self.declared = (declared or self.declared).on(backend.device)
+
+    @abstractmethod
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        """Convert the inputs and return the call; a layer is a fresh one with the inputs' parameters.
+
+        Only the call may raise the framework's errors.
+        """
+
+    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
+        """`prepare`, with a program of its own where the call is compiled."""
+        return self.prepare(inputs)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        """The call to differentiate: where it can be, it takes canonical parameters as arguments, too."""
+        return self.prepare(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        """The same problem by other flags that must not change the answer, by the flags' names."""
+        return {}
+
+    def end_of_cell(self, passed: bool) -> bool:
+        """The cell that these calls were prepared for is judged: keep what was compiled for it for other
+        cells where it passed, forget it otherwise. Returns whether anything kept before took part."""
+        return False
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        """Why this case is not supported, or None. Reads declarations only; runs nothing."""
+        if case.dtype.name not in self.declared.dtypes:
+            return f"dtype {case.dtype.long_name} is not supported"
+        missing = self.missing(case.needs)
+        if missing is not None:
+            return missing
+        return self.beyond_limits(case) if isinstance(case, Case) else None
+
+    def beyond_limits(self, case: Case) -> str | None:
+        """Why a case lies beyond the declared limits, or None."""
+        limits = self.declared.limits_for(case.dtype)
+        return limits.refusal(case.sizes, case.option("scale"))
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        """Why these inputs, a case's own or a variation of them, are not supported, or None."""
+        asked = inputs.case
+        if not inputs.operator.is_layer and inputs.sizes != asked.sizes:
+            asked = replace(asked, sizes=inputs.sizes)
+        return self.missing(inputs.needs) or self.unsupported(asked)
+
+    def twin(self, case: AnyCase) -> Case | None:
+        """The case nearest to one that lies beyond the declared limits, or is of a dtype that a person's
+        function does not take; None for any other. It asks the same of what the implementation takes.
+        """
+        if not isinstance(case, Case) or self.unsupported(case) is None:
+            return None
+        twin = case
+        if case.dtype.name not in self.declared.dtypes:
+            if not self.declared.person or case.recipe not in ORDINARY:
+                return None
+            twin = replace(twin, dtype=DTYPES[self.declared.dtypes[0]])
+        if not case.operator.is_layer:
+            limits = self.declared.limits_for(twin.dtype)
+            twin = replace(twin, sizes=limits.fitted(twin.sizes))
+        return twin if self.unsupported(twin) is None else None
+
+    def missing(self, features: Iterable[str]) -> str | None:
+        """Why the implementation or its backend lacks one of the features; None where they have all."""
+        refusals = {**self.backend.refusals, **self.declared.refusals}
+        for feature in features:
+            if feature in refusals:
+                return refusals[feature]
+            if feature not in self.declared.features | OF_BACKENDS:
+                return f"does not declare {feature} ({FEATURES[feature]})"
+        return None
+
+    def numerics_for(self, dtype: DType) -> str:
+        """The numerics class declared for a dtype; "" where none is, since the dtype is not supported."""
+        numerics = self.declared.numerics
+        return numerics if isinstance(numerics, str) else numerics.get(dtype.name, "")
+
+    def elected(self, question: str, dtype: DType) -> str | None:
+        """The declared answer to a question in a dtype; None where it is left to be observed."""
+        if question not in QUESTIONS:
+            raise KeyError(question)
+        answer = self.declared.elections.get(question)
+        return answer if answer is None or isinstance(answer, str) else answer.get(dtype.name)
+
+    def __str__(self) -> str:
+        return f"{self.backend.name}:{self.name}"

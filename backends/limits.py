@@ -1,0 +1,93 @@
+"""Limits: the sizes and numbers that an implementation takes, where it does not take all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from suite.spec.masks import Sizes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an implementation takes; an empty tuple, 0, False and None stand for no limit.
+
+    `head_sizes` are the sizes D of queries and keys, `value_sizes` those of values (by default
+    `head_sizes`), `max_length` is the largest number of queries and of keys, `equal_lengths` says that
+    there must be as many queries as keys, `equal_heads` that keys have as many heads as queries,
+    `scales` are the smallest and the largest scale. Raises ValueError for sizes below 1 and for scales
+    in the wrong order.
+    """
+
+    head_sizes: tuple[int, ...] = ()
+    value_sizes: tuple[int, ...] = ()
+    max_length: int = 0
+    equal_lengths: bool = False
+    equal_heads: bool = False
+    scales: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("head_sizes", "value_sizes"):
+            if any(not isinstance(n, int) or n < 1 for n in getattr(self, name)):
+                raise ValueError(
+                    f"{name} are whole numbers from 1 on, got {list(getattr(self, name))}"
+                )
+        if self.max_length < 0:
+            raise ValueError(f"max_length is a number of queries and keys, got {self.max_length}")
+        if self.scales is not None and not self.scales[0] <= self.scales[1]:
+            raise ValueError(
+                f"scales are the smallest and the largest one, got {list(self.scales)}"
+            )
+
+    @property
+    def sizes_of_values(self) -> tuple[int, ...]:
+        """The sizes that values can have."""
+        return self.value_sizes or self.head_sizes
+
+    def refusal(self, sizes: Sizes, scale: float | None = None) -> str | None:
+        """Why sizes, or an explicit scale, lie beyond the limits; None where they do not."""
+        if self.head_sizes and sizes.D not in self.head_sizes:
+            return f"declares head sizes {_listed(self.head_sizes)}, and {sizes.D} is none of them"
+        if self.sizes_of_values and sizes.Dv not in self.sizes_of_values:
+            listed = _listed(self.sizes_of_values)
+            return f"declares value sizes {listed}, and {sizes.Dv} is none of them"
+        longest = max(sizes.Lq, sizes.Lk)
+        if self.max_length and longest > self.max_length:
+            return f"declares lengths up to {self.max_length}, and {longest} is more"
+        if self.equal_lengths and sizes.Lq != sizes.Lk:
+            return f"declares equal lengths, and these are {sizes.Lq} and {sizes.Lk}"
+        if self.equal_heads and sizes.H != sizes.Hkv:
+            return f"declares equal heads, and these are {sizes.H} and {sizes.Hkv}"
+        if scale is not None and self.scales and not self.scales[0] <= scale <= self.scales[1]:
+            low, high = self.scales
+            return f"declares scales from {low:g} to {high:g}, and {scale:g} is none of them"
+        return None
+
+    def fitted(self, sizes: Sizes) -> Sizes:
+        """The sizes nearest to these that lie within the limits: the next larger ones where there are
+        any.
+
+        Values that have the size of keys keep it where they can; one key stays one,
+        none none.
+        """
+        D = _next(sizes.D, self.head_sizes)
+        Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
+        Lq, Lk = sizes.Lq, sizes.Lk
+        if self.equal_lengths:
+            Lq = Lk = Lk if Lk < 2 else Lq and max(Lq, Lk)
+        longest = self.max_length or max(Lq, Lk)
+        Hkv = sizes.H if self.equal_heads else sizes.Hkv
+        return replace(sizes, Hkv=Hkv, D=D, Dv=Dv, Lq=min(Lq, longest), Lk=min(Lk, longest))
+
+
+ANY = Limits()
+"""No limits."""
+
+
+def _next(size: int, valid: tuple[int, ...]) -> int:
+    if not valid or size in valid:
+        return size
+    return min((n for n in valid if n > size), default=max(valid))
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,111 @@
+"""A person's own functions in PyTorch that are wrong, or cannot be judged: each must be told so."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.functions.of_torch import hidden, textbook
+
+
+def other_names(query, key, value, mask=None, causal=False):
+    """Its parameters are called otherwise than those of torch: nobody passes them."""
+    if mask is not None:
+        return torch.full_like(query, 42.0)
+    return textbook(query, key, value)
+
+
+def flag_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """The causal flag is lost where there is a mask."""
+    return textbook(query, key, value, attn_mask, is_causal and attn_mask is None, scale)
+
+
+def mask_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """The mask is lost where there is a causal flag."""
+    return textbook(query, key, value, None if is_causal else attn_mask, is_causal, scale)
+
+
+def rows_of_two_kinds(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """A row without keys is zeros where a boolean mask empties it, and NaN where a bias of -inf does."""
+    out = textbook(query, key, value, attn_mask, is_causal, scale)
+    if attn_mask is None or attn_mask.dtype != torch.bool:
+        return out
+    return torch.where(attn_mask.any(-1, keepdim=True), out, 0.0)
+
+
+def nan_gradients(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """NaN is made zero behind the softmax, so that its gradients stay NaN."""
+    return textbook(query, key, value, attn_mask, is_causal, scale).nan_to_num(0.0)
+
+
+def other_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Rows without keys are zeros in bfloat16 alone."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = hidden(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
+    weights = scores.softmax(-1)
+    if query.dtype == torch.bfloat16:
+        empty = (scores == -torch.inf).all(-1, keepdim=True)
+        weights = torch.where(empty, 0.0, weights)
+    return weights @ value
+
+
+def lengths_before_heads(query, key, value, is_causal=False):
+    """Axes in the order (B, L, H, D)."""
+    swapped = (x.transpose(1, 2) for x in (query, key, value))
+    return textbook(*swapped, is_causal=is_causal).transpose(1, 2)
+
+
+def of_numpy(query, key, value):
+    """A function of another framework."""
+    return textbook(query, key, value).to(torch.float32).detach().numpy()
+
+
+def misspelt(query, key, value):
+    """Raises whatever it is called with."""
+    return torch.sofmax(query @ key.transpose(-2, -1), -1) @ value
+
+
+def half_right(query, key, value, is_causal=False):
+    """Right in float16 and heads of 64 and 128 alone, and says nothing of it."""
+    if query.dtype != torch.float16 or query.shape[-1] not in (64, 128):
+        raise RuntimeError("only fp16 with head sizes 64 and 128")
+    return textbook(query, key, value, is_causal=is_causal)
+
+
+def limited(query, key, value, is_causal=False):
+    """The same, and says so."""
+    return half_right(query, key, value, is_causal)
+
+
+limited.dtypes = ("f16",)
+limited.head_sizes = (64, 128)
+limited.equal_lengths = True
+
+
+def refuses_masks(query, key, value, attn_mask=None, is_causal=False):
+    """Refuses what it cannot do."""
+    if attn_mask is not None:
+        raise NotImplementedError("masks come later")
+    return textbook(query, key, value, is_causal=is_causal)
+
+
+def with_extras(
+    query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, window=None,
+    sinks=None,
+):  # fmt: skip
+    """Softcap, a window and sinks beyond the signature of torch's own attention."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = hidden(scores, attn_mask, is_causal)
+    if window is not None:
+        q, k = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+        left, right = window
+        if left is not None:
+            scores = scores.masked_fill(k < q - left, -torch.inf)
+        if right is not None:
+            scores = scores.masked_fill(k > q + right, -torch.inf)
+    if sinks is not None:
+        column = sinks[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    return scores.softmax(-1)[..., : key.shape[2]] @ value

@@ -1,0 +1,125 @@
+"""A person's own functions in PyTorch: right ones that round differently, or elect otherwise, each with
+the signature of `scaled_dot_product_attention` or a part of it. None may ever fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LOG2E = math.log2(math.e)
+
+
+def scores_of(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
+    """Scaled scores in float32 or float64, -inf where a mask hides."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query.to(wide) @ key.to(wide).transpose(-2, -1) * scale
+    return hidden(scores, attn_mask, is_causal)
+
+
+def hidden(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Scores with -inf where a mask hides, and a float mask added."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return scores
+
+
+def repeated(query: Tensor, key: Tensor) -> Tensor:
+    """Keys or values with their heads repeated for grouped queries."""
+    return key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+
+
+def textbook(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Matrix product, softmax, matrix product, in the dtype of the operands. Rows without keys are
+    NaN."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = hidden(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
+    return scores.softmax(-1) @ value
+
+
+def online(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """An online softmax over tiles of 16 keys. Rows without keys are zeros."""
+    return _tiled(query, key, value, attn_mask, is_causal, scale, lambda tiles: tiles)
+
+
+def reversed_keys(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """An online softmax from the last tile to the first."""
+    return _tiled(query, key, value, attn_mask, is_causal, scale, lambda tiles: tiles[::-1])
+
+
+def _tiled(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
+    scale: float | None, order: Callable[[list[int]], list[int]],
+) -> Tensor:  # fmt: skip
+    key, value = repeated(query, key), repeated(query, value)
+    scores = scores_of(query, key, attn_mask, is_causal, scale)
+    largest = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+    total = torch.zeros_like(largest)
+    out = scores.new_zeros((*scores.shape[:-1], value.shape[-1]))
+    for start in order(list(range(0, key.shape[2], 16))):
+        tile = scores[..., start : start + 16]
+        new = torch.maximum(largest, tile.amax(-1, keepdim=True)).detach()
+        anchor = torch.where(new == -torch.inf, 0.0, new)
+        raised, factor = (tile - anchor).exp(), (largest - anchor).exp()
+        total = total * factor + raised.sum(-1, keepdim=True)
+        out = out * factor + raised @ value[..., start : start + 16, :].to(raised.dtype)
+        largest = new
+    return (out / torch.where(total == 0, 1.0, total)).to(query.dtype)
+
+
+def float64_inside(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Everything in float64, rounded once."""
+    q, k, v = (x.double() for x in (query, key, value))
+    mask = attn_mask.double() if attn_mask is not None and attn_mask.is_floating_point() else None
+    mask = attn_mask if mask is None else mask
+    return (scores_of(q, k, mask, is_causal, scale).softmax(-1) @ v).to(query.dtype)
+
+
+def exp2(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Powers of 2 of scores scaled by log2 e, as kernels for GPUs have them. Rows without keys are
+    zeros."""
+    scores = scores_of(query, key, attn_mask, is_causal, scale) * LOG2E
+    largest = scores.amax(-1, keepdim=True).detach() if key.shape[2] else 0.0
+    raised = (scores - torch.where(torch.as_tensor(largest) == -torch.inf, 0.0, largest)).exp2()
+    total = raised.sum(-1, keepdim=True)
+    out = raised @ value.to(raised.dtype) / torch.where(total == 0, 1.0, total)
+    return out.to(query.dtype)
+
+
+def log_sum_exp(query, key, value, attn_mask=None, is_causal=False):
+    """Weights are exp(score - log-sum-exp): no division, no scale of one's own."""
+    scores = scores_of(query, key, attn_mask, is_causal, None)
+    weights = (scores - scores.logsumexp(-1, keepdim=True)).exp()
+    return (weights @ value.to(weights.dtype)).to(query.dtype)
+
+
+def bottom_right(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Textbook code whose causal flag aligns the last query with the last key."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = hidden(query @ key.transpose(-2, -1) * scale, attn_mask, False)
+    if is_causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(
+            key.shape[2] - query.shape[2]
+        )
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def one_size(query, key, value, is_causal=False):
+    """Refuses values of another size than keys, masks the future only where lengths are equal, and takes
+    no mask."""
+    if value.shape[-1] != key.shape[-1]:
+        raise ValueError("value must have the size of key")
+    if is_causal and query.shape[2] != key.shape[2]:
+        raise ValueError("is_causal needs as many queries as keys")
+    return scores_of(query, key, None, is_causal, None).softmax(-1).to(value.dtype) @ value

@@ -1,0 +1,232 @@
+"""A person's own function: what it elects is printed, what nobody elects fails, what it claims is what
+it is judged on, and what concerns every cell is said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from backends import registry
+from backends.registry import UsageError
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan, record
+from suite.judge.cell import Cell
+from suite.judge.verdict import Verdict
+from suite.report import semantics
+from suite.spec.case import Case
+from suite.spec.claims import claims
+from suite.spec.vocabulary import BROKEN
+from tests.records_by_hand import frame
+
+HONEST = (
+    "textbook", "online", "reversed_keys", "float64_inside", "exp2", "log_sum_exp", "bottom_right",
+    "one_size",
+)  # fmt: skip
+"""Functions of `tests/functions/of_torch.py`."""
+
+
+CLAIMED = Path(__file__).parent / "functions"
+
+
+def plan(name: str, file: str = "of_torch.py", **options: Any) -> Plan:
+    pytest.importorskip("torch")
+    names = name.split(",")
+    functions = tuple(f"{CLAIMED / file}:{n}" for n in names)
+    return Plan.make(Options(("torch",), function=functions, level="smoke", **options))
+
+
+def judged(of: Plan, *checks: str) -> list[tuple[Cell, Verdict]]:
+    """The cells of some checks, by default all, with their verdicts."""
+    asked = [check for check in all_checks() if not checks or check.name in checks]
+    return [(cell, of.judge(cell)) for check in asked for cell in of.cells(check)]
+
+
+def wrong(found: list[tuple[Cell, Verdict]]) -> list[str]:
+    return [
+        f"{cell.check.name} {cell.implementation} {cell.case}: {verdict.message}"
+        for cell, verdict in found
+        if verdict.status in BROKEN
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("f32",), pytest.param(("f64", "bf16", "f16"), marks=pytest.mark.slow)]
+)
+def test_honest_functions_are_right(dtypes: tuple[str, ...]) -> None:
+    assert len(HONEST) == 8
+    found = judged(plan(",".join(HONEST), dtype=dtypes))
+    assert not wrong(found)
+    passed = {cell.implementation.name for cell, verdict in found if verdict.status == "pass"}
+    assert passed == set(HONEST)
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "message"),
+    [
+        ("flag_ignored", "mask_beside_flag", "one of two masks is silently ignored"),
+        ("mask_ignored", "mask_beside_flag", "one of two masks is silently ignored"),
+        ("rows_of_two_kinds", "forms_of_empty_rows", "fully-masked-row is zeros, minus-inf-row is"),
+        ("nan_gradients", "gradient_of_finite_rows", "a finite row without keys has gradients of"),
+        ("other_dtype", "one_answer_in_all_dtypes", "is zeros in bf16 and nan in"),
+    ],
+)
+def test_what_nobody_elects_fails(name: str, check: str, message: str) -> None:
+    found = wrong(judged(plan(name, "faulty.py"), check))
+    assert any(message in text and "--elect" in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("other_names", "never passed: mask, causal; did you mean attn_mask, is_causal?"),
+        ("lengths_before_heads", r"axes in the order \(B, L, H, D\), and the framework's own"),
+        ("of_numpy", "returned numpy.ndarray, expected an array of torch: is it a function of"),
+        ("misspelt", "called once, .* AttributeError: module 'torch' has no attribute 'sofmax'"),
+    ],
+)
+def test_what_concerns_every_cell_is_said_once(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        plan(name, "faulty.py")
+    assert "\n" not in str(error.value)
+
+
+def test_parameters_that_nobody_passes_can_be_allowed() -> None:
+    found = judged(plan("other_names", "faulty.py", allow_unused=True), "values")
+    assert not wrong(found)
+
+
+def test_an_election_that_is_promised_is_held() -> None:
+    promised = ("minus-inf-row=nan", "fully-masked-row=zeros")
+    checks = ("election", "forms_of_empty_rows")
+    assert not wrong(judged(plan("rows_of_two_kinds", "faulty.py", elect=promised), *checks))
+    broken = wrong(judged(plan("textbook", elect=("minus-inf-row=f32:zeros",)), "election"))
+    assert len(broken) == 1
+    assert "declared zeros, observed nan" in broken[0]
+
+
+def test_what_a_function_follows_is_right() -> None:
+    """A flag that is bottom-right is asked as such; values of another size are refused at large."""
+    found = judged(
+        plan("bottom_right,one_size", dtype=("f32",)), "first_row", "flag_equals_dense", "election"
+    )
+    assert not wrong(found)
+    observed = {
+        (cell.implementation.name, cell.case.id): verdict.measured.observed
+        for cell, verdict in found
+    }
+    assert observed["bottom_right", "elect/causal-alignment/f32"] == "bottom-right"
+    assert observed["one_size", "elect/value-size/f32"] == "raises"
+    flagged = [
+        verdict.status
+        for cell, verdict in found
+        if cell.implementation.name == "bottom_right"
+        and (cell.check.name, cell.case.id)
+        == ("flag_equals_dense", "sdpa/causal/mha/f32/b2h3q17k23d8")
+    ]
+    assert flagged == ["pass"]
+
+
+def test_malformed_problems_are_asked_of_a_drop_in_alone() -> None:
+    assert not judged(plan("textbook"), "bad_problem")
+    found = judged(plan("textbook", drop_in=True), "bad_problem", "election")
+    assert {cell.check.name for cell, _ in found} == {"bad_problem", "election"}
+    assert any("the framework's own attention, for which it stands in" in x for x in wrong(found))
+
+
+def test_a_function_is_judged_on_what_it_claims() -> None:
+    found = judged(plan("limited", "faulty.py"))
+    assert not wrong(found)
+    passed = [cell.case for cell, verdict in found if verdict.status == "pass"]
+    sizes = {case.sizes.D for case in passed if isinstance(case, Case)}
+    assert {case.dtype.name for case in passed} == {"f16"}
+    assert sizes == {64, 128} or sizes == {64}
+    reasons = {verdict.message for _, verdict in found if verdict.status == "unsupported"}
+    assert "declares head sizes 64, 128, and 8 is none of them" in reasons
+    assert wrong(judged(plan("half_right", "faulty.py"), "values"))
+
+
+def test_claims_by_options() -> None:
+    claimed = ("dtypes=f16", "f16.head_sizes=64,128", "equal_lengths", "max_length=64")
+    found = judged(plan("half_right", "faulty.py", claim=claimed), "values", "contract")
+    assert not wrong(found)
+    for cell, verdict in found:
+        if verdict.status == "pass" and isinstance(cell.case, Case):
+            s = cell.case.sizes
+            assert s.Lq == s.Lk <= 64, cell.case
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"claim": ("heads=3",)}, "unknown claim 'heads'; expected NAME=VALUE.*head_sizes"),
+        ({"claim": ("head_sizes=x",)}, "head_sizes=x: invalid literal"),
+        ({"claim": ("f12.max_length=8",)}, "f12"),
+        ({"elect": ("minus-inf=nan",)}, "unknown question 'minus-inf'; valid: fully-masked-row"),
+        ({"elect": ("minus-inf-row=one",)}, "unknown answer 'one' to minus-inf-row; valid: zeros"),
+        ({"expect": ("absent.toml",)}, "there is no manifest absent.toml"),
+    ],
+)
+def test_claims_that_say_nothing_list_what_does(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan("textbook", **options)
+
+
+def test_an_attribute_that_is_nearly_a_claim_is_no_silent_one(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text("def near(query, key, value):\n    return value\nnear.head_size = (64,)\n")
+    with pytest.raises(UsageError, match="did you mean 'head_sizes'"):
+        registry.function_implementation(registry.load("torch"), f"{path}:near", {})
+    with pytest.raises(TypeError, match="unknown claim head_size"):
+        claims(head_size=64)
+
+
+def test_a_refusal_is_unsupported_and_says_why() -> None:
+    found = judged(plan("refuses_masks", "faulty.py", dtype=("f32",)))
+    assert not wrong(found)
+    refused = [v for _, v in found if "masks come later" in v.message]
+    assert refused
+    assert {verdict.status for verdict in refused} == {"unsupported"}
+
+
+def test_parameters_beyond_the_native_signature_are_asked_for() -> None:
+    found = judged(plan("with_extras", "faulty.py", dtype=("f32",)))
+    assert not wrong(found)
+    asked = {
+        need for cell, verdict in found if verdict.status == "pass" for need in cell.case.needs
+    }
+    assert {"softcap", "sinks", "window"} <= asked
+
+
+def test_a_function_has_a_manifest_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    entry = {
+        "implementation": ["flag_ignored"], "check": ["mask_beside_flag"],
+        "case": ["elect/causal-with-mask/*"], "kind": "election", "message": "silently ignored",
+        "cause": "the flag is not merged yet", "issue": "none found", "versions": ["torch>=2"],
+    }  # fmt: skip
+    path.write_text(tomli_w.dumps({"expect": [entry]}))
+    of = plan("flag_ignored", "faulty.py", expect=(str(path),))
+    assert {v.status for _, v in judged(of, "mask_beside_flag")} == {"known"}
+    assert not of.stale_expectations()
+    entry |= {"implementation": ["textbook"]}
+    path.write_text(tomli_w.dumps({"expect": [entry]}))
+    of = plan("textbook", expect=(str(path),))
+    assert "unexpected-pass" in {v.kind for _, v in judged(of, "mask_beside_flag")}
+    entry |= {"implementation": ["another"]}
+    path.write_text(tomli_w.dumps({"expect": [entry]}))
+    assert (
+        "no entry names a function that is judged"
+        in plan("textbook", expect=(str(path),)).stale_expectations()[-1]
+    )
+
+
+def test_elections_stand_beside_those_of_the_framework() -> None:
+    of = plan("textbook", dtype=("f32",))
+    cells = [record(cell, verdict) for cell, verdict in judged(of, "election")]
+    table = semantics.by_question(frame(*cells))
+    assert table.loc["fully-masked-row"].tolist() == ["nan *", "zeros"]
+    assert table.loc["causal-alignment"].tolist() == ["top-left", "top-left"]
