@@ -204,7 +204,7 @@ def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.Monkey
     whole = type(layer).paths
 
     def broken(self: Any, inputs: Any) -> Any:
-        other = inputs.replace(query=2 * inputs.query, key=2 * inputs.key, own=False)
+        other = inputs.replace(query=2 * inputs.query, key=2 * inputs.key, self_attention=False)
         return {**whole(self, inputs), "doubled": self.prepare(other)}
 
     monkeypatch.setattr(type(layer), "paths", broken)
