@@ -19,7 +19,8 @@ from suite.spec.inputs import Inputs
 
 CASES = (
     "sdpa/none/mha/{dt}/b3h2q18k34d8",
-    "sdpa/bool.b1qk/mha/{dt}/b3h3q11k17d8/bias.b1qk/dense",
+    "sdpa/bool.bhqk/mha/{dt}/b3h3q11k17d8/dense",
+    "sdpa/bool.b1qk/mha/f32/b3h3q11k17d8/bias.b1qk/dense",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
