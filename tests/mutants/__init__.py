@@ -30,6 +30,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_shapes,
     faults_sinks,
     faults_softmax,
+    faults_state,
 )
 from tests.mutants.honest import HONEST
 from tests.mutants.kernel import KernelBackend
