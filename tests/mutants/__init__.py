@@ -23,6 +23,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_layer_scores,
     faults_layers,
     faults_layouts,
+    faults_long_rows,
     faults_masks,
     faults_modes,
     faults_precision,
