@@ -180,6 +180,11 @@ class Backend(ABC):
     def device_name(self, array: Any) -> str:
         """The device the array is on, as --device names it."""
 
+    def overwrite(self, array: Any, values: Any) -> bool:
+        """Write the values of one of the framework's arrays into another one; False where arrays never
+        change."""
+        return False
+
     def transpose(self, array: Any, *axes: int) -> Any:
         """The array with its axes in another order: a view where the framework has views."""
         return array.transpose(*axes)

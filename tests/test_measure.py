@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from backends.registry import load
 from suite.judge.derivative import names_of
 from suite.measure import protocol
 from suite.measure.call import RefusedTime, TimedCall, UnsupportedCall
+from suite.measure.seen import KEPT, Seen
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import WORKLOADS, named, sweep
 from suite.spec.inputs import draw
@@ -33,7 +35,9 @@ from tests.twins import (
     Synchronised,
     Twin,
     WrongLayout,
+    WrongNowAndThen,
     WrongScale,
+    WrongWhileTimed,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,6 +63,8 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
         (CachedByInput, NumpyBackend, "stale"),
         (AntiCausal, NumpyBackend, "value"),
         (WrongScale, NumpyBackend, "value"),
+        (WrongWhileTimed, NumpyBackend, "value"),
+        (WrongNowAndThen, NumpyBackend, "value"),
     ],
 )
 def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:
@@ -76,12 +82,30 @@ def test_a_wrong_layout_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("twin", "backend"),
-    [(Twin, NumpyBackend), (Queued, Synchronised), (Twin, Compiling)],
+    [
+        (Twin, NumpyBackend),
+        (Queued, Synchronised),
+        (Twin, Compiling),
+    ],
 )
 def test_honest_twins_are_timed(twin: Any, backend: Any) -> None:
     accuracy = judged(twin, backend)
     assert 0 < accuracy.error_ratio <= 1
     assert accuracy.grade == "exact"
+
+
+def test_of_many_different_answers_a_random_few_are_kept() -> None:
+    kept: Counter[int] = Counter()
+    for seed in range(200):
+        seen = Seen[int](seed)
+        for answer in (*range(64), *range(64)):
+            seen.take(answer, lambda answer=answer: answer)
+        assert seen.counts == dict.fromkeys(range(64), 2)
+        assert len(seen.kept()) == KEPT
+        assert {count for count, _ in seen.kept()} == {2}
+        kept.update(answer for _, answer in seen.kept())
+    # 200 draws with probability 1/4 each: 50, and hardly ever more than five deviations of 6 from that.
+    assert all(20 < kept[answer] < 80 for answer in range(64))
 
 
 def test_what_is_not_supported_is_no_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -177,3 +178,35 @@ class WrongScale(Twin):
 
     def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         return Definition.prepare(self, inputs.replace(scale=1.0 / inputs.sizes.D)).function
+
+
+class WrongWhileTimed(Twin):
+    """Returns the values of its first keys where the clock runs: not in the first call, nor where its
+    caller judges."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        calls = []
+
+        def call(**arguments: Any) -> Any:
+            calls.append(1)
+            callers = {frame.name for frame in traceback.extract_stack()}
+            out = plain.function(**arguments)
+            if len(calls) > 1 and not callers & {"judge"}:
+                return Rounded(arguments["value"].values[..., : out.shape[-2], :].copy(), out.fmt)
+            return out
+
+        return call
+
+
+class WrongNowAndThen(Twin):
+    """Every twentieth answer is that of the wrong scale."""
+
+    def changed(self, plain: PreparedCall, inputs: Any) -> Any:
+        wrong = Definition.prepare(self, inputs.replace(scale=1.0 / inputs.sizes.D)).function
+        calls = []
+
+        def call(**arguments: Any) -> Any:
+            calls.append(1)
+            return (wrong if len(calls) % 20 == 0 else plain.function)(**arguments)
+
+        return call

@@ -44,6 +44,10 @@ class NumpyEngine(Backend):
     def to_numpy(self, array: Rounded) -> np.ndarray:
         return array.values
 
+    def overwrite(self, array: Rounded, values: Rounded) -> bool:
+        array.values[...] = values.values
+        return True
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, Rounded)
 

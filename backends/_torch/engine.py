@@ -52,6 +52,11 @@ class TorchEngine(Backend):
         array = array.detach().cpu()
         return (array.double() if array.is_floating_point() else array).numpy()
 
+    def overwrite(self, array: Any, values: Any) -> bool:
+        with self.torch.no_grad():
+            array.copy_(values)
+        return True
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor)
 

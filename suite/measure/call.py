@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from backends.compilation import Compiled
 from backends.protocol import Implementation, PreparedCall
+from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.derivative import (
@@ -25,6 +26,7 @@ from suite.judge.derivative import (
 )
 from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
+from suite.measure.seen import Seen, digest_of, leaves
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
@@ -73,6 +75,15 @@ class Preparation:
     work: Work | None
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a call returned, read and not yet judged; `failure` where it cannot be read."""
+
+    output: Answer | None = None
+    gradients: dict[str, np.ndarray] | None = None
+    failure: Exception | None = None
+
+
 class TimedCall:
     """One implementation's call of a case in one of `suite.spec.vocabulary.DIRECTIONS`.
 
@@ -96,6 +107,7 @@ class TimedCall:
         reason = implementation.unsupported(case) or implementation.missing(needs)
         if reason is not None:
             raise UnsupportedCall(reason)
+        self.seen = Seen[Reading](seed)
         self.compiled = False
         self.slowest = 0.0
         self.fresh = math.inf
@@ -146,7 +158,8 @@ class TimedCall:
         return self.backend.device_seconds(self.call)
 
     def judge(self) -> Accuracy:
-        """Judge what was timed, and answers to inputs that the call has not seen.
+        """Judge what was timed, every answer that was different, and those to inputs that the call has
+        not seen.
 
         Raises RefusedTime: "value", "non-finite" and the other kinds of wrong answers; "compiled" where
         something was compiled while the clock ran; "not-synced" where it stopped before the work;
@@ -155,12 +168,29 @@ class TimedCall:
         with _quiet():
             if self.compiled:
                 raise RefusedTime("compiled", "something was compiled while the clock ran")
-            out = self._judge_sync()
-            measured = self._judge_answer(out, self.cell.inputs, self.prepared)
+            self.look(self._judge_sync())
+            self._call_on()
+            measured = self.judge_seen()
             for number in range(1, protocol.FRESH + 1):
                 self._judge_fresh(number)
             # What the implementation declares decides; a grade of gradients costs an oracle a class.
             return Accuracy(measured.error_ratio, measured.grade)
+
+    def judge_seen(self) -> Measured:
+        """Judge the answers that were looked at. Raises RefusedTime."""
+        self.cell.measured = Measured()
+        with _quiet():
+            for count, reading in self.seen.kept():
+                of = f" (in {count} of {self.seen.counts.total()} calls that were looked at)"
+                self._hold(reading, self.cell.inputs, 0, of if len(self.seen.counts) > 1 else "")
+        return self.cell.measured
+
+    def look(self, out: Any) -> None:
+        """Take in an answer of the timed call, to be judged later."""
+        self.seen.take(
+            digest_of(out, self.backend),
+            lambda: self._read(out, self.cell.inputs, self.prepared),
+        )
 
     def peak_bytes(self) -> int | None:
         """The most memory a call holds at a time, by the framework's own account; None where it has
@@ -183,7 +213,18 @@ class TimedCall:
 
     def _seconds(self, inner: int) -> float:
         call = self._slowed if self.slow else self.call
-        return protocol.timed(call, self.backend.sync, inner)[0]
+        seconds, out = protocol.timed(call, self.backend.sync, inner)
+        self.look(out)
+        return seconds
+
+    def _call_on(self) -> None:
+        """Look at more answers in a row: what is wrong in one call of twenty is hardly the last of a
+        sample."""
+        end = time.perf_counter() + protocol.MORE_SECONDS
+        for _ in range(protocol.MORE):
+            self.look(protocol.timed(self.call, self.backend.sync, 1)[1])
+            if time.perf_counter() > end:
+                break
 
     def _slowed(self) -> Any:
         """The call, kept up by the share `slow` of what it took."""
@@ -238,7 +279,7 @@ class TimedCall:
 
     def _read_all(self, out: Any) -> float:
         start = time.perf_counter()
-        for array in _leaves(out):
+        for array in leaves(out):
             if self.backend.is_array(array):
                 self.backend.to_numpy(array)
         return time.perf_counter() - start
@@ -258,7 +299,9 @@ class TimedCall:
             raise RefusedTime("compiled", "fresh inputs of the same shapes are compiled anew")
         if number == 1:
             # Judged once: the oracle of a large case takes longer than all its samples.
-            self._judge_answer(out, inputs, replace(self.prepared, arguments=arguments), number)
+            prepared = replace(self.prepared, arguments=arguments)
+            self.cell.measured = Measured()
+            self._hold(self._read(out, inputs, prepared), inputs, number, " (fresh inputs)")
         self.fresh = min(seconds, self.fresh)
         beyond = self.fresh - self.slowest
         slow = self.fresh > protocol.STALE_FACTOR * self.slowest and beyond > protocol.STALE_SECONDS
@@ -269,39 +312,40 @@ class TimedCall:
                 f"{self.slowest * 1e3:.3g} ms: what was timed was not computed anew",
             )
 
-    def _judge_answer(
-        self, out: Any, inputs: Inputs, prepared: PreparedCall, number: int = 0
-    ) -> Measured:
-        """Hold what was timed against the oracle; raises RefusedTime with the worst element."""
-        cell = self.cell
-        cell.measured = Measured()
+    def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
+        """The values of what a call returned, in memory of their own."""
+        cell, gradients = self.cell, None
+        answer: Answer | None
         try:
             if self.direction == "forward":
-                cell.judge(cell.read(out, inputs, prepared), inputs)
+                answer = cell.read(out, inputs, prepared)
             else:
-                output, gradients = out
-                if output is not None:
-                    cell.judge(read_output(cell, output, inputs, prepared), inputs)
-                values = read_gradients(cell, gradients, inputs, prepared, self.wrt)
-                judge_gradients(cell, values, inputs, self._cotangent_values(number))
+                output, given = out
+                answer = None if output is None else read_output(cell, output, inputs, prepared)
+                read = read_gradients(cell, given, inputs, prepared, self.wrt)
+                gradients = {name: array.copy() for name, array in read.items()}
+        except (Deviation, NotApplicable) as error:
+            return Reading(failure=error)
+        if answer is not None:
+            answer = Answer({n: array.copy() for n, array in answer.arrays.items()}, None)
+        return Reading(answer, gradients)
+
+    def _hold(self, reading: Reading, inputs: Inputs, number: int, of: str) -> None:
+        """Hold what a call returned against the oracle; raises RefusedTime with the worst element. `of`
+        says which call it was."""
+        cell = self.cell
+        try:
+            if reading.failure is not None:
+                raise reading.failure
+            if reading.output is not None:
+                cell.judge(reading.output, inputs)
+            if reading.gradients is not None:
+                judge_gradients(cell, reading.gradients, inputs, self._cotangent_values(number))
         except NotApplicable as error:
             raise UnsupportedCall(str(error)) from error
         except Deviation as error:
-            fresh = " (fresh inputs)" if number else ""
             ratio = cell.measured.error_ratio
-            raise RefusedTime(error.kind, error.message + fresh, ratio) from error
-        return cell.measured
-
-
-def _leaves(out: Any) -> Iterator[Any]:
-    """The arrays of an output: itself, or those of a pair and of a dictionary."""
-    if isinstance(out, Mapping):
-        out = list(out.values())
-    if isinstance(out, Sequence):
-        for part in out:
-            yield from _leaves(part)
-    else:
-        yield out
+            raise RefusedTime(error.kind, error.message + of, ratio) from error
 
 
 @contextmanager

@@ -30,6 +30,10 @@ SAMPLES = 20
 FRESH = 3
 """Sets of fresh inputs that an answer is asked for after the timing."""
 
+MORE, MORE_SECONDS = 100, 0.3
+"""Calls after the timing whose answers are looked at beside the last one of every sample, as long as
+they fit into these seconds."""
+
 STALE_FACTOR, STALE_SECONDS = 3.0, 1e-4
 """A call with fresh inputs that takes this many times the slowest sample, and this many seconds more,
 was not what was timed."""

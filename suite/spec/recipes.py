@@ -99,6 +99,24 @@ def _overflow(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     return 160 * q, 160 * k, v
 
 
+def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
+    """Few keys of each row hold nearly all its weight, in equal parts: the row reads them out.
+
+    Keys are codes of random signs, nearly orthogonal where D is 64 or so, each code in turn for several
+    keys; a query is four times a code. Every key is read by some row: there are as many codes as rows
+    that share keys, and two keys of a code at least. A key that is dropped, counted twice or exchanged
+    moves rows by its share, however long they are, where the error of a worst-case sum would hide it.
+    """
+    q, _, v = _normal(rng, s, fmt)
+    if not s.Hkv:
+        return q, np.zeros((s.B, s.Hkv, s.Lk, s.D)), v
+    heads, group = np.arange(s.H)[:, None], s.H // s.Hkv
+    count = max(1, min(s.Lq * group, (s.Lk + 1) // 2))
+    codes = np.sign(rng.standard_normal((s.B, s.Hkv, count, s.D)))
+    rows = np.arange(s.Lq) + s.Lq * (heads % group)  # (H, Lq)
+    return 4 * codes[:, heads // group, rows % count], codes[:, :, np.arange(s.Lk) % count], v
+
+
 DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large": _large,
@@ -109,13 +127,14 @@ DRAWS: dict[str, Draw] = {
     "offset": _offset,
     "sunk": _sunk,
     "overflow": _overflow,
+    "needle": _needle,
 }
 
 
 RECIPES = tuple(DRAWS)
 """Names of the input recipes."""
 
-FIXED_SCALE = ("large", "offset", "sunk")
+FIXED_SCALE = ("large", "offset", "sunk", "needle")
 """Recipes that set the size of the scores: they keep the default scale."""
 
 OVERFLOW_SCALE = 2.0**-14

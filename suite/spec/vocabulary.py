@@ -39,6 +39,7 @@ KINDS = {
     "mutated-input": "an input was changed by the call",
     "not-deterministic": "a second call on the same inputs gave other bits",
     "overwritten": "a later call changed an earlier answer",
+    "stale": "the answer hangs on earlier calls, or on which arrays hold the arguments",
     "leak": "what the mask hides has influence",
     "leaked-state": "the call left a setting of the process or of the framework other than it was",
     "unequal": "two forms of one problem give answers further apart than rounding explains",

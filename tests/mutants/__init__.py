@@ -23,6 +23,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_layer_scores,
     faults_layers,
     faults_layouts,
+    faults_long_rows,
     faults_masks,
     faults_modes,
     faults_persons,
@@ -31,6 +32,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_shapes,
     faults_sinks,
     faults_softmax,
+    faults_state,
 )
 from tests.mutants.honest import HONEST
 from tests.mutants.kernel import KernelBackend

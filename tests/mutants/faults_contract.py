@@ -264,3 +264,15 @@ class AnswersInOneBuffer(Kernel):
         kept = known.setdefault((made.shape, call.fmt.name), made)
         kept.values[...] = made.values
         return kept
+
+
+@mutant("contract")
+class AnswersInBuffersInTurn(Kernel):
+    """Answers of one shape take turns in four buffers."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        made = super().deliver(out, call)
+        ring = self.__dict__.setdefault("ring", {}).setdefault((made.shape, call.fmt.name), [])
+        ring.append(made if len(ring) < 4 else ring.pop(0))
+        ring[-1].values[...] = made.values
+        return ring[-1]

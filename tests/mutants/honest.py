@@ -79,6 +79,7 @@ from tests.mutants.honest_one_head import (
     SelfAttentionEager,
     SelfAttentionExact,
 )
+from tests.mutants.honest_state import AnswersKeptByValues, WorkspaceCleared
 from tests.mutants.layer_gradient_kernel import (
     AdditiveDifferentiable,
     Arrays,
@@ -195,6 +196,8 @@ HONEST: tuple[type[Implementation], ...] = (
     ExpBaseTwo,
     MergedChunks,
     WeightsByLogSumExp,
+    AnswersKeptByValues,
+    WorkspaceCleared,
     Float64Inside,
     SequentialSums,
     ScaleOnBothSides,

@@ -69,7 +69,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
-    "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk")),
+    "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk", "needle")),
     # an inner stride is a designed case: frameworks without views have none
     "axis_order": ("bhld", "blhd"),
     "form": ("native", "dense"),

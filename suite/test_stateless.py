@@ -1,0 +1,93 @@
+"""Promise: an answer hangs on the values of the arguments, not on which arrays hold them, nor on what was
+computed before: nothing is remembered by an array's identity or address, and no buffer that is used again
+lends its old contents."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+
+from backends.protocol import PreparedCall
+from suite.judge.answer import Answer
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.comparison import expect_bitwise
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.catalogue import asked
+from suite.spec.inputs import Inputs
+
+CASES = (
+    "sdpa/none/mha/{dt}/b3h2q18k34d8",
+    "sdpa/bool.bhqk/mha/{dt}/b3h3q11k17d8/dense",
+    "sdpa/bool.b1qk/mha/f32/b3h3q11k17d8/bias.b1qk/dense",
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+)
+"""Sizes that others are asked in, too; and a mask and a bias, of which kernels keep what they made."""
+
+TURNS = 3
+"""How often two problems of one size follow each other, in arrays that may lie where others lay."""
+
+
+def changed(inputs: Inputs) -> Inputs:
+    """The same problem with other values; rows see as many keys as before, others of them."""
+    query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
+    arrays = {"query": query, "key": key, "value": value}
+    if inputs.self_attention:
+        arrays = dict.fromkeys(arrays, np.flip(query, -1))
+    if inputs.bias is not None:
+        arrays["bias"] = -inputs.bias
+    other = inputs.replace(**arrays)
+    if inputs.form == "dense" and inputs.dense_mask is not None:
+        other = other.with_dense(mask_array=np.flip(inputs.dense_mask, -1).copy())
+    return other
+
+
+def hold(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
+    """Judge an answer that was right when nothing came before it. Raises Deviation "stale"."""
+    try:
+        cell.judge(answer, inputs)
+    except Deviation as error:
+        raise Deviation("stale", f"{what}: {error.message}", error.measured) from error
+
+
+def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
+    """Write the arrays of another call of one function into those of this one; False where arrays cannot
+    be changed, or where the function itself holds some of what the calls differ in."""
+    backend = cell.implementation.backend
+    arrays = {n: array for n, array in call.arguments.items() if backend.is_array(array)}
+    return call.constants == other.constants and all(
+        backend.overwrite(array, other.arguments[name]) for name, array in arrays.items()
+    )
+
+
+@check(asked(*CASES))
+def test_stateless(cell: Cell) -> None:
+    inputs, other = cell.inputs, changed(cell.inputs)
+    cell.judge(cell.run(), inputs)
+    cell.judge(cell.run(other), other)
+    prepared, later = cell.prepare(inputs), cell.prepare(other)
+    cell.call(prepared)
+    if overwritten(cell, prepared, later):
+        answer = cell.read(cell.call(prepared), other, prepared)
+        hold(cell, answer, other, "after the arguments were changed in place")
+    del prepared, later
+    for _ in range(TURNS):
+        for these in (inputs, other):
+            hold(cell, cell.run(these), these, "after a call with other arrays, which are gone")
+    if inputs.self_attention or inputs.dense_mask is not None or inputs.sizes.Lk < 2:
+        return
+    few = inputs.taken("k", slice(0, inputs.sizes.Lk // 2))
+    try:
+        before = cell.run(few).values.copy()
+    except NotApplicable:
+        return  # a number of keys that is not claimed
+    spoilt = {n: np.full_like(getattr(inputs, n), np.nan) for n in ("query", "key", "value")}
+    with suppress(Deviation):  # what becomes of NaN is asked elsewhere
+        cell.run(inputs.replace(**spoilt))
+    answer, what = cell.run(few), "over fewer keys, after a call with NaN"
+    hold(cell, answer, few, what)
+    if cell.implementation.declared.deterministic:
+        expect_bitwise(answer.values, before, "stale", what)
