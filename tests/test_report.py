@@ -263,7 +263,7 @@ def test_the_summary_names_operators_where_there_are_several() -> None:
     shown = [lines(run(*cells), {"jax": "no wheel"}) for cells in (sdpa, [*sdpa, *layer])]
     heads = [[line for line in text if line.startswith("Elections")] for text in shown]
     assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
-    assert shown[0][-1] == "not installed: jax: no wheel"
+    assert shown[0][-1] == "not judged: jax: no wheel"
 
 
 def test_failures_are_listed_gravest_first() -> None:
