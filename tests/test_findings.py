@@ -71,7 +71,7 @@ def test_the_page_names_every_finding_and_counts_its_cells() -> None:
     for findings in FOUND.values():
         for finding in findings:
             assert finding.title in text
-    assert "torch:sdpa (1 cells)" in text
+    assert "torch:sdpa (1 cell)" in text
 
 
 def test_findings_are_checked(tmp_path: Path) -> None:

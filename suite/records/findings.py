@@ -142,7 +142,7 @@ def _section(
     if entries:
         checks = dict.fromkeys(c for _, e in entries for c in e.check)
         cases = dict.fromkeys(c for _, e in entries for c in e.case)
-        of = ", ".join(f"{n} ({count} cells)" for n, count in counts.items())
+        of = ", ".join(f"{n} ({c} cell{'s' * (c != 1)})" for n, c in counts.items())
         names = dict.fromkeys(f"{backend}:{n}" for backend, e in entries for n in e.implementation)
         checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
         where = f"{of or ', '.join(names)}; {checked}; cases {', '.join(f'`{c}`' for c in cases)}"
