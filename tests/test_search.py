@@ -29,6 +29,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
 from suite.spec.operators import OPERATORS
+from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import FEATURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,7 +86,7 @@ def test_draws_reach_what_the_table_does() -> None:
     assert {c.dtype.name for c in seen} == set(DTYPES)
     assert {c.axis_order for c in seen} == {"bhld", "blhd", "bhdl"}
     assert {c.form for c in seen} == {"native", "dense"}
-    assert len({c.recipe for c in seen}) == 9
+    assert {c.recipe for c in seen} == set(RECIPES)
     assert len({c.option("bias") for c in seen}) >= 6  # -inf goes with no mask: it is rare
     assert {c.option("sinks") for c in seen} == {False, True}
     assert {type(p).__name__ for p in parts} >= {"Causal", "Window", "Padding", "Segments", "Or"}
