@@ -69,6 +69,9 @@ class Terminal:
             listing = Listing(run, state.nodes, state.options, len(run.cells) if verbose else MOST)
             for text in listing.explanation():
                 terminalreporter.write_line(printable(text))
+            if not verbose:
+                # On CI machines pytest would give the whole message of each, once more, for its line.
+                self._config.option.force_short_summary = True
             self._failed = terminalreporter.stats.get("failed", [])
             terminalreporter.stats["failed"] = listing.chosen(self._failed)
         return (yield)
