@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from backends.declared import THROUGH, checked_name
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.sources import compiled_source
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import FEATURES
@@ -114,13 +113,10 @@ class Compiled(Implementation):
             if key is not None:
                 self.programs.new[key] = program
         function, handle = program
-        return replace(plain, function=function, compiled=handle, source=self._source(plain))
-
-    def _source(self, plain: PreparedCall) -> str:
         dialect = self.backend.dialect
-        compiled = "" if dialect is None else dialect.compiled.get(self.compiler, "")
-        arrays = [n for n, a in plain.arguments.items() if self.backend.is_array(a)]
-        return compiled_source(plain.source, compiled, arrays)
+        words = {} if dialect is None else dialect.compiled
+        source, text = (plain.source, words[self.compiler]) if self.compiler in words else ("", "")
+        return replace(plain, function=function, compiled=handle, source=source, through=text)
 
     def end_of_cell(self, passed: bool) -> bool:
         return self.programs.end_of_cell(passed)

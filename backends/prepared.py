@@ -45,7 +45,8 @@ class PreparedCall:
     name, `cotangent` and `wrt`, names of arguments, and returns gradients by argument; `jvp` takes the
     arguments and `tangents` by argument and returns the output's. `within` makes the context the function
     is called in, which a compiler is not given: a choice of kernel, a thread count. `source` is the call
-    as text: lines, imports and all, that compute `output` from variables called like the arguments.
+    as text: lines, imports and all, that compute `output` from variables called like the arguments;
+    `through` is how the text goes through a compiler (see `Dialect.compiled`).
     `constants` are the plain values that the function hangs on besides its arguments: where two calls of
     an implementation have equal ones, their functions are the same; None where that is not known.
     `compiled` is the compiled program that the function ends in, in the framework's own type; None where
@@ -62,6 +63,7 @@ class PreparedCall:
     jvp: Callable[..., Any] | None = None
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
     source: str = ""
+    through: str = ""
     constants: tuple[Any, ...] | None = None
     compiled: Any = None
     ahead: Callable[[], None] | None = None

@@ -22,7 +22,8 @@ class Dialect:
     keep their type. `transpose`: `array` with its axes in `order`, a tuple. `values`: those of `array`,
     float64. `gradients`: lines that run `source` (or `indented`, the same four spaces further in) and
     set `output` and `gradients`, those by `names` for `cotangent`. `compiled`: by compiler, the
-    expression of `function` compiled; one that has no such expression is left out.
+    expression of `function` compiled, empty where it is called as it is; one that has no words is left
+    out.
     """
 
     imports: str
@@ -45,13 +46,15 @@ def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
 
 def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
     """The text of a call (see `PreparedCall`) with the call compiled, as a function of the arguments
-    called `arrays`; `compiled` is that of a `Dialect`. Empty where either is."""
+    called `arrays`; `compiled` is one of a `Dialect`, and where it is empty the text is as it was."""
+    if not compiled:
+        return source
     names = ", ".join(arrays)
 
     def through(match: re.Match[str]) -> str:
         return f"{match[1]}{compiled.format(function=f'lambda {names}: {match[2]}')}({names})"
 
-    return re.sub(r"^( *output = )(.*)$", through, source, flags=re.MULTILINE) if compiled else ""
+    return re.sub(r"^( *output = )(.*)$", through, source, flags=re.MULTILINE)
 
 
 def textbook_source(

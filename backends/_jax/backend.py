@@ -31,7 +31,7 @@ def call({names}):
 
 output, pull = jax.vjp(call, {names})
 gradients = pull(cotangent)""",
-    compiled={"jit": JIT, "aot": JIT},
+    compiled={"ops": "", "jit": JIT, "aot": JIT},
 )
 
 

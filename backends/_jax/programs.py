@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends.prepared import PreparedCall
-from backends.sources import compiled_source
 
 Gradients = tuple[Any, dict[str, Any]]
 """A call's output, and its gradients by operand."""
@@ -156,9 +155,7 @@ class Programs:
             raise ValueError(f"a call of {owner} that shares no program: it names no constants")
         key = (owner, repr(prepared.constants))
         function = self.kept.setdefault(key, Jitted(prepared.function))
-        arrays, _ = divided(prepared.arguments)
-        source = compiled_source(prepared.source, self.compiled, arrays)
-        return replace(prepared, function=function, compiled=function, source=source)
+        return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:
@@ -166,4 +163,4 @@ def by_operation(prepared: PreparedCall) -> PreparedCall:
     function = prepared.function
     if not isinstance(function, Jitted):
         return prepared
-    return replace(prepared, function=function.plain, compiled=None, source="")
+    return replace(prepared, function=function.plain, compiled=None, through="")

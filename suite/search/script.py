@@ -17,7 +17,7 @@ import numpy as np
 from backends.memory import AXES
 from backends.prepared import PreparedCall
 from backends.protocol import Backend
-from backends.sources import Dialect
+from backends.sources import Dialect, compiled_source
 from suite.judge.cell import Cell
 from suite.judge.derivative import (
     asked_of,
@@ -175,12 +175,14 @@ def _layer_call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
 
 
 def _source(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
+    arrays = [n for n, a in prepared.arguments.items() if cell.implementation.backend.is_array(a)]
+    source = compiled_source(prepared.source, prepared.through, arrays)
     if not _differentiates(cell):
-        return prepared.source
+        return source
     operands = [prepared.argument(name) for name in asked_of(cell)[1]]
     names = ", ".join(operands) + ("," if len(operands) == 1 else "")
-    indented = textwrap.indent(prepared.source, "    ")
-    return dialect.gradients.format(names=names, source=prepared.source, indented=indented)
+    indented = textwrap.indent(source, "    ")
+    return dialect.gradients.format(names=names, source=source, indented=indented)
 
 
 def _operand(name: str, axis_order: str, memory: str, backend: Backend, fmt: DType) -> str:
