@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from backends.declared import DeclarationError, Declared, Election, UsageError
+from backends.declared import Declared, Election, UsageError
 from backends.limits import ANY, Limits
 from suite.spec.claims import BY_DTYPE, CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.elections import QUESTIONS
+from suite.spec.vocabulary import NUMERICS
 
 DEFAULT_NUMERICS = "stepwise"
-"""The class a person's function is held to unless it declares one: the widest in which sums are right."""
+"""The class a person's function is held to unless it declares one: the widest in which sums are right.
+Where the framework's own attention declares a wider one, as in float64 what is computed in float32, it is
+that one."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, those that most cases are asked in first."""
 
-_LIMITS = ("head_sizes", "value_sizes", "max_length", "equal_lengths", "equal_heads", "scales")
+_LIMITS = tuple(limit.name for limit in fields(Limits))
 _SWITCHES = ("equal_lengths", "equal_heads", "drop_in", "allow_unused")
 
 
@@ -30,7 +33,7 @@ _SWITCHES = ("equal_lengths", "equal_heads", "drop_in", "allow_unused")
 class Claims:
     """The claims of one function, read and checked; see `suite.spec.claims.CLAIMS`."""
 
-    numerics: str | Mapping[str, str] = DEFAULT_NUMERICS
+    numerics: str | Mapping[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = tuple(DTYPES)
     limits: Limits | Mapping[str, Limits] = ANY
     elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
@@ -53,7 +56,7 @@ class Claims:
             taken = {dtype(name).name for name in _several(values.get("dtypes", DTYPES))}
             names = tuple(name for name in ORDER if name in taken)
             claims = cls(
-                numerics=_numerics(values.get("numerics", DEFAULT_NUMERICS), names),
+                numerics=_numerics(values.get("numerics", {})),
                 dtypes=names,
                 limits=_limits(values, names),
                 elections=elections,
@@ -66,10 +69,17 @@ class Claims:
             raise UsageError(f"a claim cannot be used: {error}") from error
         return claims
 
-    def declared(self, features: Iterable[str] = (), **more: Any) -> Declared:
-        """The declaration of an implementation around the function. Raises DeclarationError."""
+    def declared(
+        self, features: Iterable[str] = (), beside: Declared | None = None, **more: Any
+    ) -> Declared:
+        """The declaration of an implementation around the function; `beside` is that of the framework's
+        own attention. Raises DeclarationError."""
+        numerics = self.numerics
+        if not isinstance(numerics, str):
+            widest = {name: _default(name, beside) for name in self.dtypes}
+            numerics = {**widest, **numerics}
         return Declared(
-            numerics=self.numerics, features=frozenset(features), elections=self.elections,
+            numerics=numerics, features=frozenset(features), elections=self.elections,
             dtypes=self.dtypes, limits=self.limits, drop_in=self.drop_in, person=True, **more,
         )  # fmt: skip
 
@@ -166,19 +176,24 @@ def _attributes(function: Any) -> dict[str, Any]:
 def _has(function: Any, name: str) -> bool:
     """Whether an attribute was set, and is no method or parameter of a layer."""
     value = getattr(function, name, None)
-    return value is not None and not isinstance(value, Callable)  # type: ignore[arg-type]
+    return value is not None and not callable(value)
 
 
 def _several(value: Any) -> tuple[Any, ...]:
     return (value,) if isinstance(value, str | Path) else tuple(value)
 
 
-def _numerics(value: Any, names: Iterable[str]) -> str | dict[str, str]:
+def _numerics(value: Any) -> str | dict[str, str]:
     if isinstance(value, str):
         return value
-    return dict.fromkeys(names, DEFAULT_NUMERICS) | {
-        dtype(name).name: numerics for name, numerics in value.items()
-    }
+    return {dtype(name).name: numerics for name, numerics in value.items()}
+
+
+def _default(name: str, beside: Declared | None) -> str:
+    """The class where none is declared in the dtype of this short name."""
+    if beside is None or name not in beside.dtypes:
+        return DEFAULT_NUMERICS
+    return max(DEFAULT_NUMERICS, beside.numerics_for(DTYPES[name]), key=NUMERICS.index)
 
 
 def _limits(values: Mapping[str, Any], names: Iterable[str]) -> Limits | dict[str, Limits]:
@@ -204,8 +219,3 @@ def _limit(values: Mapping[str, Any]) -> Limits:
         one = isinstance(value, int) and name.endswith("_sizes")
         read[name] = (value,) if one else tuple(value) if isinstance(value, list) else value
     return Limits(**read)
-
-
-__all__ = [
-    "DEFAULT_NUMERICS", "Claims", "DeclarationError", "read_claims", "read_elections",
-]  # fmt: skip

@@ -176,6 +176,12 @@ class Declared:
         framework's own attention."""
         return self.drop_in or not self.person
 
+    def numerics_for(self, dtype: DType) -> str:
+        """The numerics class in a dtype; "" where none is declared, since the dtype is not supported."""
+        return (
+            self.numerics if isinstance(self.numerics, str) else self.numerics.get(dtype.name, "")
+        )
+
     def limits_for(self, dtype: DType) -> Limits:
         """The limits in a dtype."""
         return self.limits if isinstance(self.limits, Limits) else self.limits.get(dtype.name, ANY)

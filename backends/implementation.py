@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
+from backends.limits import ANY
 from backends.prepared import PreparedCall
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -96,7 +97,8 @@ class Implementation(ABC):
         """The case nearest to one that lies beyond the declared limits, or is of a dtype that a person's
         function does not take; None for any other. It asks the same of what the implementation takes.
         """
-        if not isinstance(case, Case) or self.unsupported(case) is None:
+        limited = self.declared.person or self.declared.limits != ANY
+        if not limited or not isinstance(case, Case) or self.unsupported(case) is None:
             return None
         twin = case
         if case.dtype.name not in self.declared.dtypes:
@@ -120,8 +122,7 @@ class Implementation(ABC):
 
     def numerics_for(self, dtype: DType) -> str:
         """The numerics class declared for a dtype; "" where none is, since the dtype is not supported."""
-        numerics = self.declared.numerics
-        return numerics if isinstance(numerics, str) else numerics.get(dtype.name, "")
+        return self.declared.numerics_for(dtype)
 
     def elected(self, question: str, dtype: DType) -> str | None:
         """The declared answer to a question in a dtype; None where it is left to be observed."""

@@ -139,14 +139,16 @@ class UserFunction(Implementation):
         if not claims.allow_unused:
             known, taken = self.native.known, self.accepted.passed
             check_unused(f"function {name}", self.accepted.unused, known, taken)
+        beside = backend.own_attention()
         declared = claims.declared(
             ATTENTION_FEATURES | {"sinks"},
+            None if beside is None else beside.declared,
             refusals=self.accepted.lacking(self.native),
             may_be_forward_only=True,
             merges_mask_into_bias=self.merges_mask_into_bias,
         )
         super().__init__(backend, name, declared)
-        self.beside = backend.own_attention()
+        self.beside = beside
 
     def takes(self, name: str) -> bool:
         """Whether the function accepts the parameter."""

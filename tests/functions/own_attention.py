@@ -1,4 +1,4 @@
-"""The frameworks' own attention as a person's function, with the precision that it claims."""
+"""The frameworks' own attention as a person's function, of which nothing is claimed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,9 @@ def jax_own(query, key, value, bias=None, mask=None, **more: Any):
     return jax.nn.dot_product_attention(query, key, value, bias, mask, **more)
 
 
-# Its softmax is computed in float32 whatever the dtype.
-jax_own.numerics = {"f64": "single"}  # type: ignore[attr-defined]
-
-
 def keras_own(query, key, value, bias=None, mask=None, scale=None, is_causal=False):
     import keras
 
     return keras.ops.dot_product_attention(
         query, key, value, bias=bias, mask=mask, scale=scale, is_causal=is_causal
     )
-
-
-# On TensorFlow a scale passes through float32, and float16 is summed in float16.
-keras_own.numerics = {"f64": "single", "f16": "working"}  # type: ignore[attr-defined]
