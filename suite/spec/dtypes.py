@@ -94,5 +94,7 @@ def round_to(x: np.ndarray | float, fmt: DType) -> np.ndarray:
     quantum = np.maximum(exponent - 1, fmt.min_exponent) - (fmt.precision - 1)
     with np.errstate(invalid="ignore"):
         rounded = np.ldexp(np.rint(np.ldexp(x, -quantum)), quantum)
+    if (np.abs(rounded) <= fmt.max).all():
+        return np.asarray(rounded)
     rounded = np.where(np.isfinite(x), rounded, x)
     return np.where(np.abs(rounded) > fmt.max, np.copysign(np.inf, rounded), rounded)

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -298,14 +298,21 @@ def _sizes(case: Case, arrays: Mapping[str, np.ndarray]) -> Sizes:
     return Sizes(*(n[letter] for letter in "bhgqkdv"))
 
 
+@lru_cache(maxsize=8)
 def draw(case: Case, seed: int = 0) -> Inputs:
-    """The inputs of a case: the same bytes for the same id and seed, on every machine."""
+    """The inputs of a case: the same bytes for the same id and seed, on every machine.
+
+    Implementations are asked a case one after the other, and share what was drawn: its arrays are
+    read-only.
+    """
     rng = generator(case.id, seed)
     arrays = case.operator.draw(case, rng, seed)
     bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed)
     if bias is not None:
         arrays["bias"] = bias
     rounded = {name: round_to(array, case.dtype) for name, array in arrays.items()}
+    for array in rounded.values():
+        array.flags.writeable = False
     return Inputs(case, rounded, case.sizes, seed=seed)
 
 
