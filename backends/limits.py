@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from suite.spec.masks import Sizes
+from suite.spec.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
     """The dense form of the masks that no flag expresses, or of the mask given as an array."""
     if inputs.mask_array is not None:
         return inputs.mask_array
+    if inputs.mask is not None and rest == inputs.mask.parts:
+        return inputs.dense_mask
     out: np.ndarray | None = None
     for mask in rest:
         block = mask.dense(inputs.sizes, inputs.seed)
@@ -83,6 +85,23 @@ def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndar
 def rank4(array: np.ndarray) -> np.ndarray:
     """A mask or bias with leading axes of size 1, for interfaces that insist on rank 4."""
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def flagged_arguments(backend: Backend, inputs: Inputs, native: Native) -> dict[str, Any]:
+    """query, key, value as the framework's arrays, length before heads, the causal flag, and mask, bias
+    (rank 4) and scale where there are any: as keras.ops and jax.nn take them."""
+    query, key, value = backend.operands(inputs, "blhd")
+    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if native.causal:
+        arguments["is_causal"] = True
+    mask = dense_of(inputs, native.rest)
+    if mask is not None:
+        arguments["mask"] = backend.array(rank4(mask), None)
+    if inputs.bias is not None:
+        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
+    if inputs.scale is not None:
+        arguments["scale"] = inputs.scale
+    return arguments
 
 
 def full(array: np.ndarray, inputs: Inputs, heads: bool = True) -> np.ndarray:

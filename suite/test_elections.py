@@ -5,7 +5,7 @@ from __future__ import annotations
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.elections import ELECTION_CASES, ElectionCase
 
 ROWS = (
@@ -29,7 +29,9 @@ def test_election(cell: Cell) -> None:
     observed = elections.observe(question.name, cell.implementation, cell.dtype)
     cell.measured.observed = observed
     declared = cell.implementation.elected(question.name, cell.dtype)
-    cell.measured.native = native = answer_of_native(cell, question.name)
+    cell.measured.native = native = elections.of_native(
+        question.name, cell.implementation, cell.dtype
+    )
     if declared is not None and declared != observed:
         raise Deviation("election", f"{question.text}: declared {declared}, observed {observed}")
     holds = cell.implementation.declared.drop_in and not question.by_machine
@@ -39,15 +41,3 @@ def test_election(cell: Cell) -> None:
             f"{question.text}: {observed}; the framework's own attention, for which it stands in: "
             f"{native}",
         )
-
-
-def answer_of_native(cell: Cell, question: str) -> str:
-    """What the framework's own attention answers, beside which a person's function is shown; "" where
-    there is none, or where it is not asked."""
-    native = cell.implementation.beside
-    if native is None:
-        return ""
-    try:
-        return elections.elected(question, native, cell.dtype)
-    except (Deviation, NotApplicable):
-        return ""

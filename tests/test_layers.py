@@ -95,12 +95,6 @@ def needs_more(query_width, heads, depth):
 
 
 @pytest.fixture(scope="module")
-def torch_backend() -> Any:
-    pytest.importorskip("torch")
-    return load("torch")
-
-
-@pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own") / "layers.py"
     path.write_text(OWN)

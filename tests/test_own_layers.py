@@ -7,22 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.registry import UsageError, load
+from backends.registry import UsageError
 from tests.test_layers import OWN, PLAIN, judged, made
-
-
-@pytest.fixture(scope="module")
-def torch_backend() -> Any:
-    pytest.importorskip("torch")
-    return load("torch")
-
-
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("own") / "layers.py"
-    path.write_text(OWN)
-    return path
-
 
 MORE = """
 class Unbiased(nn.Module):
@@ -111,6 +97,6 @@ def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Pat
     assert (verdict.status, verdict.kind) == ("fail", "shape")
 
 
-def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, own: Path) -> None:
+def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, more: Path) -> None:
     with pytest.raises(UsageError, match=r"depth.*; a factory may ask for query_width, key_width"):
-        made(torch_backend, own, "needs_more")
+        made(torch_backend, more, "needs_more")

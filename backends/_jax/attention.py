@@ -9,7 +9,7 @@ import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_arguments, dense_of, rank4, split_native
+from backends.masks import Native, dense_arguments, flagged_arguments, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
@@ -108,10 +108,7 @@ class Eager(Implementation):
 
 def native_arguments(backend: JaxEngine, inputs: Inputs, native: Native) -> dict[str, Any]:
     """The arguments of `jax.nn.dot_product_attention` for inputs whose mask is divided by flags."""
-    query, key, value = backend.operands(inputs, "blhd")
-    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-    if native.causal:
-        arguments["is_causal"] = True
+    arguments = flagged_arguments(backend, inputs, native)
     if native.window is not None:
         far = max(inputs.sizes.Lq, inputs.sizes.Lk)
         sides = (native.window.left, native.window.right)
@@ -119,13 +116,6 @@ def native_arguments(backend: JaxEngine, inputs: Inputs, native: Native) -> dict
     if native.lengths is not None:
         counts = native.lengths.lengths(inputs.sizes, inputs.seed)
         arguments["key_value_seq_lengths"] = backend.array(counts.astype(np.int32), None)
-    mask = dense_of(inputs, native.rest)
-    if mask is not None:
-        arguments["mask"] = backend.array(rank4(mask), None)
-    if inputs.bias is not None:
-        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
-    if inputs.scale is not None:
-        arguments["scale"] = inputs.scale
     return arguments
 
 
@@ -204,7 +194,7 @@ class JaxNnFunction(UserFunction):
             window=own or self.takes("window"),
             lengths=self.takes("key_value_seq_lengths"),
         )
-        passed = native if own else replace(native, window=None)
+        beside = replace(native, window=None)
+        passed, more = (native, beside) if own else (beside, native)
         arguments = native_arguments(self.backend, inputs, passed)
-        rest = replace(native, window=None) if own else native
-        return self.called(arguments | self.extra(inputs, rest), axis_order="blhd")
+        return self.called(arguments | self.extra(inputs, more), axis_order="blhd")

@@ -64,6 +64,7 @@ class FlaxLayer(Implementation):
         },
     )
     causal_flag = False
+    calls_native = False
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.jitted(self.call(inputs), inputs)
@@ -77,6 +78,8 @@ class FlaxLayer(Implementation):
 
     def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
         """The call as it is made by default: through `jax.jit`."""
+        if self.calls_native:
+            return self.backend.jitted_native(self, plain, inputs.dtype)
         return self.backend.jitted(self, plain)
 
     def call(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends._jax.flax_layers import FlaxLayer, biased, by_parts
-from backends.prepared import PreparedCall
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -27,7 +26,7 @@ class Nnx(FlaxLayer):
         # Softmax runs in float32 whatever the dtype.
         .but(numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"})
     )
-    causal_flag = True
+    causal_flag = calls_native = True
     sows = False
 
     def unsupported(self, case: AnyCase) -> str | None:
@@ -35,9 +34,6 @@ class Nnx(FlaxLayer):
         if widths is not None and widths.key != widths.value:
             return "flax.nnx.MultiHeadAttention has one in_kv_features for keys and values"
         return super().unsupported(case)
-
-    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted_native(self, plain, inputs.dtype)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
         w = inputs.widths
@@ -119,10 +115,8 @@ class NnxWeights(Nnx):
             "returned-weights": "before-dropout",
         }
     ).but(numerics="stepwise", dropout="shared")
+    calls_native = False
     sows = True
-
-    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted(self, plain)
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {"nnx.jit": {"jit": True}}

@@ -8,10 +8,9 @@ from importlib.metadata import version
 from typing import Any
 
 from backends._jax.engine import FLUSHED, JIT, JaxEngine
-from backends._jax.settings import settings
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings as of_keras
+from backends._keras.settings import settings
 from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation, Setting
@@ -38,7 +37,7 @@ def call({names}):
 
 output, pull = jax.vjp(call, {names})
 gradients = pull(cotangent)""",
-    compiled={"jit": JIT},
+    compiled={"ops": "", "jit": JIT},
 )
 
 
@@ -58,7 +57,7 @@ class KerasJaxBackend(JaxEngine):
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return {**settings(self.jax), **of_keras(self.keras)}
+        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:

@@ -9,9 +9,8 @@ from typing import Any
 
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings as of_keras
+from backends._keras.settings import settings
 from backends._torch.engine import TorchEngine
-from backends._torch.settings import settings
 from backends.claims import Claims
 from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
@@ -52,7 +51,7 @@ class KerasTorchBackend(TorchEngine):
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return {**settings(self.torch), **of_keras(self.keras)}
+        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:

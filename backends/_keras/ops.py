@@ -9,9 +9,9 @@ import os
 from typing import Any
 
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_of, rank4, split_native
+from backends.masks import flagged_arguments, split_native
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Implementation
+from backends.protocol import BackendUnavailable, Implementation
 from backends.sources import call_source
 from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
@@ -53,22 +53,6 @@ def import_keras(engine: str) -> Any:
     return keras
 
 
-def native_arguments(backend: Backend, inputs: Inputs, native: Native) -> dict[str, Any]:
-    """The arguments of `keras.ops.dot_product_attention` for inputs whose mask is divided by flags."""
-    query, key, value = backend.operands(inputs, "blhd")
-    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-    if native.causal:
-        arguments["is_causal"] = True
-    mask = dense_of(inputs, native.rest)
-    if mask is not None:
-        arguments["mask"] = backend.array(rank4(mask), None)
-    if inputs.bias is not None:
-        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
-    if inputs.scale is not None:
-        arguments["scale"] = inputs.scale
-    return arguments
-
-
 class KerasOps(Implementation):
     """`keras.ops.dot_product_attention` on the engine of the adapter's backend."""
 
@@ -85,7 +69,7 @@ class KerasOps(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         import keras
 
-        arguments = native_arguments(self.backend, inputs, split_native(inputs, causal=True))
+        arguments = flagged_arguments(self.backend, inputs, split_native(inputs, causal=True))
         return PreparedCall(
             keras.ops.dot_product_attention,
             arguments,
@@ -102,5 +86,5 @@ class KerasFunction(UserFunction):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         native = split_native(inputs, self.takes("is_causal"), self.takes("window"))
-        arguments = native_arguments(self.backend, inputs, native)
+        arguments = flagged_arguments(self.backend, inputs, native)
         return self.called(arguments | self.extra(inputs, native), axis_order="blhd")

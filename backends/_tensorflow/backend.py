@@ -8,11 +8,10 @@ from typing import Any
 
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings as of_keras
+from backends._keras.settings import settings
 from backends._tensorflow.attention import Eager
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends._tensorflow.layers import layers
-from backends._tensorflow.settings import settings
 from backends.claims import Claims
 from backends.protocol import Implementation, Setting
 from backends.sources import Dialect
@@ -49,7 +48,7 @@ class TensorflowBackend(TensorflowEngine):
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return {**settings(self.tf), **of_keras(self.keras)}
+        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:

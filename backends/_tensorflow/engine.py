@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from backends._tensorflow import settings
 from backends._tensorflow.tape import Gradients, by_tape, step_by_tape
 from backends.compilation import with_constants
 from backends.hlo import kernels_in
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Step
+from backends.protocol import Backend, BackendUnavailable, Setting, Step
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
@@ -51,6 +53,10 @@ class TensorflowEngine(Backend):
     @property
     def versions(self) -> dict[str, str]:
         return {"tensorflow": self.tf.__version__}
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return settings.settings(self.tf)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # Converted in NumPy, since TensorFlow's own cast flushes subnormals.

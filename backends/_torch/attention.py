@@ -159,18 +159,16 @@ def native_arguments(
     arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
     if native.causal:
         arguments["is_causal"] = True
-    mask = dense_of(inputs, native.rest)
-    merged = None if inputs.bias is None else merged_bias(inputs, native.rest)
-    if merged is not None:
-        arguments["attn_mask"] = backend.array(merged, inputs.dtype)
-    elif mask is not None:
-        arguments["attn_mask"] = backend.array(mask, None)
+    biased = inputs.bias is not None
+    hidden = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
+    if hidden is not None:
+        arguments["attn_mask"] = backend.array(hidden, inputs.dtype if biased else None)
     if inputs.scale is not None:
         arguments["scale"] = inputs.scale
     if query.shape[1] != key.shape[1]:
         arguments["enable_gqa"] = True
     operands = {n: n for n in ("query", "key", "value")}
-    operands["mask" if inputs.bias is None else "bias"] = "attn_mask"
+    operands["bias" if biased else "mask"] = "attn_mask"
     return arguments, operands
 
 

@@ -97,11 +97,6 @@ def read_gradients(
     return gradients
 
 
-def question_of_gradients(cell: Cell, inputs: Inputs) -> str:
-    """Which question tells where the cotangents of rows without keys go."""
-    return elections.question_of_gradients(inputs, cell.implementation)
-
-
 def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     """Where the cotangent of a row without keys goes: "nothing", "values", "scores" or "nan".
 
@@ -109,7 +104,8 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     """
     if not inputs.has_empty_rows:
         return "nothing"
-    gradient, rows = cell.elected(question_of_gradients(cell, inputs)), cell.rows(inputs)
+    question = elections.question_of_gradients(inputs, cell.implementation)
+    gradient, rows = cell.elected(question), cell.rows(inputs)
     if inputs.operator.is_layer and "nan" in (gradient, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
     elections.backward_mode(gradient, rows)

@@ -26,7 +26,7 @@ from suite.judge.derivative import (
 )
 from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
-from suite.measure.seen import Seen, digest_of, leaves
+from suite.measure.seen import Seen, arrays_of, digest_of
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
@@ -279,9 +279,8 @@ class TimedCall:
 
     def _read_all(self, out: Any) -> float:
         start = time.perf_counter()
-        for array in leaves(out):
-            if self.backend.is_array(array):
-                self.backend.to_numpy(array)
+        for array in arrays_of(out, self.backend):
+            self.backend.to_numpy(array)
         return time.perf_counter() - start
 
     def _judge_fresh(self, number: int) -> None:

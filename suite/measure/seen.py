@@ -51,18 +51,17 @@ class Seen(Generic[T]):
 def digest_of(out: Any, backend: Backend) -> int:
     """A checksum of all arrays of an output."""
     found = 0
-    for array in leaves(out):
-        if backend.is_array(array):
-            found = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), found)
+    for array in arrays_of(out, backend):
+        found = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), found)
     return found
 
 
-def leaves(out: Any) -> Iterator[Any]:
+def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
     """The arrays of an output: itself, or those of a pair and of a dictionary."""
     if isinstance(out, Mapping):
         out = list(out.values())
     if isinstance(out, Sequence):
         for part in out:
-            yield from leaves(part)
-    else:
+            yield from arrays_of(part, backend)
+    elif backend.is_array(out):
         yield out

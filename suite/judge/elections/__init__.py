@@ -25,6 +25,18 @@ def elected(question: str, implementation: Implementation, dtype: DType) -> str:
     return implementation.elected(question, dtype) or observe(question, implementation, dtype)
 
 
+def of_native(question: str, implementation: Implementation, dtype: DType) -> str:
+    """What the framework's own attention answers, beside which a person's function is shown; "" where
+    there is none, or where it is not asked."""
+    native = implementation.beside
+    if native is None:
+        return ""
+    try:
+        return elected(question, native, dtype)
+    except (Deviation, NotApplicable):
+        return ""
+
+
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     """The answer to a question as observed by running its probe once.
 
@@ -64,9 +76,8 @@ def _by_lengths(inputs: Inputs) -> bool:
 def alignment(inputs: Inputs, implementation: Implementation) -> str:
     """How the causal flag is aligned where these inputs are passed by it; "" where they are not, or where
     the alignment makes no difference."""
-    mask, sizes = inputs.mask, inputs.sizes
-    flagged = mask is not None and inputs.form == "native" and sizes.Lq != sizes.Lk
-    flagged = flagged and any(part == Causal() for part in mask.parts)  # type: ignore[union-attr]
+    sizes, parts = inputs.sizes, inputs.mask.parts if inputs.mask is not None else ()
+    flagged = inputs.form == "native" and sizes.Lq != sizes.Lk and Causal() in parts
     asked = "causal-alignment" in inputs.operator.elections
     if not flagged or not asked or implementation.missing(["native-causal"]) is not None:
         return ""
@@ -80,8 +91,7 @@ def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
     """The inputs as the implementation's causal flag means them: with the mask that is bottom-right where
     it elects so; with the mask as an array where it elects to raise, and takes arrays."""
     flag = alignment(inputs, implementation)
-    if flag == "bottom-right":
-        assert inputs.mask is not None
+    if flag == "bottom-right" and inputs.mask is not None:
         parts = [Causal(True) if part == Causal() else part for part in inputs.mask.parts]
         return inputs.replace(mask=reduce(and_, parts), form="flag")
     if flag == "raises" and implementation.missing(["mask"]) is None:

@@ -80,11 +80,9 @@ class Probe:
         prepared = self.implementation.prepare_fresh(inputs)
         try:
             native = prepared()
-        except NotImplementedError as error:
-            if self.implementation.declared.person and not lacking:
-                raise NotApplicable(f"the function refuses: {error}") from error
-            return None
-        except Exception:
+        except Exception as error:
+            if not lacking:
+                self._pass_on_refusal(error)
             return None
         backend = self.implementation.backend
         return {
@@ -92,6 +90,10 @@ class Probe:
             for name, array in parts(native, prepared).items()
             if array is not None
         }
+
+    def _pass_on_refusal(self, error: Exception) -> None:
+        if self.implementation.declared.person and isinstance(error, NotImplementedError):
+            raise NotApplicable(f"the function refuses: {error}") from error
 
     def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
         """The output in float64, or None where the framework raises."""
@@ -148,11 +150,8 @@ class Probe:
             _, gradients = backend.vjp(prepared, wrt, native)
         except ForwardOnly as error:
             raise NotApplicable(f"forward only: {error}") from error
-        except NotImplementedError as error:
-            if self.implementation.declared.person:
-                raise NotApplicable(f"the function refuses: {error}") from error
-            return None
-        except Exception:
+        except Exception as error:
+            self._pass_on_refusal(error)
             return None
         if not gradients or any(gradient is None for gradient in gradients.values()):
             raise NotApplicable(
