@@ -38,7 +38,7 @@ def test_standard(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(1, 5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 21))]
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 21))]
 )
 def test_smoke_of_many_seeds(seed: int) -> None:
     assert not failures("smoke", seed, [c for c in CHECKS.values() if c.name not in BITWISE])
