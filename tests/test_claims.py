@@ -3,6 +3,7 @@ it is judged on, and what concerns every cell is said once."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import tomli_w
 
 from backends import registry
 from backends.registry import UsageError
+from suite.__main__ import main
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.plan import Plan, record
@@ -22,7 +24,8 @@ from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.claims import claims
 from suite.spec.vocabulary import BROKEN
-from tests.records_by_hand import frame
+from tests.records_by_hand import frame, write
+from tests.records_by_hand import run as records
 
 HONEST = (
     "textbook", "online", "reversed_keys", "float64_inside", "exp2", "log_sum_exp", "bottom_right",
@@ -224,6 +227,31 @@ def test_a_function_has_a_manifest_of_its_own(tmp_path: Path) -> None:
         "no entry names a function that is judged"
         in plan("textbook", expect=(str(path),)).stale_expectations()[-1]
     )
+
+
+DELEGATING = """
+from tests.functions import faulty
+
+def flag_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    return faulty.flag_ignored(query, key, value, attn_mask, is_causal, scale)
+
+flag_ignored.expect = "mine.toml"
+"""
+
+
+def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Path) -> None:
+    found = judged(plan("flag_ignored", "faulty.py"), "mask_beside_flag")
+    ran = write(tmp_path / "r.jsonl", records(*(record(cell, verdict) for cell, verdict in found)))
+    draft, own = tmp_path / "mine.toml", tmp_path / "mine.py"
+    own.write_text(DELEGATING)
+    assert main(["expect", "--write", str(ran), "--output", str(draft)]) == 0
+    with pytest.raises(UsageError, match="mine.toml, entry 1: issue must be a link"):
+        plan("flag_ignored", str(own))
+    verified = re.sub('"TODO: a link.*"', '"none found"', draft.read_text())
+    draft.write_text(re.sub('"TODO: verify.*"', '"the flag is not merged yet"', verified))
+    of = plan("flag_ignored", str(own))
+    assert {v.status for _, v in judged(of, "mask_beside_flag")} == {"known"}
+    assert not of.stale_expectations()
 
 
 def test_elections_stand_beside_those_of_the_framework() -> None:
