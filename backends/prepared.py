@@ -14,6 +14,10 @@ LAYER_OUTPUTS = ("output", "weights")
 """What a layer's call returns; the weights are None where they were not asked for."""
 
 
+WITH_LSE = ("output", "lse")
+"""What plain attention returns where its log-sum-exp is asked for, too."""
+
+
 class ForwardOnly(Exception):
     """What was computed cannot be differentiated; the message says why.
 
@@ -99,6 +103,20 @@ class PreparedCall:
                 old.setdefault(id(self.arguments[name]), array)
         same = {n: old[id(array)] for n, array in self.arguments.items() if id(array) in old}
         return self.arguments | same | new
+
+
+def attention_call(
+    function: Callable[..., Any], arguments: dict[str, Any], lse: Any = None, **more: Any
+) -> PreparedCall:
+    """A call of plain attention, which returns the pair of output and log-sum-exp where `lse` is asked.
+
+    A script that shows a call has its output alone: a pair has no source.
+    """
+    if lse:
+        more |= {"outputs": WITH_LSE, "source": ""}
+    if more.get("constants") is not None:
+        more["constants"] = (*more["constants"], bool(lse))
+    return PreparedCall(function, arguments, **more)
 
 
 @contextmanager

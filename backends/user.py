@@ -1,7 +1,7 @@
 """A person's own function: what its signature accepts, and the function as an implementation.
 
 A function has the signature of its framework's own attention, or a part of it: what it does not accept
-makes the cases that need it unsupported. Three parameters that no framework's own attention has are
+makes the cases that need it unsupported. Four parameters that no framework's own attention has are
 known, too (`EXTRA`).
 """
 
@@ -16,14 +16,16 @@ from typing import Any
 from backends.claims import Claims
 from backends.declared import ATTENTION_FEATURES, UsageError
 from backends.masks import Native
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
 from backends.sources import function_source
 from suite.spec.inputs import Inputs
 
-EXTRA = {"softcap": "softcap", "window": "native-window", "sinks": "sinks"}
+EXTRA = {"softcap": "softcap", "window": "native-window", "sinks": "sinks", "lse": "lse"}
 """Parameters beyond the native signature, with the feature that each gives: `softcap`, a number;
-`window`, (left, right) keys besides the query's own position, None for no end; `sinks` (H,)."""
+`window`, (left, right) keys besides the query's own position, None for no end; `sinks` (H,); `lse`,
+True where the pair of output and log-sum-exp, (B, H, Lq) or (B, Lq, H) as the output is, is to come
+back."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class UserFunction(Implementation):
             check_unused(f"function {name}", self.accepted.unused, known, taken)
         beside = backend.own_attention()
         declared = claims.declared(
-            ATTENTION_FEATURES | {"sinks"},
+            ATTENTION_FEATURES | {"sinks", "lse"},
             None if beside is None else beside.declared,
             refusals=self.accepted.lacking(self.native),
             may_be_forward_only=True,
@@ -163,6 +165,8 @@ class UserFunction(Implementation):
             arguments["softcap"] = inputs.softcap
         if inputs.sinks is not None:
             arguments["sinks"] = self.backend.array(inputs.sinks, inputs.dtype)
+        if inputs.case.option("lse"):
+            arguments["lse"] = True
         return arguments
 
     def called(self, arguments: dict[str, Any], **more: Any) -> PreparedCall:
@@ -174,7 +178,8 @@ class UserFunction(Implementation):
 
         plain = not any(name in EXTRA for name in arguments)
         source = function_source(function, self.name, arguments) if plain else ""
-        return PreparedCall(call, arguments, source=source, constants=(), **more)
+        lse = arguments.get("lse")
+        return attention_call(call, arguments, lse, source=source, constants=(), **more)
 
 
 __all__ = ["EXTRA", "Accepted", "NativeSignature", "UserFunction", "check_unused"]

@@ -34,11 +34,12 @@ THREADS = min(4, os.cpu_count() or 1)
 
 @dataclass(frozen=True)
 class Reference:
-    """Output (B, H, Lq, Dv); log-sum-exp (B, H, Lq), -inf for rows without keys and sink; weights
-    (B, H, Lq, Lk) and terms where they were asked for."""
+    """Output (B, H, Lq, Dv); log-sum-exp and the largest score of each row, (B, H, Lq), -inf for rows
+    without keys and sink; weights (B, H, Lq, Lk) and terms where they were asked for."""
 
     output: np.ndarray
     lse: np.ndarray
+    largest: np.ndarray
     weights: np.ndarray | None = None
     terms: Terms | None = None
 
@@ -102,6 +103,7 @@ def attention(
 
     out: np.ndarray = np.zeros((B, H, Lq, Dv), precision)
     lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
+    largest = lse.copy()
     all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
     collector = Collector(q, k, v, scale, softcap, sinks, variance) if terms else None
 
@@ -129,7 +131,7 @@ def attention(
             if empty_rows == "uniform" and Lk:
                 p = np.where(empty, precision(1) / Lk, p)
         out[:, :, rows] = o
-        lse[:, :, rows] = softmax.lse
+        lse[:, :, rows], largest[:, :, rows] = softmax.lse, softmax.largest[..., 0]
         if all_weights is not None:
             all_weights[:, :, rows] = p
         if collector is not None:
@@ -149,7 +151,7 @@ def attention(
     else:
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(quietly, blocks))
-    return Reference(out, lse, all_weights, collector.terms if collector else None)
+    return Reference(out, lse, largest, all_weights, collector.terms if collector else None)
 
 
 def _check_shapes(

@@ -38,7 +38,8 @@ _PASSES: Cache[Reference] = Cache(64)
 
 @np.errstate(all="ignore")
 def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
+    """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes; and where it is asked for
+    the log-sum-exp (B, H, Lq), -inf where a row has no key.
 
     One pass over the rows serves every rounding; the last passes are cached, since every implementation
     asks for the same. A row without keys is what `empty_rows` says, "zeros", "nan" or "uniform". Raises
@@ -50,7 +51,11 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
     error = terms.bound(output, rounding)
     half = inputs.dtype.is_half
     deviation = terms.standard_deviation(output, rounding) if half else None
-    return Outputs({"output": Bounded(output, error)}, terms.keys, deviation, terms.sunk > 0)
+    arrays = {"output": Bounded(output, error)}
+    if inputs.case.option("lse"):
+        bound = terms.lse_bound(reference.lse, reference.largest, rounding)
+        arrays["lse"] = Bounded(reference.lse, bound)
+    return Outputs(arrays, terms.keys, deviation, terms.sunk > 0)
 
 
 def _pass(inputs: Inputs, empty_rows: str) -> Reference:

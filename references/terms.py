@@ -78,6 +78,23 @@ class Terms:
         exact = (self.summed == 0)[..., None] & (size == 0)
         return np.where(exact, 0.0, average + u.output * size + u.floor)
 
+    def lse_bound(self, lse: np.ndarray, largest: np.ndarray, u: Roundoffs) -> np.ndarray:
+        """Largest |error| of the log-sum-exp, float64 (B, H, Lq), of rows with keys; `largest` is m.
+
+        |log sum_j p_j e^{d_j}| <= max_j |d_j|. Sum, logarithm and the addition of m are off by
+        gamma_{n+4}(u_acc) + u_acc (|lse - m| + |lse|); what computes powers of 2 multiplies by log2 e
+        before, and by its reciprocal after, 2 u_acc |m| + 2 u_acc |lse|. The result is stored in the
+        accumulator. Every exponential may underflow, beside a sum of at least 1.
+        """
+        size, top = (np.abs(x).astype(np.float64) for x in (lse, largest))
+        peak = (
+            gamma(self.summands, u.accumulate) / self.summands * self.peak_accumulate
+            + u.score * self.peak_score
+            + u.step * self.peak_shift
+        )
+        sums = gamma(self.keys + 4, u.accumulate) + u.accumulate * (3 * top + 5 * size)
+        return peak + sums + u.exp_error + u.product_underflow * (self.keys + 1)
+
     def standard_deviation(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
         """Standard deviation of the error where every rounding is uniform in half an ulp, (B, H, Lq, Dv).
 

@@ -85,13 +85,16 @@ def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) ->
     rows = touched(inputs, slots)
     if inputs.operator.is_layer or cell.rows(inputs) in ("uniform", "unmasked"):
         rows = rows | inputs.keyless
-    axes = inputs.operator.outputs(inputs.case)["output"]
-    judged = ~inputs.rows_along(rows, axes)
-    if not judged.any():
+    outputs = inputs.operator.outputs(inputs.case)
+    judged = {name: ~inputs.rows_along(rows, axes) for name, axes in outputs.items()}
+    if not any(where.any() for where in judged.values()):
         raise NotApplicable("every row sees what would be changed")
-    before = cell.run(inputs).values.copy()
-    after = cell.run(changed).values
-    expect_bitwise(np.where(judged, after, 0.0), np.where(judged, before, 0.0), "leak", what)
+    before = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
+    after = cell.run(changed).arrays
+    for name, where in judged.items():
+        of = what if name == "output" else f"{what}, {name}"
+        got, want = (np.where(where, arrays[name], 0.0) for arrays in (after, before))
+        expect_bitwise(got, want, "leak", of)
 
 
 @check(masked)

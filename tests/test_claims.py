@@ -245,7 +245,7 @@ def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Pa
     draft, own = tmp_path / "mine.toml", tmp_path / "mine.py"
     own.write_text(DELEGATING)
     assert main(["expect", "--write", str(ran), "--output", str(draft)]) == 0
-    with pytest.raises(UsageError, match="mine.toml, entry 1: issue must be a link"):
+    with pytest.raises(UsageError, match=r"mine\.toml, entry 1: issue must be a link"):
         plan("flag_ignored", str(own))
     verified = re.sub('"TODO: a link.*"', '"none found"', draft.read_text())
     draft.write_text(re.sub('"TODO: verify.*"', '"the flag is not merged yet"', verified))

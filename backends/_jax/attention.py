@@ -10,7 +10,7 @@ import numpy as np
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import Native, dense_arguments, flagged_arguments, split_native
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
@@ -47,7 +47,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="stepwise",
-        features=ATTENTION_FEATURES | {"sinks"},
+        features=ATTENTION_FEATURES | {"sinks", "lse"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -57,6 +57,7 @@ class Eager(Implementation):
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
             "no-keys": "zeros",
+            "lse-of-empty-row": "lowest",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
@@ -73,6 +74,7 @@ class Eager(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         jax, jnp, backend = self.backend.jax, self.backend.numpy, self.backend
         scale, softcap = inputs.effective_scale, inputs.softcap
+        lse = bool(inputs.case.option("lse"))
 
         def attention(query, key, value, mask, bias, sinks=None):
             if key.shape[1] != query.shape[1]:
@@ -92,7 +94,11 @@ class Eager(Implementation):
             weights = jax.nn.softmax(scores, axis=-1)
             if sinks is not None:
                 weights = weights[..., :-1]
-            return jnp.einsum("bhij,bhjd->bhid", weights, value)
+            output = jnp.einsum("bhij,bhjd->bhid", weights, value)
+            if not lse:
+                return output
+            wide = jnp.promote_types(scores.dtype, jnp.float32)
+            return output, jax.nn.logsumexp(scores.astype(wide), axis=-1)  # (B, H, Lq)
 
         arguments = dense_arguments(backend, inputs)
         source = textbook_source(
@@ -101,8 +107,10 @@ class Eager(Implementation):
             arguments,
             scale=repr(scale),
             softcap=repr(softcap),
+            lse=repr(lse),
         )
-        plain = PreparedCall(attention, arguments, source=source, constants=(scale, softcap))
+        constants = (scale, softcap)
+        plain = attention_call(attention, arguments, lse, source=source, constants=constants)
         return backend.jitted(self, plain)
 
 
@@ -128,7 +136,7 @@ class JaxNn(Implementation):
     declared = Declared(
         # Softmax runs in float32 whatever the dtype.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
-        features=ATTENTION_FEATURES,
+        features=ATTENTION_FEATURES | {"lse"},
         refusals={
             "softcap": "jax.nn.dot_product_attention has no softcap",
             "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",
@@ -139,6 +147,13 @@ class JaxNn(Implementation):
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
             "no-keys": "zeros",
+            # The log-sum-exp comes in the dtype of the keys.
+            "lse-of-empty-row": {
+                "f64": "lowest",
+                "f32": "lowest",
+                "bf16": "lowest",
+                "f16": "minus-inf",
+            },
             "causal-alignment": "top-left",
             "causal-with-mask": "intersect",
             "nan-in-masked-key": "blocked",
@@ -163,12 +178,14 @@ class JaxNn(Implementation):
         native = split_native(inputs, causal=True, window=True, lengths=True)
         arguments = native_arguments(self.backend, inputs, native)
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
+        lse = inputs.case.option("lse")
+        more = {"return_residual": True} if lse else {}
 
         def call(**arguments: Any) -> Any:
-            return function(**arguments, implementation=kernel)
+            return function(**arguments, implementation=kernel, **more)
 
         source = f"import jax\n{call_source(NATIVE, arguments, f'implementation={kernel!r}')}"
-        return PreparedCall(call, arguments, axis_order="blhd", source=source, constants=())
+        return attention_call(call, arguments, lse, axis_order="blhd", source=source, constants=())
 
 
 class JaxNnCudnn(JaxNn):

@@ -10,7 +10,7 @@ import numpy as np
 from backends._numpy.engine import Rounded
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_arguments
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
 from references.blocked import attention
 from suite.spec.dtypes import DTYPES, DType, round_to
@@ -23,7 +23,7 @@ class Definition(Implementation):
     name = "definition"
     declared = Declared(
         numerics="exact",
-        features=ATTENTION_FEATURES | {"sinks"},
+        features=ATTENTION_FEATURES | {"sinks", "lse"},
         refusals={
             "native-causal": "masks are predicates here; there is no separate causal flag",
             "native-window": "masks are predicates here; there is no separate window",
@@ -33,6 +33,7 @@ class Definition(Implementation):
             "fully-masked-row": "zeros",
             "minus-inf-row": "zeros",
             "no-keys": "zeros",
+            "lse-of-empty-row": "minus-inf",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-value": "blocked",
             "nan-in-attended-value": "reaches-them",
@@ -48,27 +49,34 @@ class Definition(Implementation):
         return rounded_call(self.backend, inputs, definition)
 
 
-def rounded_call(
-    backend: Backend, inputs: Inputs, function: Callable[..., np.ndarray]
-) -> PreparedCall:
+def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any]) -> PreparedCall:
     """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`, which takes
-    `sinks` where there are any.
+    `sinks` where there are any, and `lse` where that is asked for.
 
-    It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv).
+    It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv), and with them the
+    log-sum-exp (B, H, Lq).
     """
+    lse = inputs.case.option("lse")
+    asked = {"scale": inputs.scale, "softcap": inputs.softcap, "fmt": inputs.dtype}
+    asked |= {"lse": True} if lse else {}
 
-    def call(**arrays: Rounded | None) -> Rounded:
+    def call(**arrays: Rounded | None) -> Any:
         plain = {name: None if a is None else a.values for name, a in arrays.items()}
         with np.errstate(all="ignore"):
-            out = function(**plain, scale=inputs.scale, softcap=inputs.softcap, fmt=inputs.dtype)
-        return Rounded(out, inputs.dtype)
+            out = function(**plain, **asked)
+        if not lse:
+            return Rounded(out, inputs.dtype)
+        return Rounded(out[0], inputs.dtype), Rounded(out[1], inputs.dtype.widened)
 
-    return PreparedCall(call, dense_arguments(backend, inputs))
+    return attention_call(call, dense_arguments(backend, inputs), lse)
 
 
 def definition(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, **rest: Any
-) -> np.ndarray:
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
+    **rest: Any,
+) -> Any:  # fmt: skip
     """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
-    return round_to(attention(query, key, value, precision=precision, **rest).output, fmt)
+    found = attention(query, key, value, precision=precision, **rest)
+    output = round_to(found.output, fmt)
+    return (output, round_to(found.lse, fmt.widened)) if lse else output

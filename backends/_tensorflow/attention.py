@@ -7,7 +7,7 @@ import numpy as np
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_arguments
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import textbook_source
 from suite.spec.inputs import Inputs
@@ -21,7 +21,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics=NUMERICS,
-        features=ATTENTION_FEATURES | {"sinks"},
+        features=ATTENTION_FEATURES | {"sinks", "lse"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -31,6 +31,7 @@ class Eager(Implementation):
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
             "no-keys": "zeros",
+            "lse-of-empty-row": "lowest",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
@@ -46,7 +47,7 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         tf, backend = self.backend.tf, self.backend
-        softcap = inputs.softcap
+        softcap, lse = inputs.softcap, bool(inputs.case.option("lse"))
         # A Python float that meets a tensor goes through float32 in TensorFlow; made in NumPy it
         # is rounded to the tensor's dtype once.
         scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
@@ -70,7 +71,11 @@ class Eager(Implementation):
             weights = tf.nn.softmax(scores, axis=-1)
             if sinks is not None:
                 weights = weights[..., :-1]
-            return tf.matmul(weights, value)  # (B, H, Lq, Dv)
+            output = tf.matmul(weights, value)  # (B, H, Lq, Dv)
+            if not lse:
+                return output
+            wide = tf.float64 if scores.dtype == tf.float64 else tf.float32
+            return output, tf.reduce_logsumexp(tf.cast(scores, wide), axis=-1)  # (B, H, Lq)
 
         number = (
             f"np.asarray({inputs.effective_scale!r}, tf.{inputs.dtype.long_name}.as_numpy_dtype)"
@@ -82,6 +87,7 @@ class Eager(Implementation):
             arguments,
             scale=f"tf.constant({number})",
             softcap=repr(softcap),
+            lse=repr(lse),
         )
         constants = (inputs.effective_scale, softcap)
-        return PreparedCall(attention, arguments, source=source, constants=constants)
+        return attention_call(attention, arguments, lse, source=source, constants=constants)

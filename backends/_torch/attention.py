@@ -10,7 +10,7 @@ from typing import Any
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import Native, dense_arguments, dense_of, merged_bias, split_native
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
@@ -52,7 +52,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="eager",
-        features=ATTENTION_FEATURES | {"sinks"},
+        features=ATTENTION_FEATURES | {"sinks", "lse"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -63,6 +63,7 @@ class Eager(Implementation):
             "minus-inf-row-gradient": "nan",
             "minus-inf-row": "nan",
             "no-keys": "zeros",
+            "lse-of-empty-row": "minus-inf",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
@@ -79,6 +80,7 @@ class Eager(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         torch, backend = self.backend.torch, self.backend
         scale, softcap = inputs.effective_scale, inputs.softcap
+        lse = bool(inputs.case.option("lse"))
 
         def attention(query, key, value, mask, bias, sinks=None):
             if key.shape[1] != query.shape[1]:
@@ -98,13 +100,19 @@ class Eager(Implementation):
             weights = torch.softmax(scores, dim=-1)
             if sinks is not None:
                 weights = weights[..., :-1]
-            return weights @ value  # (B, H, Lq, Dv)
+            output = weights @ value  # (B, H, Lq, Dv)
+            if not lse:
+                return output
+            wide = torch.promote_types(scores.dtype, torch.float32)
+            return output, torch.logsumexp(scores.to(wide), dim=-1)  # (B, H, Lq)
 
         arguments = dense_arguments(backend, inputs)
         source = textbook_source(
-            attention, "import torch", arguments, scale=repr(scale), softcap=repr(softcap)
-        )
-        return PreparedCall(attention, arguments, source=source, constants=(scale, softcap))
+            attention, "import torch", arguments, scale=repr(scale), softcap=repr(softcap),
+            lse=repr(lse),
+        )  # fmt: skip
+        constants = (scale, softcap)
+        return attention_call(attention, arguments, lse, source=source, constants=constants)
 
 
 class EagerPermuted(Eager):
@@ -120,6 +128,7 @@ class EagerPermuted(Eager):
             "grouped-heads": "a twin of the textbook for rewrites by pattern, without grouped heads",
             "gradient": "a twin of the textbook for rewrites by pattern, in inference",
             "sinks": "a twin of the textbook for rewrites by pattern, without sinks",
+            "lse": "a twin of the textbook for rewrites by pattern, without a log-sum-exp",
         }
     )
 
@@ -267,6 +276,32 @@ class SdpaFlash(Sdpa):
             "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
         }
     )
+
+    def __init__(self, backend: TorchEngine) -> None:
+        declared = self.declared
+        if backend.device == "cpu":
+            declared = declared.taking("lse").electing({"lse-of-empty-row": "finite"})
+        super().__init__(backend, declared=declared)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        if not inputs.case.option("lse"):
+            return super().prepare(inputs)
+        backend = self.backend
+        arguments, operands = native_arguments(backend, inputs, flags(inputs))
+        grouped = arguments.pop("enable_gqa", False)
+        merged = merged_bias(inputs)
+        if "attn_mask" in arguments and merged is not None:
+            # The operator itself takes what is added to scores; sdpa makes that of a boolean mask.
+            arguments["attn_mask"] = backend.array(merged, inputs.dtype)
+        operator = backend.torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        groups = inputs.sizes.H // inputs.sizes.Hkv
+
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            if grouped:
+                key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+            return operator(query, key, value, **rest)
+
+        return attention_call(call, arguments, lse=True, operands=operands, constants=(groups,))
 
 
 class SdpaEfficient(Sdpa):

@@ -12,7 +12,7 @@ from backends._torch.attention import SUBNORMAL
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_of, split_native
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source
 from suite.spec.inputs import Inputs
@@ -26,7 +26,7 @@ class Flex(Implementation):
     name = "flex"
     declared = Declared(
         numerics="eager",
-        features=ATTENTION_FEATURES,
+        features=ATTENTION_FEATURES | {"lse"},
         refusals={
             "native-causal": "flex_attention has no causal flag",
             "native-window": "flex_attention has no window",
@@ -36,6 +36,7 @@ class Flex(Implementation):
             "fully-masked-row": "zeros",
             "minus-inf-row": "zeros",
             "no-keys": "raises",
+            "lse-of-empty-row": "minus-inf",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-value": "leaks",
             "nan-in-attended-value": "reaches-them",
@@ -54,7 +55,11 @@ class Flex(Implementation):
         super().__init__(backend, declared=declared)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        from torch.nn.attention.flex_attention import (
+            AuxRequest,
+            create_block_mask,
+            flex_attention,
+        )
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)
@@ -63,7 +68,7 @@ class Flex(Implementation):
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
         mask_mod = None if full is None else _lookup(backend.array(full, None))
-        softcap = inputs.softcap
+        softcap, lse = inputs.softcap, inputs.case.option("lse")
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
         if inputs.scale is not None:
@@ -93,19 +98,24 @@ class Flex(Implementation):
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
             arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
+            if lse:
+                arguments["return_aux"] = AuxRequest(lse=True)
             traced = torch.compiler.is_compiling()
             if traced or any(array is not None and array.requires_grad for array in arrays):
-                return flex_attention(**arguments)
-            return uncompiled(**arguments)
+                answer = flex_attention(**arguments)
+            else:
+                answer = uncompiled(**arguments)
+            return (answer[0], answer[1].lse) if lse else answer
 
         def ahead() -> None:
             if not block_masks:
                 block_masks.append(block_mask())
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()
-        return PreparedCall(
+        return attention_call(
             call,
             arguments,
+            lse,
             source=_source(inputs, arguments),
             constants=(softcap, hidden),
             ahead=ahead,

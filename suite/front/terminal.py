@@ -69,7 +69,7 @@ class Terminal:
             listing = Listing(run, state.nodes, state.options, len(run.cells) if verbose else MOST)
             for text in listing.explanation():
                 terminalreporter.write_line(printable(text))
-            if not verbose:
+            if self._config.getoption("verbose") < 2:
                 # On CI machines pytest would give the whole message of each, once more, for its line.
                 self._config.option.force_short_summary = True
             self._failed = terminalreporter.stats.get("failed", [])

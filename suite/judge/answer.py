@@ -72,7 +72,7 @@ def read(backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall) 
         if prepared.axis_order == "blhd":
             shape = (shape[0], shape[2], shape[1], *shape[3:])
         what = name if len(prepared.outputs) > 1 else ""
-        array = read_array(backend, what, values.get(name), shape, inputs.dtype)
+        array = read_array(backend, what, values.get(name), shape, inputs.output_dtype(name))
         arrays[name] = turned(array, prepared).reshape(inputs.full_shape(name))
     return Answer(arrays, native)
 

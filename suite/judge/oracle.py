@@ -164,7 +164,8 @@ class Oracle:
             measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
 
     def _judge_beside(self, name: str, got: np.ndarray) -> Measured:
-        """Weights and the like: what a row without keys weighs is judged with the output it gives."""
+        """Weights and the like: what a row without keys weighs is judged with the output it gives, and
+        its log-sum-exp is elected."""
         want, inputs = self.expected[name], self.inputs
         axes = inputs.operator.outputs(inputs.case)[name]
         judged = np.broadcast_to(~inputs.rows_along(inputs.keyless, axes), got.shape)
@@ -173,7 +174,7 @@ class Oracle:
             want.value,
             want.error,
             judged,
-            inputs.dtype,
+            inputs.output_dtype(name),
             self.rounding.numerics,
             f"{name} ",
             axes,

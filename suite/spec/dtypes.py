@@ -53,6 +53,11 @@ class DType:
         """True for the 16-bit formats."""
         return self.precision <= 11
 
+    @property
+    def widened(self) -> DType:
+        """float32 for the 16-bit formats, the format itself for others."""
+        return DTYPES["f32"] if self.is_half else self
+
     def __str__(self) -> str:
         return self.name
 

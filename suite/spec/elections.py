@@ -154,6 +154,12 @@ QUESTIONS: dict[str, Question] = {
             by_machine=True,
         ),
         Question(
+            "lse-of-empty-row",
+            "The log-sum-exp of a row whose boolean mask hides every key is",
+            ("minus-inf", "lowest", "finite", "plus-inf", "nan", "raises"),
+            needs=("mask", "lse"),
+        ),
+        Question(
             "score-overflow",
             "query key^T beyond 65504 before the scale, moderate after it, in float16 gives",
             ("finite", "nan", "other"),

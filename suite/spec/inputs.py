@@ -176,6 +176,10 @@ class Inputs:
         axes, left_out = self.operator.outputs(self.case)[name], self.operator.squeezed_axis
         return tuple(self.letters[x] for x in axes if not (self.squeezed and x == left_out))
 
+    def output_dtype(self, name: str) -> DType:
+        """The dtype in which an output comes back."""
+        return self.dtype.widened if name in self.operator.wide_outputs else self.dtype
+
     def full_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an output with all its axes."""
         return tuple(self.letters[x] for x in self.operator.outputs(self.case)[name])

@@ -123,7 +123,8 @@ class Operator:
     hangs on the sizes, not on the dtype.
 
     `is_layer`: it takes sequences (B, L, width), and parameters. `squeezed_axis` is the axis that the
-    option `squeezed` leaves out, "b" or "q". `work` counts operations and bytes of a direction; None
+    option `squeezed` leaves out, "b" or "q". `wide_outputs` come in float32 where the case's dtype is a
+    16-bit one. `work` counts operations and bytes of a direction; None
     where nobody has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`:
     a mask of several parts is one array, since flags may exclude each other.
     """
@@ -149,6 +150,7 @@ class Operator:
     recipes: tuple[str, ...] = ("normal",)
     axis_orders: tuple[str, ...] = ("bhld",)
     statistics: tuple[str, ...] = ()
+    wide_outputs: tuple[str, ...] = ()
     is_layer: bool = False
     attends: bool = True
     squeezed_axis: str = "b"

@@ -24,6 +24,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_layers,
     faults_layouts,
     faults_long_rows,
+    faults_lse,
     faults_masks,
     faults_modes,
     faults_persons,

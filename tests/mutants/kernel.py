@@ -19,7 +19,7 @@ import numpy as np
 
 from backends._numpy import NumpyEngine, Rounded
 from backends.masks import dense_of, rank4, split_native
-from backends.prepared import PreparedCall, set_to
+from backends.prepared import PreparedCall, attention_call, set_to
 from backends.protocol import ATTENTION_FEATURES, Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
@@ -44,6 +44,7 @@ class Call:
     softcap: float | None = None
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
+    lse: bool = False
 
     @property
     def fmt(self) -> DType:
@@ -91,13 +92,14 @@ class Stated(Implementation):
 class Kernel(Stated):
     """Scores, softmax and product in working precision; rounded once, at the end."""
 
-    features = ATTENTION_FEATURES | {"sinks"}
+    features = ATTENTION_FEATURES | {"sinks", "lse"}
     stores: tuple[str, ...] = ()
     axis_order = "bhld"
     elections = {
         "fully-masked-row": "zeros",
         "minus-inf-row": "zeros",
         "no-keys": "zeros",
+        "lse-of-empty-row": "minus-inf",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
         "nan-in-masked-key": "blocked",
@@ -132,7 +134,9 @@ class Kernel(Stated):
         if native.causal:
             arguments["causal"] = True
         arguments |= {"scale": inputs.scale, "softcap": inputs.softcap}
-        return PreparedCall(self.attention, arguments, axis_order=self.axis_order)
+        lse = inputs.case.option("lse")
+        arguments |= {"lse": True} if lse else {}
+        return attention_call(self.attention, arguments, lse, axis_order=self.axis_order)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         """The function under test; shapes in the order of `axis_order`. Raises ValueError."""
@@ -142,17 +146,35 @@ class Kernel(Stated):
         self.validate(call)
         with np.errstate(all="ignore"):
             out = self.deliver(self.compute(call), call)
-        return self.backend.transpose(out, 0, 2, 1, 3) if self.axis_order == "blhd" else out
+            lse = None
+            if call.lse:
+                lse = self.deliver_lse(self.log_sum_exp(self.final(call), call), call)
+        if self.axis_order == "blhd":
+            out = self.backend.transpose(out, 0, 2, 1, 3)
+            lse = lse and self.backend.transpose(lse, 0, 2, 1)
+        return (out, lse) if call.lse else out
 
     def compute(self, call: Call) -> np.ndarray:
         """The output (B, H, Lq, Dv) in working precision."""
+        value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
+        return self.attend(self.final(call), self.with_sink(value, call), call)
+
+    def final(self, call: Call) -> np.ndarray:
+        """What the softmax is taken of: scores behind cap, bias, mask and sink, (B, H, Lq, Lk)."""
         query = self.load(call.query, call)  # (B, H, Lq, D)
         key = self.expand(self.load(call.key, call), call)  # (B, H, Lk, D)
-        value = self.expand(self.load(call.value, call), call)  # (B, H, Lk, Dv)
-        scores = self.scores(query, key, call)  # (B, H, Lq, Lk)
+        scores = self.scores(query, key, call)
         scores = self.biased(self.capped(scores, call), call)
-        scores = self.sunk(self.hide(scores, self.allowed(call), call), call)
-        return self.attend(scores, self.with_sink(value, call), call)
+        return self.sunk(self.hide(scores, self.allowed(call), call), call)
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        """log sum exp of each row (B, H, Lq); -inf where a row has no key."""
+        maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+        total = np.exp(self.shifted(scores)).sum(-1)
+        return np.where(np.isneginf(maximum), 0, maximum)[..., 0] + np.log(total)
+
+    def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
+        return Rounded(round_to(lse, call.fmt.widened), call.fmt.widened)
 
     def validate(self, call: Call) -> None:
         for name in ("query", "key", "value"):

@@ -35,6 +35,25 @@ def _fully_masked(p: Probe) -> str:
     return p.rows(p.values(inputs), inputs)
 
 
+LOWEST = -1e4
+"""A log-sum-exp below it is that of scores which are hidden by the lowest number of their dtype."""
+
+
+def _lse_of_empty(p: Probe) -> str:
+    inputs = _emptied(p.inputs(lse=True))
+    arrays = p.arrays(inputs)
+    if arrays is None:
+        return "raises"
+    got = arrays["lse"][:, :, EMPTY_ROW]
+    for name, right in (
+        ("minus-inf", np.isneginf(got)), ("plus-inf", np.isposinf(got)), ("nan", np.isnan(got)),
+        ("lowest", np.isfinite(got) & (got < LOWEST)), ("finite", np.isfinite(got)),
+    ):  # fmt: skip
+        if right.all():
+            return name
+    raise Deviation("election", f"the log-sum-exp of rows without keys: {got.ravel()[:3]}")
+
+
 def _padded_sample(p: Probe) -> str:
     inputs = p.inputs("padempty")
     return p.rows(p.values(inputs), inputs)
@@ -268,6 +287,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "nan-in-masked-key-gradient": _nan_gradient_in("key"),
     "nan-in-masked-value-gradient": _nan_gradient_in("value"),
     "no-keys": _no_keys,
+    "lse-of-empty-row": _lse_of_empty,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,
     "mask-polarity": _polarity,

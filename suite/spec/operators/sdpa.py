@@ -5,6 +5,9 @@ scores = scale query key^T, then softcap tanh(scores / softcap), then + bias, th
 softmax over keys; output = weights value, (B, H, Lq, Dv). Scale None means 1 / sqrt(D). A row without any
 key gives zeros. With sinks (H,) the softmax of head h has one more logit, sinks[h], whose value is 0
 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025).
+
+With the option lse the call returns a second output, (B, H, Lq): log sum exp of a row's scores, what
+partial answers are merged by (Dao et al., FlashAttention, 2022). Of 16-bit operands it is float32.
 """
 
 from __future__ import annotations
@@ -45,11 +48,17 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     return arrays
 
 
+def outputs(case: Case) -> Axes:
+    lse = {"lse": "bhq"} if case.option("lse") else {}
+    return {"output": "bhqv", **lse}
+
+
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
     return {
         "scale": case.option("scale") is not None,
         "softcap": case.option("softcap") is not None,
         "sinks": "sinks" in arrays,
+        "lse": bool(case.option("lse")),
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
         "empty-batch": sizes.B == 0,
@@ -62,10 +71,16 @@ def validate(case: Case) -> None:
     softcap = case.option("softcap")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive, got {softcap}")
+    if case.option("sinks") and case.option("lse"):
+        raise ValueError(
+            "interfaces differ in whether a log-sum-exp counts the sink: ask one of them"
+        )
 
 
 def group(case: Case) -> str:
-    """sinks, softcap, bias, or the kind of mask."""
+    """lse, sinks, softcap, bias, or the kind of mask."""
+    if case.option("lse"):
+        return "lse"
     if case.option("sinks"):
         return "sinks"
     if case.option("softcap") is not None:
@@ -109,7 +124,8 @@ SDPA = Operator(
     text="scaled dot-product attention",
     axes=axes,
     draw=draw,
-    outputs=lambda case: {"output": "bhqv"},
+    outputs=outputs,
+    wide_outputs=("lse",),
     needs=needs,
     validate=validate,
     cases=cases,
@@ -121,6 +137,7 @@ SDPA = Operator(
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0, 0.125, 3.0, -3.0),
         number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
         flag("sinks", "sinks"),
+        flag("lse", "lse"),
     ),
     group=group,
     elections=(
@@ -128,6 +145,7 @@ SDPA = Operator(
         "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment",
         "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value",
         "nan-in-query", "value-size", "integer-mask", "subnormal-output", "score-overflow",
+        "lse-of-empty-row",
     ),
     probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
     well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",

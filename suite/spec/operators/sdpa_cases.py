@@ -162,6 +162,24 @@ SINKS = (
 )
 """Attention sinks: sizes are shared with other cases."""
 
+SMOKE_LSE = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/lse",
+    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/lse",
+    "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/lse/offset",
+)
+
+LSE = (
+    "sdpa/causal/mqa/{dt}/b2h5q1k65d16/lse",
+    "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/lse/dense",
+    "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/lse",
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
+    "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/lse/onehot/blhd",
+    "sdpa/none/mha/{dt}/b1h2q513k513d8/lse",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
+)
+"""The log-sum-exp as a second output: sizes are shared with other cases."""
+
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
@@ -223,11 +241,11 @@ def _products() -> Iterable[str]:
 
 
 def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once; those with sinks last."""
+    """The ids of a level, each once; those with sinks and with lse last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
-        return unique(found, filled(SMOKE_SINKS, HALF))
+        return unique(found, filled(SMOKE_SINKS + SMOKE_LSE, HALF))
     found = unique(found, _designed(), COVERING.ids())
     if level == "full":
         found = unique(found, _products())
-    return unique(found, filled(SMOKE_SINKS + SINKS, DTYPES))
+    return unique(found, filled(SMOKE_SINKS + SINKS + SMOKE_LSE + LSE, DTYPES))

@@ -1,0 +1,127 @@
+"""Mutants of the log-sum-exp: the output is right, what partial answers are merged by is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.spec.dtypes import round_to
+from tests.mutants.kernel import Call, Kernel
+from tests.mutants.registry import mutant
+
+
+@mutant("values")
+class LseWithoutMaximum(Kernel):
+    """The maximum is not subtracted before the exponentials: they overflow."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return np.log(np.exp(scores).sum(-1))
+
+
+@mutant("values")
+class LseForgetsTheMaximum(Kernel):
+    """The maximum is subtracted, and not added again."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return np.log(np.exp(self.shifted(scores)).sum(-1))
+
+
+@mutant("values")
+class LseIsTheMaximum(Kernel):
+    """The largest score stands for the log-sum-exp."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return scores.max(-1, initial=-np.inf)
+
+
+@mutant("values")
+class LseInBaseTwo(Kernel):
+    """The logarithm is that to the base 2, in which kernels compute."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return super().log_sum_exp(scores, call) * call.work(np.log2(np.e))
+
+
+@mutant("values")
+class LseRoundedTo16Bits(Kernel):
+    """The values are those of the 16-bit dtype, in float32."""
+
+    def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
+        return super().deliver_lse(round_to(lse, call.fmt), call)
+
+
+@mutant("values")
+class LseIn16Bits(Kernel):
+    """It comes in the dtype of the operands."""
+
+    def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
+        return Rounded(round_to(lse, call.fmt), call.fmt)
+
+
+@mutant("values")
+class LseIgnoresTheMask(Kernel):
+    """All keys are counted, hidden ones too."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        query, key = self.load(call.query, call), self.expand(self.load(call.key, call), call)
+        seen = self.biased(self.capped(self.scores(query, key, call), call), call)
+        return super().log_sum_exp(seen, call)
+
+
+@mutant("values")
+class LseBeforeTheBias(Kernel):
+    """It is taken of the scores before the bias is added."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.bias is not None:
+            scores = scores - self.load(call.bias, call)
+        return super().log_sum_exp(scores, call)
+
+
+@mutant("values")
+class LseWithoutScale(Kernel):
+    """It is taken of scores that a given scale is left out of."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.scale:
+            scores = scores / call.work(call.scale) / call.work(np.sqrt(call.sizes.D))
+        return super().log_sum_exp(scores, call)
+
+
+@mutant("values")
+class LseOfTheFirstHead(Kernel):
+    """Every head is given that of its group's first."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        group = call.sizes.H // call.sizes.Hkv
+        return np.repeat(super().log_sum_exp(scores, call)[:, ::group], group, axis=1)
+
+
+@mutant("values")
+class LseWithRowsBeforeHeads(Kernel):
+    """It comes as (B, Lq, H)."""
+
+    def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
+        return super().deliver_lse(lse.swapaxes(1, 2), call)
+
+
+@mutant("election")
+class LseOfAnEmptyRowIsZero(Kernel):
+    """A row without keys has the log-sum-exp 0: merged, it weighs as much as a key with the score 0."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lse = super().log_sum_exp(scores, call)
+        return np.where(np.isneginf(lse), call.work(0), lse)
+
+
+@mutant("poison")
+class LseCountsHiddenKeys(Kernel):
+    """What padding hides is counted with the lowest score of its row, tiny as that is."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        query, key = self.load(call.query, call), self.expand(self.load(call.key, call), call)
+        seen = self.scores(query, key, call)
+        leaked = 1e-6 * np.where(np.isneginf(scores), np.abs(seen), 0).sum(-1)
+        return (super().log_sum_exp(scores, call) + leaked).astype(call.work)
