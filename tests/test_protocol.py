@@ -86,7 +86,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     asked: dict[bool, set[str]] = {True: set(), False: set()}
     for case in cases("full"):
         asked[case.operator.is_layer] |= set(case.needs)
-    assert asked[False] - ATTENTION_FEATURES == {"sinks"}
+    assert asked[False] - ATTENTION_FEATURES == {"sinks", "lse"}
     assert asked[True] <= LAYER_FEATURES
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
