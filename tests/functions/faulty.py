@@ -7,6 +7,10 @@ import torch
 from tests.functions.of_torch import hidden, textbook
 
 
+WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float32,
+        torch.float64: torch.float64}  # fmt: skip
+
+
 def other_names(query, key, value, mask=None, causal=False):
     """Its parameters are called otherwise than those of torch: nobody passes them."""
     if mask is not None:
@@ -90,9 +94,9 @@ def refuses_masks(query, key, value, attn_mask=None, is_causal=False):
 
 def with_extras(
     query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, window=None,
-    sinks=None,
+    sinks=None, lse=False,
 ):  # fmt: skip
-    """Softcap, a window and sinks beyond the signature of torch's own attention."""
+    """Softcap, a window, sinks and the log-sum-exp beyond the signature of torch's own attention."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale
     if softcap is not None:
@@ -108,4 +112,11 @@ def with_extras(
     if sinks is not None:
         column = sinks[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], -1)
-    return scores.softmax(-1)[..., : key.shape[2]] @ value
+    output = scores.softmax(-1)[..., : key.shape[2]] @ value
+    return (output, scores.double().logsumexp(-1).to(WIDE[query.dtype])) if lse else output
+
+
+def lse_in_16_bits(query, key, value, attn_mask=None, is_causal=False, scale=None, lse=False):
+    """The log-sum-exp is handed out in the dtype of the operands."""
+    out = with_extras(query, key, value, attn_mask, is_causal, scale, lse=lse)
+    return (out[0], out[1].to(query.dtype)) if lse else out
