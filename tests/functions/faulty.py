@@ -6,7 +6,6 @@ import torch
 
 from tests.functions.of_torch import hidden, textbook
 
-
 WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float32,
         torch.float64: torch.float64}  # fmt: skip
 
