@@ -66,8 +66,8 @@ ROOMS = {
     ),
     "suite.front": Room(
         (
-            "suite", "suite.measure", "suite.search", "suite.report", "suite.checks", "suite.judge",
-            "suite.records", "suite.spec", "backends",
+            "suite", "suite.measure", "suite.mutation", "suite.search", "suite.report", "suite.checks",
+            "suite.judge", "suite.records", "suite.spec", "backends",
         ),
         ("matplotlib", "numpy", "pytest"),
     ),
@@ -75,6 +75,7 @@ ROOMS = {
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
         ("numpy", "packaging"),
     ),
+    "suite.mutation": Room(("suite.records", "suite.spec.text", "suite.spec.vocabulary")),
     "suite.search": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
         ("hypothesis", "numpy"),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from suite.front.architecture import add_architecture_parser
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
+from suite.mutation import command as mutation
 from suite.report.commands import add_diff_parser, add_report_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
@@ -208,7 +209,9 @@ def _findings(arguments: argparse.Namespace) -> int:
 
 def _add_mutants(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
-        "mutants", help="the kill table: which check kills which deliberate fault"
+        "mutants",
+        help="the kill table: which check kills which deliberate fault; with --framework, which change "
+        "of a released framework's own code is seen",
     )
     parser.add_argument("--level", choices=LEVELS, default="standard")
     parser.add_argument("--seed", type=int, default=0)
@@ -217,10 +220,18 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
         default="tests.mutants:mutants",
         help="the backend of mutants, module:object (default %(default)s)",
     )
+    mutation.add_options(parser)
+    parser.add_argument(
+        "--table", nargs="+", metavar="FILE.jsonl", help="print the page of these records instead"
+    )
     parser.set_defaults(run=_mutants)
 
 
 def _mutants(arguments: argparse.Namespace) -> int:
+    if arguments.table:
+        return _power(arguments.table)
+    if arguments.framework:
+        return mutation.run(arguments)
     from backends.registry import UsageError, load
     from suite.checks import all_checks
     from suite.judge.kill_table import format_table, kill_table
@@ -233,6 +244,22 @@ def _mutants(arguments: argparse.Namespace) -> int:
     kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
     print(format_table(kills))
     return 0 if all(kill.killed for kill in kills) else 1
+
+
+def _power(paths: Sequence[str]) -> int:
+    """The page of machine-made mutants, in Markdown."""
+    from suite.records import faults
+    from suite.records.lines import RecordError
+    from suite.report.power import tables
+    from suite.report.render import render
+
+    try:
+        runs = [faults.load(path, partial=True) for path in paths]
+        render(tables(runs, faults.survivors()), "markdown", title="Power: faults nobody chose")
+    except RecordError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

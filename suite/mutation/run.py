@@ -1,0 +1,170 @@
+"""Runs: the suite against a framework with one change, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from suite.mutation.changes import Change, changes
+from suite.mutation.loader import VARIABLE
+from suite.mutation.targets import Target
+from suite.records import cells
+from suite.records.faults import FaultRecord
+from suite.records.lines import RecordError
+from suite.records.machine import ROOT
+from suite.spec.vocabulary import BROKEN
+
+BESIDES = 60.0
+"""Seconds that a mutant has beyond three times what the framework as it is takes."""
+
+GREEN, RED = 0, 1
+"""The exit codes of pytest that say that a run was made."""
+
+THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+class NotGreen(Exception):
+    """The framework as it is does not end green; the message says how it ends."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change, and whose implementations are asked."""
+
+    target: Target
+    change: Change
+
+
+def mutants(targets: Sequence[Target], count: int, seed: int) -> list[Mutant]:
+    """`count` mutants, drawn evenly from the targets and without repetition; fewer where there are no
+    more. Raises ModuleNotFoundError where a framework is not installed."""
+    chance = random.Random(seed)
+    pools = []
+    for target in targets:
+        text = target.path.read_text(encoding="utf-8")
+        pool = [Mutant(target, change) for change in changes(text, target.module, target.names)]
+        chance.shuffle(pool)
+        pools.append(pool)
+    turns = (
+        pool[n] for n in range(max(map(len, pools), default=0)) for pool in pools if n < len(pool)
+    )
+    return [mutant for mutant, _ in zip(turns, range(count), strict=False)]
+
+
+class Judge:
+    """Runs the suite at a level, `jobs` runs at a time.
+
+    `limits` are the seconds that a mutant has, by backend and implementations: three times what these
+    take as they are, and a minute.
+    """
+
+    def __init__(self, level: str, jobs: int = 1) -> None:
+        self.level, self.jobs = level, jobs
+        self.limits: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def judged(self, chosen: Sequence[Mutant]) -> Iterator[FaultRecord]:
+        """What becomes of each mutant, in their order. Raises NotGreen."""
+        for target in dict.fromkeys(mutant.target for mutant in chosen):
+            key = (target.backend, target.implementations)
+            if key not in self.limits:
+                self.limits[key] = 3 * self._as_it_is(target) + BESIDES
+        with ThreadPoolExecutor(self.jobs) as threads:
+            yield from threads.map(self.judge, chosen)
+
+    def judge(self, mutant: Mutant) -> FaultRecord:
+        """What becomes of one mutant."""
+        target, change = mutant.target, mutant.change
+        limit = self.limits[target.backend, target.implementations]
+        with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
+            results = Path(folder) / "cells.jsonl"
+            start = time.perf_counter()
+            code, said = self._run(target, results, limit, change)
+            seconds = time.perf_counter() - start
+            status, fields = _outcome(code, said, results)
+        return FaultRecord(
+            framework=target.framework, version=version(target.distribution), module=change.module,
+            function=change.function, line=change.line, start=change.start, change=change.kind,
+            old=change.old, new=change.new, level=self.level, status=status,
+            seconds=round(seconds, 3), **fields,
+        )  # fmt: skip
+
+    def _as_it_is(self, target: Target) -> float:
+        """Seconds that the target takes as it is."""
+        with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
+            start = time.perf_counter()
+            code, said = self._run(target, Path(folder) / "cells.jsonl", None, None)
+        if code != GREEN:
+            raise NotGreen(
+                f"{target.framework} as it is ends with exit code {code}; expected 0: nothing could be "
+                f"seen of a change. Its last lines:\n{_last(said, 5)}"
+            )
+        return time.perf_counter() - start
+
+    def _run(
+        self, target: Target, results: Path, limit: float | None, change: Change | None
+    ) -> tuple[int | None, str]:
+        """Exit code and output of a run up to the first failure; None where it did not end in time."""
+        environment = {
+            **THREADS,
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        environment.pop(VARIABLE, None)
+        if change is not None:
+            environment[VARIABLE] = json.dumps(asdict(change))
+        command = [
+            sys.executable, "-m", "pytest", "-x", "-q", "-p", "suite.mutation.loader",
+            "-p", "suite.plugin", "-p", "no:cacheprovider", "--pyargs", "suite",
+            f"--backend={target.backend}", f"--level={self.level}", f"--results={results}",
+            *(f"--implementation={name}" for name in target.implementations),
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, cwd=results.parent, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said, _ = process.communicate()
+            return None, said
+        return process.returncode, said
+
+
+def _outcome(code: int | None, said: str, results: Path) -> tuple[str, dict[str, str]]:
+    """The status of a mutant, and the check, case, implementation and message of what killed it."""
+    if code is None:
+        return "timed-out", {"message": _last(said)}
+    if code == GREEN:
+        return "survived", {}
+    try:
+        failing = [c for c in cells.load(results, partial=True).cells if c.status in BROKEN]
+    except RecordError:
+        failing = []
+    if failing:
+        cell = failing[0]
+        names = {"check": cell.check, "case": cell.case, "implementation": cell.implementation}
+        return "killed", {**names, "message": cell.message}
+    if code == RED:
+        return "killed", {"check": "expectations", "message": _last(said)}
+    if "cannot be used" in said or "Error" in said:
+        return "not-imported", {"message": _last(said)}
+    # What kills the process without a word (a crash of the interpreter) is seen, too.
+    return ("killed" if code < 0 else "error"), {"message": f"exit code {code}: {_last(said)}"}
+
+
+def _last(said: str, count: int = 1) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return "\n".join(lines[-count:])

@@ -1,0 +1,155 @@
+"""Machine-made mutants: what is changed, how a process gets it, and what becomes of a run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from suite.__main__ import main
+from suite.mutation.changes import KINDS, Change, changes
+from suite.mutation.loader import VARIABLE
+from suite.mutation.run import Judge, Mutant, mutants
+from suite.mutation.targets import TARGETS, Target, targets
+from suite.records import faults
+from suite.records.machine import ROOT
+
+TEXT = '''
+import typing
+
+def attention(query, key, scale: float | None = None, causal=True) -> "array":
+    """Docs of 1 == 1."""
+    if scale is None and not causal:
+        raise ValueError(f"got {scale + 1}")
+    scores = product(
+        query, key,
+        scaled=True,
+    )
+    return scores * -0.5 + "é" * 2 if causal else other(scores, axis=-1)
+
+@typing.overload
+def attention(query): x = 1
+
+class Layer:
+    def call(self, x):
+        x += 1
+        return x
+
+def untouched(x):
+    return x + 1
+'''
+
+NAMES = ("attention", "Layer.*")
+
+
+def made(kind: str = "") -> list[Change]:
+    return [change for change in changes(TEXT, "module", NAMES) if kind in ("", change.kind)]
+
+
+def test_every_kind_of_change_is_made_and_no_other() -> None:
+    found = {(change.kind, " ".join(change.old.split()), change.new.strip()) for change in made()}
+    assert found == {
+        ("truth", "True", "False"), ("comparison", "is", "is not"), ("and-or", "and", "or"),
+        ("sign", "not", ""), ("sign", "-", ""), ("number", "0.5", "1.5"), ("number", "2", "3"),
+        ("number", "1", "2"), ("arithmetic", "*", "/"), ("arithmetic", "+", "-"),
+        ("condition", "scale is None and not causal", "(not (scale is None and not causal))"),
+        ("condition", "causal", "(not (causal))"), ("keyword", "scaled=True,", ""),
+        ("keyword", ", axis=-1", ""), ("assignment", "x += 1", "pass"),
+        ("assignment", "scores = product( query, key, scaled=True, )", "pass"),
+    }  # fmt: skip
+    assert {kind for kind, _, _ in found} == set(KINDS)
+
+
+def test_a_change_leaves_every_line_where_it_is() -> None:
+    for change in made():
+        text = change.applied(TEXT)
+        ast.parse(text)
+        assert text.count("\n") == TEXT.count("\n")
+        assert text.split("\n")[change.line - 1] != TEXT.split("\n")[change.line - 1]
+    with pytest.raises(ValueError, match="is not the file that the change was made for"):
+        made()[0].applied(TEXT[1:])
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.module)
+def test_released_code_can_be_changed_everywhere(target: Target) -> None:
+    if importlib.util.find_spec(target.module.partition(".")[0]) is None:
+        pytest.skip(f"{target.distribution} is not installed")
+    text = target.path.read_text(encoding="utf-8")
+    found = changes(text, target.module, target.names)
+    for name in target.names:
+        assert any(name in (c.function, f"{c.function.partition('.')[0]}.*") for c in found), name
+    for change in found[::25]:  # the largest of these files takes 60 ms
+        ast.parse(change.applied(text))
+
+
+def test_a_seed_draws_the_same_mutants_from_all_targets() -> None:
+    pytest.importorskip("torch")
+    chosen = mutants(targets("torch"), 12, 3)
+    assert chosen == mutants(targets("torch"), 12, 3)
+    assert chosen != mutants(targets("torch"), 12, 4)
+    assert len({str(mutant.change) for mutant in chosen}) == 12
+    assert {mutant.target for mutant in chosen} == set(targets("torch"))
+
+
+def test_a_process_imports_the_change_and_the_file_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    text = "def double(x):\n    return x * 2\n"
+    (folder / "code.py").write_text(text)
+    (change,) = (c for c in changes(text, "library.code", ("double",)) if c.kind == "number")
+    program = "import suite.mutation.loader, library.code; print(library.code.double(5))"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    for variable, said in (({}, "10"), ({VARIABLE: json.dumps(asdict(change))}, "15")):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": path} | variable,
+        )  # fmt: skip
+        assert done.stdout.strip() == said, done.stderr
+    assert (folder / "code.py").read_text() == text
+
+
+def test_what_becomes_of_a_mutant(tmp_path: Path) -> None:
+    target = Target(
+        "ours", "numpy", "backends._numpy.attention", ("definition",), "numpy", ("definition",)
+    )
+    text = target.path.read_text(encoding="utf-8")
+    (change,) = (
+        c for c in changes(text, target.module, target.names) if c.old.startswith("output =")
+    )
+    judge = Judge("smoke")
+    judge.limits[target.backend, target.implementations] = 60.0
+    record = judge.judge(Mutant(target, change))
+    assert (record.status, record.implementation) == ("killed", "definition"), record.message
+    assert record.check
+    assert "output" in record.message
+    judge.limits[target.backend, target.implementations] = 0.1
+    assert judge.judge(Mutant(target, change)).status == "timed-out"
+    writer = faults.writer(tmp_path / "f.jsonl", faults.FaultHeader(versions={"numpy": "2"}))
+    writer.write(record)
+    writer.close()
+    assert faults.load(tmp_path / "f.jsonl").records == (record,)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--framework=torch", "--module=torch.nn"), "unknown module 'torch.nn' of torch; valid: "),
+        (("--framework=torch", "--results=."), "exists and is not overwritten"),
+    ],
+)
+def test_usage_errors(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    assert main(["mutants", *words]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
