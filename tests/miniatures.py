@@ -23,6 +23,8 @@ from suite.spec.inputs import Inputs
 class Miniature(Definition):
     """The control, with `answer` between its output and the suite."""
 
+    declared = Definition.declared.refusing({"lse": "a miniature has one output"})
+
     def __init__(self, backend: NumpyBackend) -> None:
         super().__init__(backend, type(self).__name__.lower())
 

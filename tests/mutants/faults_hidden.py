@@ -111,7 +111,7 @@ class EmptyRowSilencesTile(Kernel):
 class HiddenChunkNan(MergedChunks):
     """A chunk of keys in which a row attends none makes the row NaN."""
 
-    def log_sum_exp(self, scores: np.ndarray) -> np.ndarray:
+    def lse_of(self, scores: np.ndarray) -> np.ndarray:
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         return maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
 

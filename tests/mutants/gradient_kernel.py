@@ -213,6 +213,7 @@ class DifferentiableLowest(Differentiable):
     elections = Differentiable.elections | {
         "fully-masked-row": "uniform",
         "fully-masked-row-gradient": "scores",
+        "lse-of-empty-row": "lowest",
         **dict.fromkeys(("nan-in-masked-key", "nan-in-masked-key-gradient"), "leaks"),
         **dict.fromkeys(("nan-in-masked-value", "nan-in-masked-value-gradient"), "leaks"),
     }

@@ -94,6 +94,13 @@ class ExpBaseTwo(Online):
     def raised(self, shifted: np.ndarray) -> np.ndarray:
         return np.exp2(shifted)
 
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if not self.at_once(call):
+            return super().log_sum_exp(scores, call)
+        maximum = self.anchor(scores.max(-1, keepdims=True, initial=-np.inf))
+        total = np.exp2(scores - maximum).sum(-1)
+        return (maximum[..., 0] + np.log2(total)) * call.work(math.log(2))
+
 
 class MergedChunks(Kernel):
     """Keys in three chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
@@ -101,7 +108,7 @@ class MergedChunks(Kernel):
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         value = self.visible(value, scores)
         parts = [
-            (super(MergedChunks, self).attend(s, v, call), self.log_sum_exp(s))
+            (super(MergedChunks, self).attend(s, v, call), self.lse_of(s))
             for s, v in zip(
                 np.array_split(scores, 3, axis=-1), np.array_split(value, 3, axis=-2), strict=True
             )
@@ -110,11 +117,11 @@ class MergedChunks(Kernel):
 
     def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """The answers of the chunks weighted by their share of the whole sum; pairs (answer, lse)."""
-        together = self.log_sum_exp(np.concatenate([lse for _, lse in parts], axis=-1))
+        together = self.lse_of(np.concatenate([lse for _, lse in parts], axis=-1))
         anchor = np.where(np.isneginf(together), 0, together)
         return sum(out * np.exp(lse - anchor) for out, lse in parts)
 
-    def log_sum_exp(self, scores: np.ndarray) -> np.ndarray:
+    def lse_of(self, scores: np.ndarray) -> np.ndarray:
         """(..., n) -> (..., 1); -inf where there is no key."""
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         anchor = np.where(np.isneginf(maximum), 0, maximum)
@@ -175,6 +182,7 @@ class NanRows(Kernel):
     elections = Kernel.elections | {
         "fully-masked-row": "nan",
         "minus-inf-row": "nan",
+        "lse-of-empty-row": "nan",
         "nan-in-masked-value": "leaks",
     }
 
@@ -191,6 +199,7 @@ class UniformRows(Eager):
     elections = Eager.elections | {
         "fully-masked-row": "uniform",
         "minus-inf-row": "nan",
+        "lse-of-empty-row": "lowest",
         "nan-in-masked-value": "leaks",
     }
 
