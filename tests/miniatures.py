@@ -97,7 +97,8 @@ class ClaimsTooLittle(Miniature):
 
     def unsupported(self, case: AnyCase) -> str | None:
         needs = {"mask", "causal", "window", "padding"} & set(case.needs)
-        return "masks are said not to be supported" if needs else None
+        reason = "masks are said not to be supported" if needs else None
+        return reason or super().unsupported(case)
 
 
 class RefusesEverything(Miniature):
