@@ -188,19 +188,26 @@ def with_source(prepared: PreparedCall, lines: list[str]) -> PreparedCall:
     return replace(prepared, source="\n".join(["import torch", *kept]))
 
 
+def slow(*values: str) -> Any:
+    """A script that takes the way of another one that is always run."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("backend", "name", "case", "check"),
     [
         ("tf", "eager", "sdpa/pad/mha/bf16/b2h2q5k7d8/cap2.0", "gradients"),
-        ("tf", "keras-ops", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "values"),
-        ("jax", "jax-nn", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
+        slow("tf", "keras-ops", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "values"),
+        slow("jax", "jax-nn", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
         ("jax", "eager", "sdpa/none/mha/f16/b2h2q5k7d8", "values"),
         ("torch", "sdpa-math@aot_eager", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "gradients"),
-        ("torch", "flex@aot_eager", "sdpa/bool.qk/mha/f32/b2h2q5k7d8/bias.1hqk/dense", "values"),
-        ("tf", "eager@xla", "sdpa/pad/mha/f32/b2h2q5k7d8/cap2.0", "gradients"),
+        slow(
+            "torch", "flex@aot_eager", "sdpa/bool.qk/mha/f32/b2h2q5k7d8/bias.1hqk/dense", "values"
+        ),
+        slow("tf", "eager@xla", "sdpa/pad/mha/f32/b2h2q5k7d8/cap2.0", "gradients"),
         ("tf", "keras-ops@function", "sdpa/causal/gqa2/f32/b2h4q5k7d8", "values"),
         ("jax", "jax-nn@ops", "sdpa/pad+win2.0/gqa2/f32/b2h4q5k7d8/bias.bhqk", "gradients"),
-        ("jax", "eager@aot", "sdpa/none/mha/bf16/b2h2q5k7d8", "values"),
+        slow("jax", "eager@aot", "sdpa/none/mha/bf16/b2h2q5k7d8", "values"),
     ],
 )
 def test_scripts_in_other_frameworks_pass(
