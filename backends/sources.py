@@ -47,14 +47,13 @@ def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
 def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
     """The text of a call (see `PreparedCall`) with the call compiled, as a function of the arguments
     called `arrays`; `compiled` is one of a `Dialect`, and where it is empty the text is as it was."""
-    if not compiled:
+    if not compiled or not source:
         return source
     names = ", ".join(arrays)
-
-    def through(match: re.Match[str]) -> str:
-        return f"{match[1]}{compiled.format(function=f'lambda {names}: {match[2]}')}({names})"
-
-    return re.sub(r"^( *output = )(.*)$", through, source, flags=re.MULTILINE)
+    # The call stands last: a function that is written out before it may name its own output so.
+    *_, call = re.finditer(r"^( *output = )(.*)$", source, flags=re.MULTILINE)
+    through = compiled.format(function=f"lambda {names}: {call[2]}")
+    return f"{source[: call.start()]}{call[1]}{through}({names}){source[call.end() :]}"
 
 
 def textbook_source(
