@@ -196,7 +196,7 @@ def test_a_crash_is_one_cell_and_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "crash.jsonl"
     out = run(
         "suite/test_values.py", "--backend=tests.miniatures:segfaults", "--level=standard",
-        "--dtype=f32", "-n", "1", f"--results={path}",
+        "--dtype=bf16", "--dtype=f16", "--dtype=f64", "-n", "1", f"--results={path}",
     )  # fmt: skip
     assert out.returncode == 1
     loaded = records.load(path)
