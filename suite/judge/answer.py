@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +60,14 @@ def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
     return dict(zip(names, native, strict=True))
 
 
-def read(backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
-    """The answer of a call. Raises Deviation for a wrong type, device, dtype or shape."""
-    outputs = inputs.operator.outputs(inputs.case)
+def read(
+    backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
+) -> Answer:
+    """The answer of a call: its outputs called `names`, by default all. Raises Deviation for a wrong
+    type, device, dtype or shape."""
     values = parts(native, prepared)
     arrays = {}
-    for name in outputs:
+    for name in names or inputs.operator.outputs(inputs.case):
         if values.get(name) is None and name != "output":
             raise Deviation("type", f"no {name} came back, though they were asked for")
         shape = inputs.output_shape(name)

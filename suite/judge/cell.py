@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +105,12 @@ class Cell:
         except BaseException as error:
             raise Deviation("raised", first_line(error)) from error
 
-    def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
-        """Judge type, device, dtype and shape of what came back, and read its values."""
-        return answer.read(self.implementation.backend, native, inputs, prepared)
+    def read(
+        self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
+    ) -> Answer:
+        """Judge type, device, dtype and shape of what came back, and read its values: the outputs called
+        `names`, by default all."""
+        return answer.read(self.implementation.backend, native, inputs, prepared, names)
 
     def run(self, inputs: Inputs | None = None) -> Answer:
         """Prepare, call and read in one step; `inputs` defaults to the case's own."""

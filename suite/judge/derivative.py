@@ -70,8 +70,7 @@ def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall)
 
 def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
     """The output alone of a call, without what it may return beside it."""
-    plain = inputs.replace(returned="none") if inputs.returned != "none" else inputs
-    return cell.read(native, plain, replace(prepared, outputs=("output",)))
+    return cell.read(native, inputs, replace(prepared, outputs=("output",)), ("output",))
 
 
 def read_gradients(
