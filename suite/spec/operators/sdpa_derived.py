@@ -61,6 +61,9 @@ SINKS = (
     "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/sinks/dense",
 )
 
+LSE = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",)
+"""The gradient of the output, while the log-sum-exp is returned beside it."""
+
 
 def paired(a: str, x: object, b: str, y: object) -> bool:
     """`compatible`, with one head count to a shape: grouped heads with values of the keys' size, which
@@ -80,17 +83,17 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 
 
 def gradients(level: str) -> tuple[str, ...]:
-    """The ids that are differentiated, each once; those with sinks last."""
+    """The ids that are differentiated, each once; those with sinks and with lse last."""
     found = unique(filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few())
-    sinks = filled(SMOKE_SINKS, HALF)
+    last = filled(SMOKE_SINKS + LSE, HALF)
     if level != "smoke":
         found = unique(found, filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids())
-        sinks += filled(SINKS, HALF)
+        last += filled(SINKS, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
         found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
-        sinks += filled(SMOKE_SINKS + SINKS, DTYPES)
-    return unique(found, sinks)
+        last += filled(SMOKE_SINKS + SINKS + LSE, DTYPES)
+    return unique(found, last)
 
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
