@@ -19,7 +19,9 @@ from suite.mutation.loader import VARIABLE
 from suite.mutation.run import Judge, Mutant, mutants
 from suite.mutation.targets import TARGETS, Target, targets
 from suite.records import faults
+from suite.records.lines import RecordError
 from suite.records.machine import ROOT
+from suite.report import power
 
 TEXT = '''
 import typing
@@ -153,3 +155,43 @@ def test_usage_errors(
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
+
+
+def fault(status: str, line: int, **fields: str) -> faults.FaultRecord:
+    return faults.FaultRecord(
+        framework="torch", version="2", module="m", function="f", line=line, start=line,
+        change="number", old="1", new="2", level="smoke", status=status, **fields,
+    )  # fmt: skip
+
+
+def test_what_cannot_be_seen_does_not_count() -> None:
+    records = (
+        fault("killed", 1, check="values"), fault("killed", 2, check="values"),
+        fault("timed-out", 3), fault("survived", 4), fault("survived", 5), fault("survived", 6),
+        fault("not-imported", 7),
+    )  # fmt: skip
+    read = [
+        faults.Survivor("m", "2", line, "1", "2", verdict, "because")
+        for line, verdict in ((4, "equivalent"), (5, "missing"), (9, "equivalent"))
+    ]
+    run = faults.FaultRun(faults.FaultHeader(options={"seed": 3}), records)
+    tables = power.tables([run], read)
+    row = tables["power"].loc["torch", "2", "smoke", 3]
+    assert row["mutants"] == 7
+    assert (row["seen"], row["survived"], row["equivalent"]) == (3, 3, 1)
+    assert (row["missing"], row["unread"], row["not imported"]) == (1, 1, 1)
+    assert row["share"] == 3 / 5
+    assert tables["killers"].loc["values", "torch"] == 2
+    assert tables["survivors"]["verdict"].tolist() == ["equivalent", "missing", "unread"]
+
+
+def test_verdicts_are_words_that_are_known(tmp_path: Path) -> None:
+    assert {survivor.verdict for survivor in faults.survivors()} <= set(faults.VERDICTS)
+    path = tmp_path / "s.toml"
+    entry = 'module="m"\nversion="1"\nline=1\nold="a"\nnew="b"\nwhy="c"\nverdict="fine"\n'
+    path.write_text(f"[[survivor]]\n{entry}")
+    with pytest.raises(RecordError, match="survivor 1: unknown verdict 'fine'; valid: equivalent"):
+        faults.survivors(path)
+    path.write_text("[[survivors]]\n")
+    with pytest.raises(RecordError, match=r"s\.toml"):
+        faults.survivors(path)
