@@ -16,16 +16,8 @@ COMPARISONS = {
     "is not": "is", "in": "not in", "not in": "in",
 }  # fmt: skip
 ARITHMETIC = {
-    "+": "-",
-    "-": "+",
-    "*": "/",
-    "/": "*",
-    "//": "*",
-    "%": "*",
-    "**": "*",
-    "&": "|",
-    "|": "&",
-}
+    "+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|", "|": "&",
+}  # fmt: skip
 
 KINDS = (
     "comparison", "arithmetic", "and-or", "number", "truth", "sign", "condition", "keyword",
@@ -53,10 +45,6 @@ class Change:
         if text[self.start : self.end] != self.old:
             raise ValueError(f"{self.module} is not the file that the change was made for")
         return text[: self.start] + self.new + text[self.end :]
-
-    def __str__(self) -> str:
-        old, new = (" ".join(text.split()) for text in (self.old, self.new))
-        return f"{self.module}:{self.line} {self.kind}: {old} -> {new or 'nothing'}"
 
 
 def changes(text: str, module: str, names: tuple[str, ...]) -> list[Change]:

@@ -67,9 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line(record: FaultRecord, place: str) -> str:
-    old, new = (" ".join(text.split()) for text in (record.old, record.new))
     by = f" by {record.check} of {record.implementation}" if record.implementation else ""
     return printable(
         f"{place:>7} {record.status + by:40} {record.module}:{record.line} in {record.function}: "
-        f"{old} -> {new or 'nothing'}  ({record.seconds:.0f} s)"
+        f"{record.described}  ({record.seconds:.0f} s)"
     )

@@ -31,8 +31,6 @@ BESIDES = 60.0
 GREEN, RED = 0, 1
 """The exit codes of pytest that say that a run was made."""
 
-THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-
 
 class NotGreen(Exception):
     """The framework as it is does not end green; the message says how it ends."""
@@ -115,12 +113,7 @@ class Judge:
         self, target: Target, results: Path, limit: float | None, change: Change | None
     ) -> tuple[int | None, str]:
         """Exit code and output of a run up to the first failure; None where it did not end in time."""
-        environment = {
-            **THREADS,
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop(VARIABLE, None)
         if change is not None:
             environment[VARIABLE] = json.dumps(asdict(change))

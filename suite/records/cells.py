@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from suite.records import lines, schema1
 from suite.records.lines import DuplicateCell, Fact, Form, RecordError, Whole, Writer
+from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
 
 SCHEMA = 2
@@ -83,8 +84,8 @@ class CellRecord:
 
 
 @dataclass(frozen=True)
-class Header:
-    """What a run was: the suite's commit, versions, machine, options and the list of cells.
+class Header(Origin):
+    """What a run was: where it was made, and the list of cells.
 
     `digest` identifies the cells that the whole, unsharded run consists of; `partial` is true where
     cells were left out by a filter; `shard` is "i/n" or "". `schema` is that of the file.
@@ -92,16 +93,8 @@ class Header:
 
     digest: str
     cells: Whole
-    commit: str = ""
-    dirty: bool = False
-    suite_version: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    python: str = ""
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
     partial: bool = False
     shard: str = ""
-    started: str = ""
     schema: int = SCHEMA
 
 
@@ -145,7 +138,7 @@ def load(path: str | Path, partial: bool = False) -> Run:
     if not header.shard and len(content.records) < header.cells:
         # Whatever left cells out, -k or --maxfail or a file named alone: the run is not whole.
         header = replace(header, partial=True)
-    return Run(header, content.records, str(path), content.complete)
+    return Run(header, content.records, content.source, content.complete)
 
 
 def digest(keys: Iterable[tuple]) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from suite.records import lines
-from suite.records.lines import Form, RecordError, Whole, Writer
+from suite.records.lines import Content, Form, RecordError, Whole, Writer
+from suite.records.machine import Origin
 
 SCHEMA = 1
 PREFIX = "mutants-"
@@ -46,6 +46,17 @@ class FaultRecord:
     seconds: float = 0.0
 
     @property
+    def texts(self) -> tuple[str, str]:
+        """The old and the new text, each in one line."""
+        return " ".join(self.old.split()), " ".join(self.new.split())
+
+    @property
+    def described(self) -> str:
+        """The change, in a line."""
+        old, new = self.texts
+        return f"{old} -> {new or 'nothing'}"
+
+    @property
     def key(self) -> tuple[str, str, int, str, str, str]:
         """What identifies a change, at a level."""
         return (self.module, self.version, self.start, self.old, self.new, self.level)
@@ -76,8 +87,7 @@ class Survivor:
     def matches(self, record: FaultRecord) -> bool:
         """Whether this speaks of the mutant; runs of blanks in a change count as one."""
         mine = (self.module, self.version, self.line, self.old, self.new)
-        old, new = (" ".join(text.split()) for text in (record.old, record.new))
-        return mine == (record.module, record.version, record.line, old, new)
+        return mine == (record.module, record.version, record.line, *record.texts)
 
 
 class _Survivors(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,37 +110,22 @@ def survivors(path: Path = SURVIVORS) -> tuple[Survivor, ...]:
 
 
 def verdict_of(record: FaultRecord, read: Iterable[Survivor]) -> tuple[str, str]:
-    """The verdict on a mutant that survived, and why; ("unread", "") where nobody has read it."""
+    """The verdict on a mutant, and why: "unread" where nobody has read a survivor, "" for others."""
+    if record.status != "survived":
+        return "", ""
     mine = next((survivor for survivor in read if survivor.matches(record)), None)
     return ("unread", "") if mine is None else (mine.verdict, mine.why)
 
 
 @dataclass(frozen=True)
-class FaultHeader:
-    """Which mutants were made, and where: `options` of the command, versions, machine."""
+class FaultHeader(Origin):
+    """Which mutants were made, and where."""
 
-    commit: str = ""
-    dirty: bool = False
-    suite_version: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    python: str = ""
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    started: str = ""
     schema: str = f"{PREFIX}{SCHEMA}"
 
 
-@dataclass(frozen=True)
-class FaultRun:
-    """A loaded file of mutants."""
-
-    header: FaultHeader
-    records: tuple[FaultRecord, ...]
-    source: str = ""
-
-
-def _as_it_is(record: FaultRecord) -> FaultRecord:
-    return record
+FaultRun = Content[FaultHeader, FaultRecord]
+"""A loaded file of mutants."""
 
 
 FORM = Form(
@@ -141,7 +136,6 @@ FORM = Form(
     schema=SCHEMA,
     prefix=PREFIX,
     origin="`python -m suite mutants --framework=NAME --results=FILE`",
-    upgrade=_as_it_is,
 )
 
 
@@ -152,5 +146,4 @@ def writer(path: str | Path, header: FaultHeader) -> Writer[FaultHeader, FaultRe
 
 def load(path: str | Path, partial: bool = False) -> FaultRun:
     """Read a file of mutants. Raises what `lines.read` raises."""
-    content = lines.read(path, FORM, partial)
-    return FaultRun(content.header, content.records, str(path))
+    return lines.read(path, FORM, partial)

@@ -108,7 +108,7 @@ class Form(Generic[H, R]):
     schema: int
     prefix: str
     origin: str
-    upgrade: Callable[[R], R]
+    upgrade: Callable[[R], R] = lambda record: record
 
     @cached_property
     def figures(self) -> tuple[str, ...]:
@@ -124,11 +124,12 @@ class Form(Generic[H, R]):
 
 @dataclass(frozen=True)
 class Content(Generic[H, R]):
-    """What a file holds; `complete` where it ends with its footer."""
+    """What the file `source` holds; `complete` where it ends with its footer."""
 
     header: H
     records: tuple[R, ...]
-    complete: bool
+    source: str = ""
+    complete: bool = True
 
 
 class _Footer(msgspec.Struct):
@@ -219,7 +220,7 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
             f"{path}: no footer: the run did not finish, {len(records)} records are there. Run it "
             "again, or pass --partial to read them"
         )
-    return Content(header, tuple(records), complete)
+    return Content(header, tuple(records), str(path), complete)
 
 
 def is_of(path: str | Path, form: Form[Any, Any]) -> bool:

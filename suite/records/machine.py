@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,20 @@ import suite
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout this file is in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What the header of every file of records says: the suite's commit, versions, machine, options."""
+
+    commit: str = ""
+    dirty: bool = False
+    suite_version: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    python: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    started: str = ""
 
 
 def facts() -> dict[str, Any]:
@@ -29,7 +44,7 @@ def facts() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """What every header of records says of where a run is made, and when it began."""
+    """The fields of an `Origin` that say where a run is made, and when it began."""
     revision, dirty = commit()
     return {
         "commit": revision,

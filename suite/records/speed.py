@@ -8,12 +8,13 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from suite.records import lines, schema1
-from suite.records.lines import Form, Whole, Writer
+from suite.records.lines import Content, Form, Whole, Writer
+from suite.records.machine import Origin
 
 SCHEMA = 2
 PREFIX = "speed-"
@@ -107,29 +108,16 @@ class SpeedRecord:
 
 
 @dataclass(frozen=True)
-class SpeedHeader:
-    """What was measured where: versions, machine and options, import times by backend in seconds."""
+class SpeedHeader(Origin):
+    """Where times were measured, by which protocol; import times by backend in seconds."""
 
     protocol: Whole
-    commit: str = ""
-    dirty: bool = False
-    suite_version: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    python: str = ""
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
     imports: dict[str, float] = field(default_factory=dict)
-    started: str = ""
     schema: str = f"{PREFIX}{SCHEMA}"
 
 
-@dataclass(frozen=True)
-class SpeedRun:
-    """A loaded file of speed records."""
-
-    header: SpeedHeader
-    records: tuple[SpeedRecord, ...]
-    source: str = ""
+SpeedRun = Content[SpeedHeader, SpeedRecord]
+"""A loaded file of speed records."""
 
 
 FORM = Form(
@@ -151,5 +139,4 @@ def writer(path: str | Path, header: SpeedHeader) -> Writer[SpeedHeader, SpeedRe
 
 def load(path: str | Path, partial: bool = False) -> SpeedRun:
     """Read a file of speed records. Raises what `lines.read` raises."""
-    content = lines.read(path, FORM, partial)
-    return SpeedRun(content.header, content.records, str(path))
+    return lines.read(path, FORM, partial)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from suite.records.faults import VERDICTS, FaultRecord, FaultRun, Survivor, verdict_of
+from suite.records.faults import VERDICTS, FaultRun, Survivor, verdict_of
 
 SEEN = ("killed", "timed-out")
 """Who is seen: a run that does not end in time is red, too."""
@@ -31,8 +31,8 @@ def tables(runs: Sequence[FaultRun], read: Sequence[Survivor]) -> dict[str, pd.D
                 "status": record.status,
                 "check": record.check,
                 "place": f"{record.module}:{record.line}",
-                "change": f"{_line(record.old)} -> {_line(record.new) or 'nothing'}",
-                **dict(zip(("verdict", "why"), _verdict(record, read), strict=True)),
+                "change": record.described,
+                **dict(zip(("verdict", "why"), verdict_of(record, read), strict=True)),
             }
             for run in runs
             for record in run.records
@@ -51,10 +51,6 @@ def tables(runs: Sequence[FaultRun], read: Sequence[Survivor]) -> dict[str, pd.D
         .drop_duplicates()
         .set_index("framework"),
     }  # fmt: skip
-
-
-def _verdict(record: FaultRecord, read: Sequence[Survivor]) -> tuple[str, str]:
-    return verdict_of(record, read) if record.status == "survived" else ("", "")
 
 
 def _power(records: pd.DataFrame) -> pd.DataFrame:
@@ -76,7 +72,3 @@ def _power(records: pd.DataFrame) -> pd.DataFrame:
             | {"share": seen / able if able else float("nan")}
         )
     return pd.DataFrame(rows).set_index(["framework", "version", "level", "seed"])
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
