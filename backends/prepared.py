@@ -106,7 +106,7 @@ class PreparedCall:
 
 
 def attention_call(
-    function: Callable[..., Any], arguments: dict[str, Any], lse: Any = None, **more: Any
+    function: Callable[..., Any], arguments: dict[str, Any], lse: bool = False, **more: Any
 ) -> PreparedCall:
     """A call of plain attention, which returns the pair of output and log-sum-exp where `lse` is asked.
 
@@ -115,7 +115,7 @@ def attention_call(
     if lse:
         more |= {"outputs": WITH_LSE, "source": ""}
     if more.get("constants") is not None:
-        more["constants"] = (*more["constants"], bool(lse))
+        more["constants"] = (*more["constants"], lse)
     return PreparedCall(function, arguments, **more)
 
 

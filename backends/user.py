@@ -165,7 +165,7 @@ class UserFunction(Implementation):
             arguments["softcap"] = inputs.softcap
         if inputs.sinks is not None:
             arguments["sinks"] = self.backend.array(inputs.sinks, inputs.dtype)
-        if inputs.case.option("lse"):
+        if inputs.lse:
             arguments["lse"] = True
         return arguments
 
@@ -178,7 +178,7 @@ class UserFunction(Implementation):
 
         plain = not any(name in EXTRA for name in arguments)
         source = function_source(function, self.name, arguments) if plain else ""
-        lse = arguments.get("lse")
+        lse = "lse" in arguments
         return attention_call(call, arguments, lse, source=source, constants=(), **more)
 
 

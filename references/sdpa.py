@@ -52,7 +52,7 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
     half = inputs.dtype.is_half
     deviation = terms.standard_deviation(output, rounding) if half else None
     arrays = {"output": Bounded(output, error)}
-    if inputs.case.option("lse"):
+    if inputs.lse:
         bound = terms.lse_bound(reference.lse, reference.largest, rounding)
         arrays["lse"] = Bounded(reference.lse, bound)
     return Outputs(arrays, terms.keys, deviation, terms.sunk > 0)

@@ -66,11 +66,10 @@ class Terms:
             + u.score * self.peak_score
             + u.step * self.peak_shift
         )
-        per_summand = gamma(self.summands, u.accumulate) / self.summands
         size = np.abs(output).astype(np.float64)
         average = average_error(
             u, (self.summed + self.sunk)[..., None], growth(peak[..., None]),
-            moved=per_summand * self.accumulate + u.score * self.score + u.step * self.shift,
+            moved=self._per_summand(u) * self.accumulate + u.score * self.score + u.step * self.shift,
             mass=self.value,
             size=size,
             reach=self.underflow,
@@ -88,12 +87,16 @@ class Terms:
         """
         size, top = (np.abs(x).astype(np.float64) for x in (lse, largest))
         peak = (
-            gamma(self.summands, u.accumulate) / self.summands * self.peak_accumulate
+            self._per_summand(u) * self.peak_accumulate
             + u.score * self.peak_score
             + u.step * self.peak_shift
         )
         sums = gamma(self.keys + 4, u.accumulate) + u.accumulate * (3 * top + 5 * size)
         return peak + sums + u.exp_error + u.product_underflow * (self.keys + 1)
+
+    def _per_summand(self, u: Roundoffs) -> float:
+        """gamma_{D+2}(u_acc) by summand of a scaled product."""
+        return gamma(self.summands, u.accumulate) / self.summands
 
     def standard_deviation(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
         """Standard deviation of the error where every rounding is uniform in half an ulp, (B, H, Lq, Dv).

@@ -74,7 +74,7 @@ class Eager(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         jax, jnp, backend = self.backend.jax, self.backend.numpy, self.backend
         scale, softcap = inputs.effective_scale, inputs.softcap
-        lse = bool(inputs.case.option("lse"))
+        lse = inputs.lse
 
         def attention(query, key, value, mask, bias, sinks=None):
             if key.shape[1] != query.shape[1]:
@@ -178,7 +178,7 @@ class JaxNn(Implementation):
         native = split_native(inputs, causal=True, window=True, lengths=True)
         arguments = native_arguments(self.backend, inputs, native)
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
-        lse = inputs.case.option("lse")
+        lse = inputs.lse
         more = {"return_residual": True} if lse else {}
 
         def call(**arguments: Any) -> Any:

@@ -56,7 +56,7 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
     It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv), and with them the
     log-sum-exp (B, H, Lq).
     """
-    lse = inputs.case.option("lse")
+    lse = inputs.lse
     asked = {"scale": inputs.scale, "softcap": inputs.softcap, "fmt": inputs.dtype}
     asked |= {"lse": True} if lse else {}
 

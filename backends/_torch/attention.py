@@ -80,7 +80,7 @@ class Eager(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         torch, backend = self.backend.torch, self.backend
         scale, softcap = inputs.effective_scale, inputs.softcap
-        lse = bool(inputs.case.option("lse"))
+        lse = inputs.lse
 
         def attention(query, key, value, mask, bias, sinks=None):
             if key.shape[1] != query.shape[1]:
@@ -284,24 +284,25 @@ class SdpaFlash(Sdpa):
         super().__init__(backend, declared=declared)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        if not inputs.case.option("lse"):
+        if not inputs.lse:
             return super().prepare(inputs)
         backend = self.backend
         arguments, operands = native_arguments(backend, inputs, flags(inputs))
         grouped = arguments.pop("enable_gqa", False)
-        merged = merged_bias(inputs)
-        if "attn_mask" in arguments and merged is not None:
+        mask = arguments.get("attn_mask")
+        if mask is not None and mask.dtype == backend.torch.bool:
             # The operator itself takes what is added to scores; sdpa makes that of a boolean mask.
-            arguments["attn_mask"] = backend.array(merged, inputs.dtype)
+            added = backend.torch.zeros_like(mask, dtype=arguments["query"].dtype)
+            arguments["attn_mask"] = added.masked_fill(~mask, -float("inf"))
         operator = backend.torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        groups = inputs.sizes.H // inputs.sizes.Hkv
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
             if grouped:
+                groups = query.shape[1] // key.shape[1]
                 key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             return operator(query, key, value, **rest)
 
-        return attention_call(call, arguments, lse=True, operands=operands, constants=(groups,))
+        return attention_call(call, arguments, lse=True, operands=operands, constants=())
 
 
 class SdpaEfficient(Sdpa):

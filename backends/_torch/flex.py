@@ -68,7 +68,7 @@ class Flex(Implementation):
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
         mask_mod = None if full is None else _lookup(backend.array(full, None))
-        softcap, lse = inputs.softcap, inputs.case.option("lse")
+        softcap, lse = inputs.softcap, inputs.lse
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
         if inputs.scale is not None:

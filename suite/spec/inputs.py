@@ -123,6 +123,11 @@ class Inputs:
         return self.case.option("softcap")
 
     @property
+    def lse(self) -> bool:
+        """Whether the log-sum-exp of the scores comes back beside the output."""
+        return bool(self.case.option("lse"))
+
+    @property
     def self_attention(self) -> bool:
         """Whether query, key and value are one tensor."""
         return bool(self.case.option("self_attention"))

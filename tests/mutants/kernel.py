@@ -134,7 +134,7 @@ class Kernel(Stated):
         if native.causal:
             arguments["causal"] = True
         arguments |= {"scale": inputs.scale, "softcap": inputs.softcap}
-        lse = inputs.case.option("lse")
+        lse = inputs.lse
         arguments |= {"lse": True} if lse else {}
         return attention_call(self.attention, arguments, lse, axis_order=self.axis_order)
 
@@ -145,14 +145,12 @@ class Kernel(Stated):
         call = Call(query, key, value, **rest)
         self.validate(call)
         with np.errstate(all="ignore"):
-            out = self.deliver(self.compute(call), call)
-            lse = None
+            answers = [self.deliver(self.compute(call), call)]
             if call.lse:
-                lse = self.deliver_lse(self.log_sum_exp(self.final(call), call), call)
+                answers.append(self.deliver_lse(self.log_sum_exp(self.final(call), call), call))
         if self.axis_order == "blhd":
-            out = self.backend.transpose(out, 0, 2, 1, 3)
-            lse = lse and self.backend.transpose(lse, 0, 2, 1)
-        return (out, lse) if call.lse else out
+            answers = [self.backend.transpose(x, 0, 2, 1, *range(3, len(x.shape))) for x in answers]
+        return tuple(answers) if call.lse else answers[0]
 
     def compute(self, call: Call) -> np.ndarray:
         """The output (B, H, Lq, Dv) in working precision."""
