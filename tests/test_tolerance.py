@@ -7,11 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from references import sdpa
 from references.rounding import gamma
 from suite.judge import tolerance
 from suite.judge.oracle import Oracle, Rounding
+from suite.judge.tolerance import RMS_FALSE_ALARM, RMS_LIMIT, rms_limit
 from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, round_to
@@ -234,6 +236,37 @@ def test_variance_model_is_calibrated() -> None:
         figures.append(oracle(inputs).judge({"output": round_to(expected(inputs), case.dtype)}).rms)
     # Uniform over a binade, half an ulp is between u/2 and u of the value: rms u / sqrt(3) * 0.76.
     assert 0.6 < np.mean(figures) < 0.9
+
+
+def test_the_limit_of_the_variance_model_follows_from_how_many_errors_are_independent() -> None:
+    """A sum of squares of uniform errors is no likelier large than one of normal errors."""
+    for independent in (1, 4, 27, 70):
+        limit = rms_limit(independent)
+        assert limit > RMS_LIMIT
+        assert chi2.sf(independent * limit**2, independent) < RMS_FALSE_ALARM
+        assert chi2.sf(independent * (limit / 1.2) ** 2, independent) > RMS_FALSE_ALARM
+    assert rms_limit(1000) == RMS_LIMIT
+
+
+def spread(case: Case, numerics: str, times: float) -> float:
+    """The statistic of an answer that is off by `times` the standard deviation everywhere."""
+    inputs = draw(case)
+    judge = oracle(inputs, numerics)
+    assert judge.outputs.deviation is not None
+    rms = judge.judge({"output": expected(inputs) + times * judge.outputs.deviation}).rms
+    assert rms is not None
+    return rms
+
+
+def test_errors_of_one_row_are_one_error() -> None:
+    """One stored score moves a whole row: in four rows 1.53 is chance, in a thousand it is none."""
+    assert spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 1.53) > RMS_LIMIT
+    with pytest.raises(Deviation, match="where 4 errors are independent"):
+        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 4.0)
+    with pytest.raises(Deviation, match="systematic"):
+        spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "eager", 1.53)
+    with pytest.raises(Deviation, match="systematic"):
+        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "exact", 1.53)
 
 
 def test_weights_below_float32_have_bounds_of_their_own() -> None:

@@ -15,10 +15,10 @@ from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
 from suite.judge.comparison import against_oracle, first
 from suite.judge.tolerance import (
     RMS_CLASSES,
-    RMS_ELEMENTS,
     RMS_LIMIT,
     declared_roundoffs,
     grade,
+    rms_limit,
     roundoffs,
 )
 from suite.judge.verdict import Deviation, HarnessError, Measured
@@ -133,17 +133,32 @@ class Oracle:
         if deviation is not None:
             deviation.measured = measured
             raise deviation
-        limited = measured.rms is not None and self.rounding.numerics in RMS_CLASSES
-        if limited and measured.rms > RMS_LIMIT:  # type: ignore[operator]
-            count = self._spread_elements(judged)
-            if int(count.sum()) >= RMS_ELEMENTS:
+        rms = measured.rms
+        if rms is not None and rms > RMS_LIMIT and self.rounding.numerics in RMS_CLASSES:
+            independent = self._independent(judged)
+            limit = rms_limit(independent)
+            if rms > limit:
                 raise Deviation(
                     "value",
-                    f"root mean square of error over standard deviation {measured.rms:.3g} in "
-                    f"{int(count.sum())} elements, at most {RMS_LIMIT}: the error is systematic",
+                    f"root mean square of error over standard deviation {rms:.3g}, at most {limit:.3g} "
+                    f"where {independent:.0f} errors are independent: the error is systematic",
                     measured,
                 )
         return measured
+
+    def _independent(self, judged: np.ndarray) -> float:
+        """How many of the errors that the variance model speaks of are independent, at least.
+
+        What depends on each other is a group: a whole row, which one stored score or weight moves, and
+        an element alone where nothing but the output is rounded; groups of equal values are off equally,
+        and are one. The largest is that part of the sum which counts as one error.
+        """
+        counted = self._spread_elements(judged)
+        length = 1 if self.rounding.numerics == "exact" else counted.shape[-1]
+        groups = self.expected["output"].value.reshape(-1, length)
+        _, group = np.unique(groups, axis=0, return_inverse=True)
+        sizes = np.bincount(group.ravel(), counted.reshape(groups.shape).sum(-1))
+        return counted.sum() / sizes.max()
 
     def _spread_elements(self, judged: np.ndarray) -> np.ndarray:
         """The elements that the variance model speaks of: it has no underflow, so those well within the

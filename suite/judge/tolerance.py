@@ -38,6 +38,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from scipy.special import lambertw
 
 from backends.protocol import Declared
 from references.rounding import Roundoffs
@@ -54,8 +55,8 @@ RMS_CLASSES = ("exact", "fused", "eager")
 softmax nor sums in 16 bits: over 20 seeds healthy `stepwise` answers reached 1.52, `working` ones 3.6,
 all others 1.27."""
 
-RMS_ELEMENTS = 100
-"""The statistic is a verdict from this many elements on."""
+RMS_FALSE_ALARM = 1e-9
+"""How likely the statistic of a healthy answer is beyond its limit, at most, under the variance model."""
 
 
 def roundoffs(
@@ -111,6 +112,21 @@ def declared_roundoffs(
         narrow_biases=frozenset(declared.narrow_biases.get(fmt.name, ())),
         narrow_statistics=fmt.name in declared.narrow_statistics,
     )
+
+
+def rms_limit(independent: float) -> float:
+    """The largest root mean square of z = error / standard deviation over elements of which so many are
+    independent: `RMS_LIMIT`, or for few of them what a healthy answer passes with a probability of
+    `RMS_FALSE_ALARM`.
+
+    A sum of uniform errors has E exp(t z^2) <= (1 - 2 t)^(-1/2), as a normal one has (it is strictly
+    subgaussian: Arbel, Marchal, Nguyen, ESAIM: Probability and Statistics 24, 2020). So has, by Jensen's
+    inequality, the mean of z^2 over elements that depend on each other. Chernoff's bound of a mean s of n
+    such is P(mean > s) <= exp(-n/2 (s - 1 - ln s)), which is solved for s.
+    """
+    surprise = -2 * np.log(RMS_FALSE_ALARM) / independent
+    mean_square = -float(lambertw(-np.exp(-1 - surprise), -1).real)
+    return max(RMS_LIMIT, float(np.sqrt(mean_square)))
 
 
 def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:
