@@ -30,6 +30,7 @@ class Terms:
       underflow   sum_j |v_j| over the attended keys: absolute error of weights that underflow
       score_var   sum_j p_j^2 d_j^2 (v_j - o)^2, d_j^2 the squares of the summands of c_j
       value_var   sum_j p_j^2 v_j^2
+      step_var    sum_j p_j^2 ((s_j - m)^2 + 1) (v_j - o)^2: shifted scores and exponentials, as stored
     Shapes (B, H, Lq):
       keys              number of attended keys
       summed            number of values averaged: `keys`, or all where a row without keys averages them
@@ -48,6 +49,7 @@ class Terms:
     underflow: np.ndarray
     score_var: np.ndarray
     value_var: np.ndarray
+    step_var: np.ndarray
     keys: np.ndarray
     summed: np.ndarray
     peak_accumulate: np.ndarray
@@ -102,15 +104,18 @@ class Terms:
         """Standard deviation of the error where every rounding is uniform in half an ulp, (B, H, Lq, Dv).
 
         Each rounding of relative size u has variance u^2 / 3. Meant for the 16-bit dtypes, where the
-        roundoff of sums is negligible (Higham, Mary, arXiv 1906.10465).
+        roundoff of sums is negligible (Higham, Mary, arXiv 1906.10465). Where steps of the softmax are
+        stored, the sum of its exponentials is one of them.
         """
         size = np.square(output.astype(np.float64))
         variance = u.score**2 * self.score_var + u.weight**2 * self.value_var + u.output**2 * size
+        variance += u.step**2 * (self.step_var + size)
         return np.sqrt(variance / 3.0)
 
 
 _PER_VALUE = (
-    "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var"
+    "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var",
+    "step_var",
 )  # fmt: skip
 _ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "sunk"))
 
@@ -208,6 +213,7 @@ class Collector:
             t.peak_accumulate[:, :, rows] = (a * relevant).max(-1)
             t.peak_score[:, :, rows] = (c * relevant).max(-1)
             t.peak_shift[:, :, rows] = (distance * relevant).max(-1)
+        step = np.square(distance) + 1.0 if self.variance else None
         a *= weight
         c *= weight
         distance *= weight
@@ -225,19 +231,23 @@ class Collector:
             if attended is not keys:
                 t.summed[:, :, rows] = attended.sum(-1)
             t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
-        if square is not None:
+        if square is not None and step is not None:
             square += np.square(final)
             # In float64: a weight beside a sink may be so small that its square is no float32.
             squared = np.square(p.astype(np.float64))
-            square = square * squared
-            if live is not None:
-                square *= live
-            spread = square @ self.square_v - 2.0 * o * (square @ self.v)
-            spread += square.sum(-1, keepdims=True) * np.square(o)
-            t.score_var[:, :, rows] = unit * unit * np.maximum(spread, 0.0)
             t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)
+            if live is not None:
+                squared *= live
+            for array, factor in ((t.score_var, square), (t.step_var, step)):
+                array[:, :, rows] = unit * unit * self._spread(factor * squared, o)
         if self.sinks is not None:
             self._add_sink(block, unit * abs_o)
+
+    def _spread(self, factor: np.ndarray, o: np.ndarray) -> np.ndarray:
+        """sum_j factor_j (v_j - o)^2."""
+        spread = factor @ self.square_v - 2.0 * o * (factor @ self.v)
+        spread += factor.sum(-1, keepdims=True) * np.square(o)
+        return np.maximum(spread, 0.0)
 
     def _add_sink(self, block: Block, size: np.ndarray) -> None:
         """The share of the sinks, whose value is 0; `size` is |o|, 0 in empty rows."""
@@ -252,6 +262,9 @@ class Collector:
         a = np.where(finite, sink_error(sinks, largest, keys) + distance + 4.0, 0.0)
         for array, factor in ((t.accumulate, a), (t.shift, distance)):
             array[:, :, rows] += (p * factor)[..., None] * size
+        if self.variance:
+            step = np.where(finite, np.square(p) * (np.square(distance) + 1.0), 0.0)
+            t.step_var[:, :, rows] += step[..., None] * np.square(size)
         for array, factor in ((t.peak_accumulate, a), (t.peak_shift, distance)):
             relevant = np.where(finite & (p > NEGLIGIBLE_WEIGHT), factor, 0.0)
             array[:, :, rows] = np.maximum(array[:, :, rows], relevant)

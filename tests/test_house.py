@@ -53,7 +53,7 @@ ROOMS = {
         ("backends", "suite.spec", "backends._torch", "backends._jax"),
         ("numpy", "keras", "torch", "jax"),
     ),
-    "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy",)),
+    "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy", "scipy")),
     "suite.checks": Room(("suite", "suite.judge.check")),
     "suite.test_*": Room(
         ("suite.judge", "references", "suite.spec", "backends.protocol", "backends.memory"),

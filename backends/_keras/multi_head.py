@@ -14,8 +14,8 @@ from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
 
-TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "eager", "f16": "working"}
-"""On CPU TensorFlow sums batched float16 products and float16 softmaxes in float16."""
+TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "stepwise", "f16": "working"}
+"""As of the textbook on TensorFlow (`backends._tensorflow.engine`)."""
 
 SCORES_NUMERICS: Mapping[str, Numerics] = {
     # 1 / sqrt(D), a Python number, passes through float32.
