@@ -16,7 +16,7 @@ from backends.compilation import with_constants
 from backends.hlo import kernels_in
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Setting, Step
-from suite.spec.dtypes import DType
+from suite.spec.dtypes import DTYPES, DType
 from suite.spec.inputs import Inputs
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
@@ -51,6 +51,15 @@ class TensorflowEngine(Backend):
         self.place = "/CPU:0" if device == "cpu" else "/GPU:0"
         # TF32 products would turn float32 cases into another numerics class on recent GPUs.
         tensorflow.config.experimental.enable_tensor_float_32_execution(False)
+
+    @cached_property
+    def cut_products(self) -> tuple[str, ...]:  # type: ignore[override]
+        """As this CPU does it: the finding bfloat16-products-cut-off."""
+        bf16 = DTYPES["bf16"]
+        ulp = 2 * bf16.unit_roundoff
+        row = self.array(np.array([[1.0, 0.75 * ulp]]), bf16)
+        (product,) = self.to_numpy(self.tf.matmul(row, self.tf.ones_like(row), transpose_b=True))
+        return () if product[0] == 1.0 + ulp else ("bf16",)
 
     @property
     def versions(self) -> dict[str, str]:

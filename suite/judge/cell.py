@@ -136,8 +136,11 @@ class Cell:
     def rounding(self) -> Rounding:
         """Where the implementation rounds, as declared."""
         implementation = self.implementation
-        narrow = implementation.backend.narrow_reductions
-        return Rounding(self.numerics, self.flushes, implementation.declared, narrow)
+        backend = implementation.backend
+        cut = self.case.operator.attends and self.dtype.name in backend.cut_products
+        return Rounding(
+            self.numerics, self.flushes, implementation.declared, backend.narrow_reductions, cut
+        )
 
     def elected(self, question: str) -> str:
         """The answer declared in the cell's dtype or, where none is, the one observed."""

@@ -35,6 +35,7 @@ class Rounding:
     flushes: bool = False
     declared: Declared | None = None
     narrow_reductions: bool = False
+    cut_products: bool = False
 
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
         """The roundoffs in the dtype of the inputs, of the answer or of a derivative."""
@@ -42,7 +43,7 @@ class Rounding:
             return roundoffs(self.numerics, inputs.dtype, self.flushes, backward)
         return declared_roundoffs(
             self.declared, self.numerics, inputs.dtype, self.flushes, self.narrow_reductions,
-            backward,
+            backward, self.cut_products,
         )  # fmt: skip
 
 
