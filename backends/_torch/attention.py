@@ -14,6 +14,8 @@ from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
@@ -282,6 +284,12 @@ class SdpaFlash(Sdpa):
         if backend.device == "cpu":
             declared = declared.taking("lse").electing({"lse-of-empty-row": "finite"})
         super().__init__(backend, declared=declared)
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
+            # The finding flash-operator-without-rows: the process would die.
+            return "torch's flash operator divides by the number of its blocks"
+        return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         if not inputs.lse:
