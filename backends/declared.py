@@ -47,6 +47,14 @@ LAYER_FEATURES = frozenset(
 )  # fmt: skip
 """What a layer around attention can do; dropout is declared for itself."""
 
+ROTARY_FEATURES = frozenset(
+    {
+        "interleaved", "halves", "rotary-base", "partial-rotation", "gathered-positions",
+        "rotary-scaling", "empty-batch", "empty-queries", "gradient", "inner-stride", "other-shapes",
+    }
+)  # fmt: skip
+"""What a rotation can be asked."""
+
 THROUGH = "@"
 """Stands between the names of an implementation and of the compiler it goes through."""
 

@@ -23,6 +23,7 @@ from backends.protocol import (
     checked_name,
 )
 from backends.user_layer import UserLayer
+from backends.user_rotary import UserRotation
 from suite.spec.operators import OPERATORS
 
 REGISTRY: dict[str, tuple[str, str]] = {
@@ -183,9 +184,9 @@ def function_implementation(
     """An implementation around the person's function named by `text` (see `load_object`), and what is
     claimed of it: by options (`said`), and by attributes of the function.
 
-    `like` names the layer that it makes; without it, it has the framework's attention signature.
-    Raises UsageError where it cannot be imported, is not callable, has another signature, or a name that
-    is none, and for a claim that cannot be used.
+    `like` names the layer that it makes, or the operator that it is; without it, it has the framework's
+    attention signature. Raises UsageError where it cannot be imported, is not callable, has another
+    signature, or a name that is none, and for a claim that cannot be used.
     """
     function = load_object(text, "function")
     if not callable(function):
@@ -194,7 +195,10 @@ def function_implementation(
     try:
         claims = Claims.of(function, said)
         if like:
-            return UserLayer(backend, function, name, claims, OPERATORS[like]), claims
+            operator = OPERATORS[like]
+            if not operator.is_layer:
+                return UserRotation(backend, function, name, claims), claims
+            return UserLayer(backend, function, name, claims, operator), claims
         return backend.function(function, name, claims), claims
     except UsageError as error:
         raise UsageError(f"function {text!r}: {error}") from error

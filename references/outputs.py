@@ -69,8 +69,8 @@ def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.n
     Raises ValueError for the tangent of an array that the inputs do not have, or of a statistic.
     """
     for name in tangents:
-        if name in inputs.operator.statistics:
-            raise ValueError(f"{name} is a statistic of {inputs.operator}: it has no tangent")
+        if name in inputs.operator.constants:
+            raise ValueError(f"{name} is a constant of {inputs.operator}: it has no tangent")
         if name not in inputs.arrays:
             raise ValueError(
                 f"{inputs.operator} has no array {name!r} to move; it has {', '.join(inputs.arrays)}"

@@ -57,9 +57,9 @@ def test_contract(cell: Cell) -> None:
         expect_bitwise(
             fresh.values, kept["output"], "not-deterministic", "a fresh layer's first call"
         )
-    value = -inputs.value
-    own = {"query": value, "key": value} if inputs.self_attention else {}
-    later = cell.prepare(inputs.replace(value=value, **own))
+    last = [name for name in ("query", "key", "value") if name in inputs.arrays]
+    last = last if inputs.self_attention else last[-1:]
+    later = cell.prepare(inputs.replace(**dict.fromkeys(last, -inputs.arrays[last[-1]])))
     held = [cell.call(later) for _ in range(LATER)]
     again = cell.read(first.native, inputs, prepared)
     what = f"an answer after {len(held)} later calls"

@@ -40,6 +40,7 @@ LAYERS = (
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
 )
 GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
 THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
@@ -86,9 +87,10 @@ def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.n
 
 
 def renewed(inputs: Inputs, kept: np.ndarray, axis: str, *names: str) -> Inputs:
-    """The inputs with the signs of arrays turned, but for the indices `kept` (boolean) along an axis."""
+    """The inputs with the signs of those arrays turned that they have, but for the indices `kept`
+    (boolean) along an axis."""
     arrays = {}
-    for name in names:
+    for name in set(names) & inputs.arrays.keys():
         place = inputs.axes(name).index(axis)
         shape = [-1 if n == place else 1 for n in range(inputs.arrays[name].ndim)]
         arrays[name] = np.where(kept.reshape(shape), inputs.arrays[name], -inputs.arrays[name])
@@ -103,7 +105,8 @@ def test_invariant_rerun(cell: Cell) -> None:
     """
     inputs = cell.inputs
     first, bound = cell.run().values.copy(), cell.bound(inputs)
-    other = inputs.replace(query=-inputs.query, value=-inputs.value)
+    nothing = np.zeros(inputs.sizes.B, bool)
+    other = renewed(inputs, nothing, "b", "query", "value")
     for n in range(4):
         if n == 2:
             cell.run(other)

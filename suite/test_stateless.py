@@ -24,6 +24,7 @@ CASES = (
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    "rotary/none/mha/{dt}/b2h3q17k1d16",
 )
 """Sizes that others are asked in, too; and a mask and a bias, of which kernels keep what they made."""
 
@@ -32,7 +33,12 @@ TURNS = 3
 
 
 def changed(inputs: Inputs) -> Inputs:
-    """The same problem with other values; rows see as many keys as before, others of them."""
+    """The same problem with other values; rows see as many keys as before, others of them. A rotation has
+    another base, too: instances do not see each other."""
+    if "position" in inputs.arrays:
+        return inputs.replace(
+            query=-inputs.query, position=inputs.arrays["position"] + 7, base=500.0
+        )
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
     if inputs.self_attention:

@@ -63,7 +63,10 @@ def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
         assert one.arrays.keys() >= case.axes.keys()
         for name, array in one.arrays.items():
             assert np.array_equal(array, again.arrays[name])
-            assert np.array_equal(array, round_to(array, case.dtype)), (case.id, name)
+            fits = (
+                array.astype(int) if name in case.operator.integers else round_to(array, case.dtype)
+            )
+            assert np.array_equal(array, fits), (case.id, name)
             assert array.dtype == np.float64
         if one.query.size and case.recipe != "integers":
             assert not np.array_equal(one.query, other.query)
@@ -103,9 +106,10 @@ def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
         left_out = sizes[operator.squeezed_axis] if inputs.squeezed else 1
         assert left_out == 1
         assert np.prod(inputs.output_shape("output")) == np.prod(inputs.full_shape("output"))
-        tangents = draw_tangents(case, ("query", "value"))
+        names = [n for n in ("query", "value") if n in case.axes]
+        tangents = draw_tangents(case, names)
         assert {n: t.shape for n, t in tangents.items()} == {
-            n: inputs.arrays[n].shape for n in ("query", "value")
+            n: inputs.arrays[n].shape for n in names
         }
 
 

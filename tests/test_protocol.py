@@ -10,7 +10,13 @@ import pytest
 
 from backends import registry
 from backends._numpy import NumpyBackend, Rounded
-from backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, OF_BACKENDS, checked_name
+from backends.declared import (
+    ATTENTION_FEATURES,
+    LAYER_FEATURES,
+    OF_BACKENDS,
+    ROTARY_FEATURES,
+    checked_name,
+)
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, DeclarationError, Declared, Implementation
@@ -83,11 +89,13 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 
 
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
-    asked: dict[bool, set[str]] = {True: set(), False: set()}
+    asked: dict[str, set[str]] = {"sdpa": set(), "rotary": set(), "layers": set()}
     for case in cases("full"):
-        asked[case.operator.is_layer] |= set(case.needs)
-    assert asked[False] - ATTENTION_FEATURES == {"sinks", "lse"}
-    assert asked[True] <= LAYER_FEATURES
+        kind = "layers" if case.operator.is_layer else case.operator.name
+        asked[kind] |= set(case.needs)
+    assert asked["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse"}
+    assert asked["rotary"] <= ROTARY_FEATURES
+    assert asked["layers"] <= LAYER_FEATURES
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
 
@@ -180,7 +188,7 @@ class Named(NumpyBackend):
     name_of: Any = "definition"
 
     def implementations(self) -> list[Implementation]:
-        (found,) = super().implementations()
+        found, _ = super().implementations()
         found.name = self.name_of
         return [found]
 

@@ -39,6 +39,11 @@ def _operations(backend: JaxEngine) -> Operations:
         transpose=jnp.transpose,
         reshape=jnp.reshape,
         repeat=lambda x, times, axis: jnp.repeat(x, times, axis),
+        cos=jnp.cos,
+        sin=jnp.sin,
+        power=jnp.power,
+        clip=jnp.clip,
+        cast=lambda x, dtype: x.astype(dtype),
         overflowing_fill="nan",
         called=backend.jitted,
     )

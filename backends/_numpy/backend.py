@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from backends._numpy.attention import Definition
 from backends._numpy.engine import NumpyEngine
+from backends._numpy.rotary import ComplexRotation
 from backends.protocol import Implementation
 
 
 class NumpyBackend(NumpyEngine):
-    """NumPy on the CPU, with the definition as its one implementation."""
+    """NumPy on the CPU, with definitions."""
 
     name = "numpy"
 
     def implementations(self) -> list[Implementation]:
-        return [Definition(self)]
+        return [Definition(self), ComplexRotation(self)]

@@ -21,6 +21,11 @@ def layers(backend: TensorflowEngine) -> list[Implementation]:
         transpose=lambda x, axes: tf.transpose(x, axes),
         reshape=lambda x, shape: tf.reshape(x, shape),
         repeat=lambda x, times, axis: tf.repeat(x, times, axis),
+        cos=tf.cos,
+        sin=tf.sin,
+        power=tf.pow,
+        clip=tf.clip_by_value,
+        cast=lambda x, dtype: tf.cast(x, dtype),
         overflowing_fill="nan",
     )
     return textbooks(backend, operations, NUMERICS)

@@ -44,6 +44,11 @@ def _operations() -> Operations:
         transpose=lambda x, axes: x.permute(*axes),
         reshape=lambda x, shape: x.reshape(shape),
         repeat=lambda x, times, axis: x.repeat_interleave(times, axis),
+        cos=torch.cos,
+        sin=torch.sin,
+        power=torch.pow,
+        clip=torch.clamp,
+        cast=lambda x, dtype: x.to(getattr(torch, dtype)),
         overflowing_fill="raises",
     )
 

@@ -25,7 +25,8 @@ class Operations:
     """The operations textbook layers are written in, as one framework spells them.
 
     softmax over the last axis; fill(scores, hidden, number) where `hidden`; concat(arrays, axis);
-    transpose(array, axes); the rest as named. `@`, `+`, `*`, `/` and slices are the framework's own.
+    transpose(array, axes); cast(array, "float32"); the rest as named. `@`, `+`, `*`, `/` and slices are
+    the framework's own.
     """
 
     softmax: Callable[[Any], Any]
@@ -38,6 +39,11 @@ class Operations:
     transpose: Callable[[Any, tuple[int, ...]], Any]
     reshape: Callable[[Any, tuple[int, ...]], Any]
     repeat: Callable[[Any, int, int], Any]
+    cos: Callable[[Any], Any]
+    sin: Callable[[Any], Any]
+    power: Callable[[Any, Any], Any]
+    clip: Callable[[Any, float, float], Any]
+    cast: Callable[[Any, str], Any]
     overflowing_fill: str
     """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call

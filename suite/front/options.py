@@ -22,7 +22,7 @@ CELL_SECONDS, START_SECONDS = 600.0, 600.0
 ASKED_MODES = (*MODES, "all")
 """What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
 
-LAYERS = tuple(name for name, operator in OPERATORS.items() if operator.is_layer)
+LAYERS = tuple(n for n, operator in OPERATORS.items() if operator.is_layer or not operator.attends)
 """What --like takes."""
 
 
@@ -72,7 +72,8 @@ OPTIONS: dict[str, Option] = {
         "PATH.py:NAME", many=True,
     ),
     "like": Option(
-        f"the layer that --function makes: {', '.join(LAYERS)} (docs/layers.md)", "LAYER"
+        f"the layer that --function makes, or rotary for what it is: {', '.join(LAYERS)} "
+        "(docs/layers.md, docs/rotary.md)", "LAYER"
     ),
     "numerics": Option(
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",

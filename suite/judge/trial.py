@@ -55,7 +55,7 @@ def _tried(implementation: Implementation) -> str | None:
             raise
         except BaseException as error:
             first = first or f"called once, on {case.id}, it raised {first_line(error)}"
-            if not case.operator.is_layer and _fits_swapped(implementation, inputs):
+            if _is_attention(case) and _fits_swapped(implementation, inputs):
                 return _wrong_order(prepared.axis_order)
             continue
         return _misfit(implementation, native, inputs, prepared)
@@ -65,7 +65,11 @@ def _tried(implementation: Implementation) -> str | None:
 def _cases(implementation: Implementation) -> list[Case]:
     """The cases to try: in float32, then in the other dtypes; those that are declared."""
     operator = implementation.operator
-    texts = [operator.probe.replace("{mask}", "none")] if operator.is_layer else list(CASES)
+    texts = list(CASES)
+    if operator.is_layer and operator.probe:
+        texts = [operator.probe.replace("{mask}", "none")]
+    elif not operator.attends:
+        texts = [next(iter(operator.gradients("smoke"))).replace("/f32/", "/{dt}/")]
     ids = [text.format(dt="f32") for text in texts]
     ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]
     cases: list[Case] = []
@@ -73,6 +77,11 @@ def _cases(implementation: Implementation) -> list[Case]:
         asked = case if implementation.unsupported(case) is None else implementation.twin(case)
         cases += [asked] if asked is not None else []
     return cases
+
+
+def _is_attention(case: Case) -> bool:
+    """Whether the case asks for plain attention, whose operands can come in two orders of axes."""
+    return case.operator.attends and not case.operator.is_layer
 
 
 def _misfit(
@@ -88,7 +97,9 @@ def _misfit(
             f"called once, on {inputs.case.id}, it returned {kind}, expected an array of "
             f"{backend.name}: is it a function of another framework?"
         )
-    if inputs.operator.is_layer or _right(implementation, output, inputs, prepared.axis_order):
+    if not _is_attention(inputs.case) or _right(
+        implementation, output, inputs, prepared.axis_order
+    ):
         return None
     return _wrong_order(prepared.axis_order) if _fits_swapped(implementation, inputs) else None
 

@@ -288,7 +288,7 @@ class Inputs:
         return self.with_dense(mask_array=mask, **arrays)
 
 
-OPERANDS = ("query", "key", "value", "bias", "sinks")
+OPERANDS = ("query", "key", "value", "bias", "sinks", "position")
 """Arrays that are no parameters of a layer."""
 
 
@@ -319,7 +319,10 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed)
     if bias is not None:
         arrays["bias"] = bias
-    rounded = {name: round_to(array, case.dtype) for name, array in arrays.items()}
+    rounded = {
+        name: array if name in case.operator.integers else round_to(array, case.dtype)
+        for name, array in arrays.items()
+    }
     for array in rounded.values():
         array.flags.writeable = False
     return Inputs(case, rounded, case.sizes, seed=seed)

@@ -102,7 +102,8 @@ class Operator:
 
     `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the
     case's dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both
-    may hang on the case's options. `statistics` are arrays without a gradient.
+    may hang on the case's options. `statistics` are arrays without a gradient; so are `integers`, which
+    no dtype rounds.
 
     `needs(case, arrays, sizes, widths)` says which features an implementation must have to be asked the
     case, or a variation of it with other arrays and sizes, besides those of masks and biases.
@@ -150,6 +151,7 @@ class Operator:
     recipes: tuple[str, ...] = ("normal",)
     axis_orders: tuple[str, ...] = ("bhld",)
     statistics: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
     wide_outputs: tuple[str, ...] = ()
     is_layer: bool = False
     attends: bool = True
@@ -161,6 +163,11 @@ class Operator:
     def option(self, name: str) -> Option | None:
         """The option called `name`; None where the operator has none of that name."""
         return next((option for option in self.options if option.name == name), None)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The arrays without a gradient."""
+        return (*self.statistics, *self.integers)
 
     def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """All ties under these options: the operator's, and the axis that `squeezed` leaves out."""

@@ -158,6 +158,12 @@ FEATURES = {
     "raw-mask": "a mask array as the caller made it",
     "causal-alone": "a causal flag without a mask",
     "dropout": "dropout of the weights",
+    "interleaved": "a rotation of neighbouring components",
+    "halves": "a rotation of components half a head apart",
+    "rotary-base": "a base of frequencies other than 10000",
+    "partial-rotation": "a rotation of the first components alone",
+    "gathered-positions": "positions of every sample, in any order",
+    "rotary-scaling": "frequencies scaled for longer sequences",
 }
 """What a case, or a check, may need of an implementation beyond plain attention. Masks that an
 implementation has no flag for are passed densely by its adapter, so that only what cannot be passed at

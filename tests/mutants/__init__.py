@@ -29,6 +29,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_modes,
     faults_persons,
     faults_precision,
+    faults_rotary,
     faults_scores,
     faults_shapes,
     faults_sinks,

@@ -101,6 +101,13 @@ from tests.mutants.norm_gradient_kernel import (
     rounded,
     summed_by_rows,
 )
+from tests.mutants.rotary_kernel import (
+    RotaryByExponential,
+    RotaryEager,
+    RotaryKernel,
+    RotaryOfFloat64,
+    RotaryTableCast,
+)
 
 
 class LayerNarrowBias(LayerDifferentiable):
@@ -272,5 +279,10 @@ HONEST: tuple[type[Implementation], ...] = (
     CompiledFused,
     CompiledOnline,
     CompiledLayer,
+    RotaryKernel,
+    RotaryOfFloat64,
+    RotaryByExponential,
+    RotaryTableCast,
+    RotaryEager,
 )
 """Every honest variant, in the order in which they are judged."""

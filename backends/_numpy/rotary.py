@@ -1,0 +1,66 @@
+"""Rotary position embedding by its definition: a pair of components is a complex number, which is
+multiplied by exp(i p theta)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backends._numpy.engine import Rounded
+from backends.declared import ROTARY_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from references.rotary import frequencies
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.rotary import ROTARY, Rotation
+
+
+class ComplexRotation(Implementation):
+    """Multiplication of complex numbers in float64, rounded once."""
+
+    name = "complex-rotation"
+    operator = ROTARY
+    declared = Declared(numerics="exact", features=ROTARY_FEATURES)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        rotation, fmt = Rotation.of(inputs.case, inputs.sizes.D), inputs.dtype
+        arguments = {
+            "query": self.backend.operand(inputs.query, inputs, "bhld"),
+            "position": self.backend.array(inputs.arrays["position"], None),
+        }
+
+        def turned(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
+            found = frequencies(rotation, position.values)
+            angle = position.values[..., None] * found.theta
+            factor = found.attention * np.exp((-1j if back else 1j) * angle)
+            factor = factor if factor.ndim == 2 else factor[:, None]
+            return Rounded(round_to(complex_product(x.values, factor, rotation), fmt), fmt)
+
+        def call(query: Rounded, position: Rounded) -> Rounded:
+            return turned(query, position)
+
+        def vjp(
+            query: Rounded, position: Rounded, cotangent: Rounded, wrt: Sequence[str]
+        ) -> dict[str, Any]:
+            return {"query": turned(cotangent, position, back=True)}
+
+        def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
+            return turned(tangents["query"], position)
+
+        return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=(rotation, fmt.name))
+
+
+def complex_product(x: np.ndarray, factor: np.ndarray, rotation: Rotation) -> np.ndarray:
+    """x (B, H, L, D), its pairs multiplied by complex factors that broadcast to (B, H, L, r / 2)."""
+    half = rotation.size // 2
+    if rotation.interleaved:
+        one, two = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
+    else:
+        one, two = slice(0, half), slice(half, rotation.size)
+    product = (x[..., one] + 1j * x[..., two]) * factor
+    out = x.copy()
+    out[..., one], out[..., two] = product.real, product.imag
+    return out

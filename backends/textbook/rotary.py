@@ -1,0 +1,125 @@
+"""Rotary position embedding, written out: angles in float32, of float64 in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from backends.declared import ROTARY_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Operations
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.rotary import (
+    BETA_FAST,
+    BETA_SLOW,
+    FACTOR,
+    HIGH_FREQUENCY,
+    LOW_FREQUENCY,
+    ORIGINAL_LENGTH,
+    ROTARY,
+    Rotation,
+)
+
+
+class TextbookRotary(Implementation):
+    """Sine and cosine in float32, and so are the products; the answer is rounded once."""
+
+    name = "textbook-rotary"
+    operator = ROTARY
+    declared = Declared(numerics="exact", features=ROTARY_FEATURES)
+    casts_table = False
+    """Whether sine and cosine are stored in the query's dtype, and all that follows is computed in it."""
+
+    def __init__(self, backend: Backend, ops: Operations) -> None:
+        super().__init__(backend)
+        self.ops = ops
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, ops, case = self.backend, self.ops, inputs.case
+        wide = DTYPES["f64" if inputs.dtype.name == "f64" else "f32"]
+        rotation = Rotation.of(case, inputs.sizes.D)
+        length = int(inputs.arrays["position"].max(initial=0)) + 1
+        arguments = {
+            "query": backend.operand(inputs.query, inputs, "bhld"),
+            "position": backend.array(inputs.arrays["position"], wide),
+        }
+
+        def number(value: float | np.ndarray) -> Any:
+            return backend.array(np.asarray(value), wide)
+
+        def call(query: Any, position: Any) -> Any:
+            theta, factor = self.frequencies(rotation, length, number)
+            angle = ops.reshape(position, (*position.shape, 1)) * theta  # (..., L, r / 2)
+            if len(position.shape) == 2:
+                angle = ops.reshape(angle, (angle.shape[0], 1, *angle.shape[1:]))
+            cosine, sine = ops.cos(angle), ops.sin(angle)
+            if factor != 1.0:
+                cosine, sine = cosine * number(factor), sine * number(factor)
+            if self.casts_table:
+                cosine, sine = (ops.cast(x, inputs.dtype.long_name) for x in (cosine, sine))
+                return self.turned(query, cosine, sine, rotation)
+            turned = self.turned(ops.cast(query, wide.long_name), cosine, sine, rotation)
+            return ops.cast(turned, inputs.dtype.long_name)
+
+        constants = (rotation, length, inputs.dtype.name)
+        return ops.called(self, PreparedCall(call, arguments, constants=constants))
+
+    def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
+        """(r / 2,) frequencies for sequences of `length`, and the factor on sine and cosine."""
+        ops, size, base, f = self.ops, rotation.size, rotation.base, FACTOR
+        if rotation.scaling == "ntk" and length > ORIGINAL_LENGTH:
+            growth = f * length / ORIGINAL_LENGTH - (f - 1)
+            base *= growth ** (size / (size - 2))
+        theta = ops.power(number(base), number(-np.arange(0, size, 2) / size))
+        if rotation.scaling == "linear":
+            return theta / number(f), 1.0
+        if rotation.scaling == "llama3":
+            turns = theta * number(ORIGINAL_LENGTH / (2 * math.pi))
+            weight = (turns - number(LOW_FREQUENCY)) / number(HIGH_FREQUENCY - LOW_FREQUENCY)
+            weight = ops.clip(weight, 0.0, 1.0)
+            return theta * ((number(1.0) - weight) / number(f) + weight), 1.0
+        if rotation.scaling == "yarn":
+            weight = yarn_weights(rotation)
+            return theta * number(weight / f + 1 - weight), 0.1 * math.log(f) + 1
+        if rotation.scaling == "longrope":
+            long = length > ORIGINAL_LENGTH
+            factors = rotation.long_factors() if long else rotation.short_factors()
+            return theta / number(factors), math.sqrt(1 + math.log(f) / math.log(ORIGINAL_LENGTH))
+        return theta, 1.0
+
+    def turned(self, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
+        """Pairs of x (B, H, L, D) turned."""
+        ops, size = self.ops, rotation.size
+        rest = [x[..., size:]] if size < x.shape[-1] else []
+        if rotation.interleaved:
+            pairs = ops.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
+            one, two = pairs[..., 0:1], pairs[..., 1:2]
+            cosine, sine = (ops.reshape(t, (*t.shape, 1)) for t in (cosine, sine))
+            both = ops.concat([one * cosine - two * sine, two * cosine + one * sine], -1)
+            return ops.concat([ops.reshape(both, (*x.shape[:-1], size)), *rest], -1)
+        one, two = x[..., : size // 2], x[..., size // 2 : size]
+        return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *rest], -1)
+
+
+class TextbookRotaryCast(TextbookRotary):
+    """Sine and cosine are cast to the query's dtype, and so are the products, as in most models."""
+
+    name = "textbook-rotary-cast"
+    declared = TextbookRotary.declared.but(numerics="eager")
+    casts_table = True
+
+
+def yarn_weights(rotation: Rotation) -> np.ndarray:
+    """yarn: how far each frequency is divided by the factor, (r / 2,), from 0 to 1."""
+
+    def dimension(turns: float) -> float:
+        wavelength = ORIGINAL_LENGTH / (turns * 2 * math.pi)
+        return rotation.size * math.log(wavelength) / (2 * math.log(rotation.base))
+
+    first = max(math.floor(dimension(BETA_FAST)), 0)
+    last = min(math.ceil(dimension(BETA_SLOW)), rotation.size - 1)
+    return np.clip((np.arange(rotation.size // 2) - first) / (last - first or 0.001), 0, 1)

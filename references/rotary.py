@@ -1,0 +1,191 @@
+"""Rotary position embedding: the pair (x1, x2) of components becomes
+
+    y1 = x1 c - x2 s,   y2 = x2 c + x1 s,   c = a cos(p theta),   s = a sin(p theta)
+
+p the position of the token, theta_i = base^(-e_i), e_i = 2i/r, or a scaled variant, a = 1 but for yarn
+and longrope. query is (B, H, L, D), position (L,) or (B, L); components from r on stay as they are. The
+derivative is the rotation back: with p exchanged for -p it is its own transpose.
+
+Frequencies by variant, f the factor, n the original length, m the largest position and one:
+
+    linear      theta / f
+    ntk         base (f m/n - (f - 1))^(r / (r - 2)) for base where m > n
+    llama3      theta ((1 - w) / f + w), w = (n theta / 2 pi - low) / (high - low) within [0, 1]
+    yarn        theta (w / f + 1 - w), w = (i - i_fast) / (i_slow - i_fast) within [0, 1], where
+                i_fast and i_slow are r ln(n / 2 pi beta) / (2 ln base), down and up to whole numbers;
+                a = 0.1 ln f + 1
+    longrope    theta / f_i, f_i by whether m > n; a = sqrt(1 + ln f / ln n)
+
+Bounds, u the roundoff in which angles are made (u_acc):
+
+    theta       base^-e as a power or as exp(-e ln base): exponent, logarithm and product are rounded,
+                each of which moves theta by u e ln base; power, quotient and their like: 4 u.
+    angle       two roundings more, of the position in the scaled variant and of the product:
+                delta = p theta (3 e ln base + 6) u, and what a variant adds.
+    c, s        sine and cosine of an angle that is off by delta: |s| delta + delta^2 / 2 and alike, at
+                most 2; evaluated within 2 u; times a, 4 u; stored as a table in the class's dtype (u_p).
+    y           products and sum in the arithmetic of the class (u_s), and the last rounding.
+
+Sources: Su et al., RoFormer, arXiv 2104.09864, section 3.4; Chen et al., arXiv 2306.15595 (linear);
+bloc97, "Dynamically scaled RoPE" (2023; ntk); Llama Team, arXiv 2407.21783, section 3.4 and Meta's
+published code (llama3); Peng et al., YaRN, arXiv 2309.00071, section 3; Ding et al., LongRoPE, arXiv
+2402.13753, with the factor of the Phi-3 models. The bounds are derived here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from references.outputs import Outputs, moving, wide
+from references.rounding import Bounded, Roundoffs, magnitude, narrowed, stored
+from suite.spec.inputs import Inputs
+from suite.spec.operators.rotary import (
+    BETA_FAST,
+    BETA_SLOW,
+    FACTOR,
+    HIGH_FREQUENCY,
+    LOW_FREQUENCY,
+    ORIGINAL_LENGTH,
+    Rotation,
+)
+
+
+@np.errstate(all="ignore")
+def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
+    """The turned query (B, H, L, D) with its bound. Raises NoExtendedPrecision.
+
+    There are no rows without keys: `empty_rows` is of no influence.
+    """
+    return _outputs(inputs, "output", wide(inputs)["query"], rounding, 1)
+
+
+@np.errstate(all="ignore")
+def vjp(
+    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
+) -> Outputs:
+    """The gradient of the query (B, H, L, D) for a cotangent of its shape: the cotangent, turned back."""
+    dO = wide(inputs, {"cotangent": cotangent})["cotangent"]
+    return _outputs(inputs, "query", dO, rounding, -1)
+
+
+@np.errstate(all="ignore")
+def jvp(
+    inputs: Inputs,
+    tangents: Mapping[str, np.ndarray],
+    rounding: Roundoffs,
+    empty_rows: str = "zeros",
+) -> Outputs:
+    """How the output moves, (B, H, L, D), as the query moves: its tangent, turned.
+
+    Raises ValueError for the tangent of the positions, and of an unknown array.
+    """
+    return _outputs(inputs, "output", moving(inputs, tangents)["query"], rounding, 1)
+
+
+def _outputs(inputs: Inputs, name: str, x: np.ndarray, u: Roundoffs, direction: int) -> Outputs:
+    rotation = Rotation.of(inputs.case, x.shape[-1])
+    cosine, sine = table(rotation, wide(inputs)["position"], u)
+    turned = _turned(narrowed(x, u), cosine, sine * float(direction), rotation, u)
+    B, _, L, _ = x.shape
+    return Outputs({name: turned}, np.ones((B, 1, L), int))
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """theta (r / 2,), its relative error in roundoffs, and the factor `a` on sine and cosine."""
+
+    theta: np.ndarray
+    relative: np.ndarray
+    attention: float = 1.0
+
+
+def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
+    """The frequencies of a rotation at these positions, in their precision."""
+    size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
+    exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
+    length = float(position.max(initial=0)) + 1
+    grown = np.zeros(exponent.shape)
+    if rotation.scaling == "ntk" and length > n:
+        power, growth = size / (size - 2), f * length / n - (f - 1)
+        base = position.dtype.type(base) * position.dtype.type(growth) ** power
+        of_growth = 3 * f * length / n / growth + 3 * math.log(growth)
+        grown = magnitude(exponent) * (power * of_growth + 3)
+    theta = position.dtype.type(base) ** -exponent
+    relative = 3 * magnitude(exponent) * math.log(base) + 4 + grown
+    if rotation.scaling == "linear":
+        return Frequencies(theta / f, relative)
+    if rotation.scaling == "llama3":
+        return _llama3(theta, relative)
+    if rotation.scaling == "yarn":
+        low, high = (
+            size * math.log(n / (beta * 2 * math.pi)) / (2 * math.log(base))
+            for beta in (BETA_FAST, BETA_SLOW)
+        )
+        first, last = max(math.floor(low), 0), min(math.ceil(high), size - 1)
+        span = last - first or 0.001
+        weight = np.clip((np.arange(size // 2).astype(theta.dtype) - first) / span, 0, 1)
+        scaled = theta * (weight / f + (1 - weight))
+        return Frequencies(scaled, relative + 6, 0.1 * math.log(f) + 1)
+    if rotation.scaling == "longrope":
+        factors = rotation.long_factors() if length > n else rotation.short_factors()
+        a = math.sqrt(1 + math.log(f) / math.log(n))
+        return Frequencies(theta / factors.astype(theta.dtype), relative + 1, a)
+    return Frequencies(theta, relative)
+
+
+def _llama3(theta: np.ndarray, relative: np.ndarray) -> Frequencies:
+    """Mixed between both ends, where the wavelength is between them; what is continuous there may be
+    taken for either side."""
+    f, span = FACTOR, HIGH_FREQUENCY - LOW_FREQUENCY
+    turns = ORIGINAL_LENGTH * theta / (2 * np.pi)
+    weight = np.clip((turns - LOW_FREQUENCY) / span, 0, 1)
+    scaled = theta * ((1 - weight) / f + weight)
+    of_weight = (magnitude(turns) * (relative + 4) + 3 * LOW_FREQUENCY) / span
+    mixed = magnitude((turns >= LOW_FREQUENCY / 2) & (turns <= 2 * HIGH_FREQUENCY))
+    more = mixed * magnitude(theta / scaled) * (1 - 1 / f) * of_weight
+    return Frequencies(scaled, relative + 4 + more)
+
+
+def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bounded, Bounded]:
+    """Cosine and sine times `a`, (L, r / 2) or (B, 1, L, r / 2), as the class stores them."""
+    unit, found = u.accumulate, frequencies(rotation, position)
+    angle = position[..., None] * found.theta
+    delta = magnitude(angle) * (found.relative + 2) * unit
+    pair = []
+    for value, slope in ((np.cos(angle), np.sin(angle)), (np.sin(angle), np.cos(angle))):
+        error = np.minimum(magnitude(slope) * delta + delta**2 / 2, 2.0) + 2 * unit
+        a = found.attention
+        scaled = Bounded(value * a, a * (error + 4 * unit * (a != 1)))
+        entry = stored(scaled, max(u.weight, unit), u.weight_underflow)
+        if position.ndim == 2:
+            entry = entry.reshape(entry.shape[0], 1, *entry.shape[1:])
+        pair.append(entry)
+    return pair[0], pair[1]
+
+
+def _turned(
+    x: Bounded, cosine: Bounded, sine: Bounded, rotation: Rotation, u: Roundoffs
+) -> Bounded:
+    """Pairs of x (B, H, L, D) turned; components that no pair has keep their bits."""
+    half = rotation.size // 2
+    if rotation.interleaved:
+        places = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
+    else:
+        places = slice(0, half), slice(half, rotation.size)
+    one, two = (x[..., place] for place in places)
+    value, error = x.value.copy(), np.zeros(x.shape)
+    unit, floor = max(u.accumulate, u.score), u.score_floor
+    for place, direct, across in (
+        (places[0], one * cosine, two * sine * -1.0),
+        (places[1], two * cosine, one * sine),
+    ):
+        products = stored(direct, unit, floor), stored(across, unit, floor)
+        total = stored(products[0] + products[1], unit)
+        result = stored(total, u.output, u.floor)
+        value[..., place] = result.value
+        error[..., place] = result.error
+    return Bounded(value, error)

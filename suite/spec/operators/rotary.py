@@ -1,0 +1,213 @@
+"""Rotary position embedding: each pair of components of a query is turned by an angle, its token's
+position times a frequency (Su et al. 2021). Keys are turned alike. It attends to nothing.
+
+Frequencies are theta_i = base^(-2i/r), r the components that are turned, or a scaled variant of them
+(`SCALINGS`). Positions are whole numbers, exact in every dtype, as integer arrays are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator, Option, choice, flag, number
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+BASE = 10000.0
+"""The base of frequencies where a case names none."""
+
+SCALINGS = {
+    "none": "no scaling",
+    "linear": "positions divided by a factor (Chen et al. 2023)",
+    "ntk": "a base that grows with the length beyond the original one (dynamic NTK)",
+    "llama3": "low frequencies divided by a factor, high ones kept, those between mixed (Llama 3.1)",
+    "yarn": "the same by dimension, with a factor on sine and cosine (Peng et al. 2023)",
+    "longrope": "a factor for every frequency, and one on sine and cosine (Ding et al. 2024)",
+}
+"""How frequencies are changed for sequences that are longer than those of the training."""
+
+ORIGINAL_LENGTH = 256
+"""The length of the training, of every scaled variant."""
+
+FACTOR = 4.0
+"""By how much sequences may be longer, in every scaled variant."""
+
+LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
+"""llama3: how often what turns slowly, and what turns fast, turns within the original length."""
+
+BETA_SLOW, BETA_FAST = 1.0, 32.0
+"""yarn: turns within the original length below which a dimension is divided by the factor, and above
+which it is kept."""
+
+FAR = 100003
+"""A position far out: a prime number, beyond what 16 bits can hold."""
+
+EVERY_DTYPE = ("b2h3q17k1d16",)
+
+_OFFSET = Option(
+    "offset", r"at(\d+)", int, lambda value: f"at{value}", 0, (1, 255, 4097, FAR, 10**6)
+)
+_ROTATED = Option("rotated", r"rot(\d+)", int, lambda value: f"rot{value}", 0, (2, 4, 6, 8))
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a case turns: components, pairs, base and scaled variant.
+
+    Pairs are components i and i + size / 2 ("halves"), or 2i and 2i + 1 (`interleaved`); components
+    from `size` on are left as they are.
+    """
+
+    size: int
+    interleaved: bool
+    base: float
+    scaling: str
+
+    @classmethod
+    def of(cls, case: Case, size: int) -> Rotation:
+        """The rotation of a case whose queries have `size` components."""
+        return cls(
+            size=case.option("rotated") or size,
+            interleaved=case.option("interleaved"),
+            base=case.option("base") or BASE,
+            scaling=case.option("scaling"),
+        )
+
+    def short_factors(self) -> np.ndarray:
+        """longrope: what each frequency is divided by up to the original length, (size / 2,)."""
+        return 1.0 + np.arange(self.size // 2) / 8.0
+
+    def long_factors(self) -> np.ndarray:
+        """longrope: the same beyond the original length."""
+        return 1.0 + np.arange(self.size // 2) / 2.0
+
+
+def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
+    """The scaled variant as configurations of models say it (`rope_scaling` of transformers); None for
+    none."""
+    if rotation.scaling == "none":
+        return None
+    words: dict[str, dict[str, Any]] = {
+        "linear": {"rope_type": "linear", "factor": FACTOR},
+        "ntk": {"rope_type": "dynamic", "factor": FACTOR},
+        "llama3": {
+            "rope_type": "llama3", "factor": FACTOR, "low_freq_factor": LOW_FREQUENCY,
+            "high_freq_factor": HIGH_FREQUENCY,
+        },
+        "yarn": {
+            "rope_type": "yarn", "factor": FACTOR, "beta_fast": BETA_FAST, "beta_slow": BETA_SLOW,
+        },
+        "longrope": {
+            "rope_type": "longrope", "factor": FACTOR,
+            "short_factor": rotation.short_factors().tolist(),
+            "long_factor": rotation.long_factors().tolist(),
+        },
+    }  # fmt: skip
+    return {**words[rotation.scaling], "original_max_position_embeddings": ORIGINAL_LENGTH}
+
+
+def axes(case: Case) -> Axes:
+    return {"query": "bhqd", "position": "bq" if case.option("gathered") else "q"}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Unit normals; positions one after the other, or drawn with repetitions in any order."""
+    s, first = case.sizes, case.option("offset")
+    query = rng.standard_normal((s.B, s.H, s.Lq, s.D))
+    if case.option("gathered"):
+        position = rng.integers(first, first + 3 * max(s.Lq, 1), (s.B, s.Lq))
+    else:
+        position = first + np.arange(s.Lq)
+    return {"query": query, "position": position.astype(np.float64)}
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    return {
+        "interleaved": case.option("interleaved"),
+        "halves": not case.option("interleaved"),
+        "rotary-base": case.option("base") is not None,
+        "partial-rotation": Rotation.of(case, sizes.D).size != sizes.D,
+        "gathered-positions": case.option("gathered"),
+        "rotary-scaling": case.option("scaling") != "none",
+        "empty-batch": sizes.B == 0,
+        "empty-queries": sizes.Lq == 0,
+    }
+
+
+def validate(case: Case) -> None:
+    size = Rotation.of(case, case.sizes.D).size
+    if size % 2 or size > case.sizes.D:
+        raise ValueError(
+            f"{case.operator} turns pairs: an even number of components, at most {case.sizes.D} here, "
+            f"got {size}: {case.id}"
+        )
+    if case.option("scaling") == "ntk" and size < 4:
+        raise ValueError(f"a base that grows needs two frequencies: {case.id}")
+
+
+SMOKE = (
+    "rotary/none/mha/{dt}/b2h3q17k1d16",
+    "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
+    "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
+)
+STANDARD = (
+    "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
+    "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/rot6/gathered/blhd",
+    "rotary/none/mha/{dt}/b2h3q17k1d16/base500000.0/at1000000",
+    "rotary/none/mha/{dt}/b1h2q65k1d64/at257",
+    "rotary/none/mha/{dt}/b1h2q65k1d64/interleaved/at4097",
+    *(
+        f"rotary/none/mha/{{dt}}/b2h3q17k1d16/{scaling}{more}"
+        for scaling in SCALINGS
+        if scaling != "none"
+        for more in ("", "/at4097")
+    ),
+    "rotary/none/mha/{dt}/b1h1q1k1d2",
+    "rotary/none/mha/{dt}/b1h2q3k1d10/rot2/at1",
+)
+
+ROTARY = Operator(
+    name="rotary",
+    text="rotary position embedding: pairs of components turned by position times frequency",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bhqd"},
+    needs=needs,
+    ties=lambda options: ("1k", "dv", "hg"),
+    validate=validate,
+    cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
+    gradients=listed(
+        ("rotary/none/mha/f32/b2h3q17k1d16",),
+        (
+            *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
+            *filled(
+                [
+                    "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
+                    "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
+                ],
+                ("f32", "bf16"),
+            ),
+            "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+        ),
+    ),
+    options=(
+        flag("interleaved", "interleaved"),
+        _ROTATED,
+        number("base", "base", 100.0, 500000.0),
+        choice("scaling", SCALINGS),
+        flag("gathered", "gathered"),
+        _OFFSET,
+    ),
+    attends=False,
+    axis_orders=("bhld", "blhd"),
+    integers=("position",),
+    every_dtype=EVERY_DTYPE,
+)

@@ -1,0 +1,293 @@
+"""Mutants at fault in rotary position embedding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from references.rotary import frequencies
+from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
+from tests.mutants.registry import mutant
+from tests.mutants.rotary_kernel import RotaryKernel, RotaryTableCast, Turn
+
+
+@mutant("values")
+class RotaryPairsOtherwise(RotaryKernel):
+    """Neighbours are turned where halves are asked for, and the reverse."""
+
+    def pairs(self, turn: Turn) -> tuple[slice, slice]:
+        size = turn.rotation.size
+        if not turn.rotation.interleaved:
+            return slice(0, size, 2), slice(1, size, 2)
+        return slice(0, size // 2), slice(size // 2, size)
+
+
+@mutant("values")
+class RotaryAlwaysHalves(RotaryKernel):
+    """Interleaved pairs are ignored."""
+
+    def pairs(self, turn: Turn) -> tuple[slice, slice]:
+        return slice(0, turn.rotation.size // 2), slice(turn.rotation.size // 2, turn.rotation.size)
+
+
+@mutant("values")
+class RotaryOffByOne(RotaryKernel):
+    """Positions begin at 1."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        return super().position(turn) + turn.work(1)
+
+
+@mutant("values")
+class RotaryOffsetIgnored(RotaryKernel):
+    """A first position beyond 0 is ignored, as by a cache that counts from its last chunk."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        return super().position(turn) - turn.work(turn.position.min())
+
+
+@mutant("values")
+class RotaryPositionsOfTheFirstSample(RotaryKernel):
+    """All samples stand where the first one stands."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        position = super().position(turn)
+        return position if position.ndim == 1 else np.broadcast_to(position[:1], position.shape)
+
+
+@mutant("values")
+class RotaryPositionsSorted(RotaryKernel):
+    """Gathered positions are taken for ascending ones."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        return np.sort(super().position(turn), -1)
+
+
+@mutant("values")
+class RotaryPositionsInBfloat16(RotaryKernel):
+    """Positions are stored in bfloat16, whatever the dtype."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        return round_to(turn.position, DTYPES["bf16"]).astype(turn.work)
+
+
+@mutant("values")
+class RotaryPositionsInDtype(RotaryTableCast):
+    """Positions are stored in the query's dtype, as after `.bfloat16()`."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        return round_to(turn.position, turn.fmt).astype(turn.work)
+
+
+@mutant("values")
+class RotaryFrequenciesInDtype(RotaryTableCast):
+    """Frequencies are a buffer in the query's dtype, as after `.bfloat16()`."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        theta, factor = super().frequencies(turn)
+        return round_to(theta, turn.fmt).astype(turn.work), factor
+
+
+@mutant("values")
+class RotaryAnglesInDtype(RotaryTableCast):
+    """Angles are stored in the query's dtype before sine and cosine are taken."""
+
+    def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
+        return round_to(super().angle(position, theta, turn), turn.fmt).astype(turn.work)
+
+
+@mutant("values")
+class RotaryAnglesOfFloat32(RotaryKernel):
+    """A float64 query is turned by angles in float32."""
+
+    def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
+        return super().angle(position, theta, turn).astype(np.float32)
+
+
+@mutant("values")
+class RotaryBaseIgnored(RotaryKernel):
+    """The base is always 10000."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        if turn.rotation.scaling != "none":
+            return super().frequencies(turn)
+        exponent = np.arange(0, turn.rotation.size, 2) / turn.rotation.size
+        return (10000.0**-exponent).astype(turn.work), turn.work(1)
+
+
+@mutant("values")
+class RotaryFrequenciesOfHeadSize(RotaryKernel):
+    """Exponents count the whole head size where a part of it is turned."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        if turn.rotation.scaling != "none":
+            return super().frequencies(turn)
+        exponent = np.arange(0, turn.rotation.size, 2) / turn.x.shape[-1]
+        return (turn.rotation.base**-exponent).astype(turn.work), turn.work(1)
+
+
+@mutant("values")
+class RotaryTurnsTheLastComponents(RotaryKernel):
+    """A partial rotation turns the last components, not the first."""
+
+    def pairs(self, turn: Turn) -> tuple[slice, slice]:
+        first = turn.x.shape[-1] - turn.rotation.size
+        one, two = super().pairs(turn)
+        return tuple(slice(s.start + first, s.stop + first, s.step) for s in (one, two))  # type: ignore[return-value]
+
+
+@mutant("values")
+class RotaryRestIsZero(RotaryKernel):
+    """Components beyond the rotated ones are lost."""
+
+    def turned(self, turn: Turn) -> np.ndarray:
+        out = super().turned(turn)
+        out[..., turn.rotation.size :] = 0
+        return out
+
+
+@mutant("values")
+class RotaryBackwards(RotaryKernel):
+    """Pairs are turned the other way round."""
+
+    def rotated(
+        self, one: np.ndarray, two: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: Turn
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return super().rotated(one, two, cosine, -sine, turn)
+
+
+@mutant("gradients")
+class RotaryGradientTurnedOn(RotaryKernel):
+    """The gradient is turned on, not back."""
+
+    def turned(self, turn: Turn) -> np.ndarray:
+        return super().turned(replace(turn, back=False))
+
+
+@mutant("values")
+class RotaryBeyondTheTable(RotaryKernel):
+    """A table of 4096 positions begins anew behind its end."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        return super().position(turn) % turn.work(4096)
+
+
+@mutant("values")
+class RotaryFarAnglesWrapped(RotaryKernel):
+    """Sine and cosine of large angles are those of the angle less whole turns of a rounded pi."""
+
+    def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
+        angle = super().angle(position, theta, turn)
+        whole = turn.work(round(2 * np.pi, 4))
+        return np.where(angle > FAR / 2, angle % whole, angle)
+
+
+class Scaled(RotaryKernel):
+    """A rotation whose scaled variant `variant` is not what it should be."""
+
+    variant = ""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        if turn.rotation.scaling != self.variant:
+            return super().frequencies(turn)
+        found = self.otherwise(turn)
+        return found[0].astype(turn.work), turn.work(found[1])
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        """The frequencies and the factor instead."""
+        raise NotImplementedError
+
+    def plain(self, turn: Turn, base: float = 0.0) -> np.ndarray:
+        """Frequencies without scaling."""
+        exponent = np.arange(0, turn.rotation.size, 2) / turn.rotation.size
+        return (base or turn.rotation.base) ** -exponent
+
+
+@mutant("values")
+class RotaryLinearIgnored(Scaled):
+    """Linear scaling has no effect."""
+
+    variant = "linear"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        return self.plain(turn), 1.0
+
+
+@mutant("values")
+class RotaryGrowsFromTheFirst(Scaled):
+    """Dynamic NTK: the base grows within the original length, too."""
+
+    variant = "ntk"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        size, growth = turn.rotation.size, max(4.0 * turn.length / ORIGINAL_LENGTH - 3, 0.1)
+        return self.plain(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
+
+
+@mutant("values")
+class RotaryNeverGrows(Scaled):
+    """Dynamic NTK: the base does not grow."""
+
+    variant = "ntk"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        return self.plain(turn), 1.0
+
+
+@mutant("values")
+class RotaryMixedInSteps(Scaled):
+    """llama3: frequencies between both ends are kept, not mixed."""
+
+    variant = "llama3"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        theta = self.plain(turn)
+        turns = ORIGINAL_LENGTH * theta / (2 * np.pi)
+        return np.where(turns < 1.0, theta / 4.0, theta), 1.0
+
+
+@mutant("values")
+class RotaryYarnWithoutFactor(Scaled):
+    """yarn: sine and cosine are not multiplied by their factor."""
+
+    variant = "yarn"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        return frequencies(turn.rotation, turn.position).theta, 1.0
+
+
+@mutant("values")
+class RotaryYarnRampReversed(Scaled):
+    """yarn: fast dimensions are divided, slow ones kept."""
+
+    variant = "yarn"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        found, theta = frequencies(turn.rotation, turn.position), self.plain(turn)
+        return theta / 4.0 + theta - found.theta, found.attention
+
+
+@mutant("values")
+class RotaryAlwaysShort(Scaled):
+    """longrope: long sequences take the factors of short ones."""
+
+    variant = "longrope"
+
+    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
+        found = frequencies(turn.rotation, turn.position)
+        return self.plain(turn) / turn.rotation.short_factors(), found.attention
+
+
+@mutant("stateless")
+class RotaryTableOfTheFirstInstance(RotaryKernel):
+    """The table is kept by its shape alone: a second instance with another base is handed the first's."""
+
+    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+        kept: dict[Any, Any] = self.__dict__.setdefault("kept", {})
+        key = (turn.position.shape, turn.rotation.size, turn.work)
+        if key not in kept:
+            kept[key] = super().table(turn)
+        return kept[key]

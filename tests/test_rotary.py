@@ -1,0 +1,197 @@
+"""Promise: a rotation is judged against its definition, by bounds that hold, and a person's own rotation
+is asked what it takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+
+from backends.registry import UsageError, function_implementation, load
+from references import rotary
+from suite.checks import all_checks
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.run import run
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.inputs import draw
+from suite.spec.operators.rotary import (
+    FACTOR,
+    ORIGINAL_LENGTH,
+    SCALINGS,
+    Rotation,
+    scaling_parameters,
+)
+
+PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
+FUNCTIONS = Path(__file__).parent / "functions" / "rotations.py"
+
+
+def by_hand(scaling: str, index: int, length: int, size: int = 16) -> tuple[float, float]:
+    """Frequency and factor of one pair, number by number."""
+    theta = 10000.0 ** (-2 * index / size)
+    if scaling == "linear":
+        return theta / FACTOR, 1.0
+    if scaling == "ntk" and length > ORIGINAL_LENGTH:
+        base = 10000.0 * (FACTOR * length / ORIGINAL_LENGTH - FACTOR + 1) ** (size / (size - 2))
+        return base ** (-2 * index / size), 1.0
+    if scaling == "llama3":
+        wavelength = 2 * math.pi / theta
+        if wavelength < ORIGINAL_LENGTH / 4:
+            return theta, 1.0
+        if wavelength > ORIGINAL_LENGTH:
+            return theta / FACTOR, 1.0
+        smooth = (ORIGINAL_LENGTH / wavelength - 1) / 3
+        return (1 - smooth) * theta / FACTOR + smooth * theta, 1.0
+    if scaling == "yarn":
+        # 32 turns and 1 turn within 256 tokens: dimensions 0.2 and 3.2, outwards 0 and 4.
+        ramp = min(index / 4, 1.0)
+        return theta / FACTOR * ramp + theta * (1 - ramp), 0.1 * math.log(FACTOR) + 1
+    if scaling == "longrope":
+        by = 1 + index / (2 if length > ORIGINAL_LENGTH else 8)
+        return theta / by, math.sqrt(1 + math.log(FACTOR) / math.log(ORIGINAL_LENGTH))
+    return theta, 1.0
+
+
+@pytest.mark.parametrize("more", ["", "/at4097"])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_frequencies_by_hand(scaling: str, more: str) -> None:
+    word = "" if scaling == "none" else f"/{scaling}"
+    inputs = draw(Case.parse(f"{PLAIN}{word}{more}"))
+    position = inputs.arrays["position"]
+    found = rotary.frequencies(Rotation.of(inputs.case, 16), position)
+    for index in range(8):
+        theta, factor = by_hand(scaling, index, int(position.max()) + 1)
+        assert found.theta[index] == pytest.approx(theta, rel=1e-12), index
+        assert found.attention == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("more", ["", "/interleaved", "/rot6", "/at1000000", "/gathered"])
+def test_fifty_digits(more: str) -> None:
+    """Complex multiplication in fifty digits."""
+    inputs = draw(Case.parse(PLAIN + more))
+    got = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    rotation = Rotation.of(inputs.case, 16)
+    places = np.arange(16)[: rotation.size]
+    one, two = np.split(places, 2) if not rotation.interleaved else (places[::2], places[1::2])
+    position = np.broadcast_to(inputs.arrays["position"], (2, 17))
+    with mpmath.workdps(50):
+        for b, h, i, pair in ((0, 0, 1, 0), (1, 2, 16, 1), (0, 1, 7, rotation.size // 2 - 1)):
+            theta = mpmath.mpf(10000) ** (-mpmath.mpf(2 * pair) / rotation.size)
+            x = mpmath.mpc(*(inputs.query[b, h, i, place[pair]] for place in (one, two)))
+            want = x * mpmath.expj(int(position[b, i]) * theta)
+            for place, part in ((one, want.real), (two, want.imag)):
+                at = (b, h, i, place[pair])
+                assert abs(mpmath.mpf(float(got.value[at])) - part) < 1e-12
+    assert (got.value[..., rotation.size :] == inputs.query[..., rotation.size :]).all()
+    assert (got.error[..., rotation.size :] == 0).all()
+
+
+@pytest.mark.parametrize("more", ["", "/interleaved", "/rot8"])
+def test_products_hang_on_distances_alone(more: str) -> None:
+    """<R_p q, R_s k> is that of any other pair of positions as far apart; and norms are kept."""
+    inputs = draw(Case.parse(PLAIN + more))
+    products = []
+    for shift in (0, 12345):
+        moved = inputs.replace(position=inputs.arrays["position"] + shift)
+        turned = Oracle.forward(moved, Rounding("exact")).expected["output"].value.astype(float)
+        products.append(turned @ turned.swapaxes(-1, -2))
+    assert np.allclose(*products, rtol=0, atol=1e-9)
+    squares = np.square(inputs.query).sum(-1)
+    assert np.allclose(np.diagonal(products[0], axis1=-2, axis2=-1), squares, rtol=1e-12)
+
+
+def test_the_gradient_is_the_rotation_back() -> None:
+    inputs = draw(Case.parse(PLAIN))
+    turned = Oracle.forward(inputs, Rounding("exact")).expected["output"].value
+    back = Oracle.vjp(inputs, turned.astype(float), Rounding("exact")).expected["query"].value
+    assert np.allclose(back.astype(float), inputs.query, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("position", "least"), [(257, 1e-3), (4097, 1e-2), (100003, 0.1)])
+def test_positions_in_sixteen_bits_are_far_beyond_the_bound(position: int, least: float) -> None:
+    """A rotation by positions in bfloat16 errs by this much, and by more than the bound of one that is
+    right."""
+    inputs = draw(Case.parse(f"rotary/none/mha/bf16/b2h3q17k1d16/at{position}"))
+    oracle = Oracle.forward(inputs, Rounding("eager"))
+    right = oracle.expected["output"]
+    rounded = round_to(inputs.arrays["position"], DTYPES["bf16"])
+    wrong = Oracle.forward(inputs.replace(position=rounded), Rounding("exact")).expected["output"]
+    error = np.abs(wrong.value - right.value)
+    assert error.max() > least
+    assert (error > right.error).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotary/none/mha/f32/b2h3q17k1d15", "turns pairs.*got 15"),
+        ("rotary/none/mha/f32/b2h3q17k1d16/rot18", "at most 16.*got 18"),
+        ("rotary/none/mha/f32/b2h3q17k1d16/rot2/ntk", "needs two frequencies"),
+        ("rotary/none/mha/f32/b2h3q17k1d16/at-1", "unknown option 'at-1'"),
+        ("rotary/none/mha/f32/b2h3q17k1d16/twisted", "unknown option 'twisted'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Case.parse(text)
+
+
+def test_positions_do_not_move() -> None:
+    inputs = draw(Case.parse(PLAIN))
+    with pytest.raises(ValueError, match="position is a constant of rotary"):
+        Oracle.jvp(inputs, {"position": inputs.arrays["position"]}, Rounding("exact"))
+
+
+def test_models_say_scaling_as_configurations_do() -> None:
+    case = Case.parse(f"{PLAIN}/longrope")
+    told = scaling_parameters(Rotation.of(case, 16))
+    assert told is not None
+    assert told["rope_type"] == "longrope"
+    assert len(told["long_factor"]) == len(told["short_factor"]) == 8
+    assert scaling_parameters(Rotation.of(Case.parse(PLAIN), 16)) is None
+
+
+def statuses(name: str) -> dict[tuple[str, str], set[str]]:
+    """Statuses of a function's cells by dtype and whether neighbours are turned."""
+    torch = load("torch")
+    judged, _ = function_implementation(torch, f"{FUNCTIONS}:{name}", {}, "rotary")
+    found: dict[tuple[str, str], set[str]] = {}
+    for check in all_checks():
+        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
+            pairing = "interleaved" if cell.case.option("interleaved") else "halves"
+            found.setdefault((cell.dtype.name, pairing), set()).add(run(cell).status)
+    return found
+
+
+def test_a_persons_rotation() -> None:
+    assert statuses("rotate") == {
+        (dt, pairing): {"pass"} for dt in ("f32", "bf16") for pairing in ("halves", "interleaved")
+    }
+
+
+def test_a_rotation_without_a_word_for_pairs_is_judged_in_those_that_it_turns() -> None:
+    found = statuses("neighbours")
+    assert found["f32", "interleaved"] == found["bf16", "interleaved"] == {"pass"}
+    assert found["f32", "halves"] == found["bf16", "halves"] == {"unsupported"}
+
+
+def test_frequencies_in_sixteen_bits_fail() -> None:
+    found = statuses("narrow_table")
+    assert "fail" not in found["f32", "halves"]
+    assert "fail" in found["bf16", "halves"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("misspelt", "never passed: theta.*Passed are base, interleaved"),
+        ("alone", "expected alone\\(query, position"),
+    ],
+)
+def test_functions_that_do_not_fit(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "rotary")
