@@ -120,7 +120,8 @@ class MaskedInfinity(Textbook):
             arrays["padding_mask"] = split.valid[:, None].astype(np.int32)
         if split.rest is not None:
             name = "padding_mask" if split.valid is None else "causal_mask"
-            arrays[name] = full(split.rest, inputs, heads=False).astype(np.int32)
+            rest = full(split.rest, inputs, heads=False).astype(np.int32)
+            arrays[name] = rest * arrays.get(name, 1)
         return arrays
 
     def compute(
