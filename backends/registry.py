@@ -33,6 +33,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "jax": ("backends._jax", "JaxBackend"),
     "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
     "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
+    "transformers": ("backends._transformers", "TransformersBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -46,6 +47,7 @@ DISTRIBUTIONS = {
     "jax": ("jax",),
     "keras-torch": ("keras", "torch"),
     "keras-jax": ("keras", "jax"),
+    "transformers": ("transformers", "torch"),
 }
 """Modules whose absence means that a backend is not installed."""
 

@@ -25,6 +25,7 @@ CASES = (
     "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     "rotary/none/mha/{dt}/b2h3q17k1d16",
+    "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
 )
 """Sizes that others are asked in, too; and a mask and a bias, of which kernels keep what they made."""
 
@@ -34,11 +35,12 @@ TURNS = 3
 
 def changed(inputs: Inputs) -> Inputs:
     """The same problem with other values; rows see as many keys as before, others of them. A rotation has
-    another base, too: instances do not see each other."""
-    if "position" in inputs.arrays:
-        return inputs.replace(
-            query=-inputs.query, position=inputs.arrays["position"] + 7, base=500.0
-        )
+    another base, too, since instances do not see each other; far out it is one of a shorter sequence."""
+    position = inputs.arrays.get("position")
+    if position is not None and inputs.case.option("offset"):
+        return inputs.replace(query=-inputs.query, position=np.floor(position / 4))
+    if position is not None:
+        return inputs.replace(query=-inputs.query, position=position + 7, base=500.0)
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
     if inputs.self_attention:

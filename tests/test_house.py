@@ -53,6 +53,10 @@ ROOMS = {
         ("backends", "suite.spec", "backends._torch", "backends._jax"),
         ("numpy", "keras", "torch", "jax"),
     ),
+    # So do libraries whose arrays are a framework's.
+    "backends._transformers": Room(
+        ("backends", "suite.spec", "backends._torch"), ("numpy", "transformers")
+    ),
     "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy", "scipy")),
     "suite.checks": Room(("suite", "suite.judge.check")),
     "suite.test_*": Room(

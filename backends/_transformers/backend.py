@@ -1,0 +1,35 @@
+"""transformers as a backend: its arrays are torch's."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from typing import Any
+
+from backends._torch.engine import TorchEngine
+from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
+from backends.protocol import BackendUnavailable, Implementation
+
+
+class TransformersBackend(TorchEngine):
+    """transformers on torch, on "cpu" or "cuda"."""
+
+    name = "transformers"
+    compilers = ()
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        # Nothing is looked for on the hub, kernels neither.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        try:
+            import transformers
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.transformers: Any = transformers
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"transformers": version("transformers"), "torch": version("torch")}
+
+    def implementations(self) -> list[Implementation]:
+        return [LlamaRotary(self), LlamaRotaryCast(self), GlmRotary(self), CohereRotary(self)]
