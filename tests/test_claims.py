@@ -23,6 +23,7 @@ from suite.report import semantics
 from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.claims import claims
+from suite.spec.dtypes import DTYPES
 from suite.spec.vocabulary import BROKEN
 from tests.records_by_hand import frame, write
 from tests.records_by_hand import run as records
@@ -303,3 +304,19 @@ def test_gradients_follow_the_question_of_their_answer(bias: str) -> None:
     assert len(broken) == 1
     promised = ("fully-masked-row=uniform", "minus-inf-row=nan")
     assert not wrong(judged(plan("finite_hiding", dtype=("f32",), elect=promised)))
+
+
+def test_a_dtype_that_is_refused_in_the_call_is_unsupported() -> None:
+    """Elections, too, are not asked of it: what is refused is no answer."""
+    found = judged(plan("refuses_float16", "faulty.py", dtype=("f32", "f16")))
+    assert not wrong(found)
+    halves = {v.status for cell, v in found if cell.dtype is DTYPES["f16"] and v.seconds > 0}
+    assert "pass" not in halves
+
+
+def test_an_answer_of_another_shape_is_never_an_error() -> None:
+    found = judged(plan("too_narrow", "faulty.py", dtype=("f32",)), "election", "values", "future")
+    kinds = {v.kind for _, v in found if v.status in BROKEN}
+    assert "shape" in kinds
+    assert kinds <= {"shape", "election"}
+    assert "error" not in {v.status for _, v in found}

@@ -284,9 +284,19 @@ def test_usage_errors_measure_nothing(
 
 
 def test_a_malformed_command_line_is_no_wrong_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "--backend=torch", "--threads=many"])
-    assert ended.value.code == gate.NOTHING
+    for wrong in ("--threads=many", "--foo"):
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", "--backend=torch", wrong])
+        assert ended.value.code == gate.NOTHING
+
+
+def test_records_that_cannot_be_written_are_no_regression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "speed.jsonl"
+    assert main(["bench", "--backend=numpy", "--quick", f"--results={place}"]) == gate.NOTHING
+    assert "cannot be written" in capsys.readouterr().err
 
 
 BENCHMARKS = {

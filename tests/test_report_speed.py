@@ -210,6 +210,21 @@ def test_plots_of_measurements_without_a_share(tmp_path: Path) -> None:
     assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 0
 
 
+def test_plots_of_a_time_without_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, error_ratio=None))
+    assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 0
+    assert not list((tmp_path / "plots").glob("exact-*"))
+
+
+@pytest.mark.parametrize("text", ['{"result_columns": ["result"], "results": []}', "[" * 100_000])
+def test_results_of_asv_of_wrong_types_are_one_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "a-env.json").write_text(text)
+    with pytest.raises(RecordError, match="not a result file of asv"):
+        asv_results(tmp_path)
+
+
 @pytest.mark.parametrize("sample", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_sample_that_cannot_be_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sample: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from suite.front.options import Options
 from suite.front.progress import Progress, Steps
 from suite.front.terminal import MOST, Listing
 from suite.records import cells as records
+from suite.search.command import add_search_parser
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as records_of
 
@@ -144,6 +146,18 @@ def test_there_is_no_command_to_go_on_where_the_search_does_not_judge() -> None:
     assert go_on(cell(check="layouts", status="fail"), one) == ""
     mine = Options(("torch",), function=("my.py:sdpa",), numerics="fused")
     assert "--function=my.py:sdpa --numerics=fused --case=" in go_on(broken, mine)
+
+
+def test_the_search_takes_all_that_is_claimed() -> None:
+    """The command to go on says it again."""
+    parser = argparse.ArgumentParser()
+    add_search_parser(parser.add_subparsers())
+    claimed = Options(
+        ("torch",), function=("my.py:sdpa",), claim=("dtypes=f32",), elect=("no-keys=zeros",),
+        drop_in=True, allow_unused=True, expect=("my.toml",),
+    )  # fmt: skip
+    words = shlex.split(go_on(cell(check="values", status="fail"), claimed))[3:]
+    assert Options.of_arguments(parser.parse_args(words)).claim == ("dtypes=f32",)
 
 
 def test_groups_beyond_the_first_have_a_line_each() -> None:

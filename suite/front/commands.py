@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Attention conformance: cases, search, reports, expectations, the kill table. "
         "Implementations are judged with `pytest suite --backend=NAME`.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     _add_list(commands)
     _add_describe(commands)
     _add_expect(commands)
@@ -43,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_diff_parser(commands)
     add_architecture_parser(commands)
     with printed():
-        chosen = parser.parse_args(arguments)
+        chosen, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            # The command's own parser says so: it knows with which code a wrong option ends.
+            commands.choices[chosen.command].error(f"unrecognized arguments: {' '.join(unknown)}")
         return chosen.run(chosen)
 
 

@@ -120,8 +120,14 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
     options.check()
     if not arguments.seconds > 0:
         raise UsageError(f"--seconds must be positive, got {arguments.seconds}")
-    if arguments.results and Path(arguments.results).exists():
-        raise FileExistsError(arguments.results)
+    if arguments.results:
+        place = Path(arguments.results)
+        if place.exists():
+            raise FileExistsError(place)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--results={place} cannot be written: {error}") from error
     return options
 
 

@@ -36,7 +36,7 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
             columns = stored["result_columns"]
             for name, values in stored["results"].items():
                 rows += _asv_rows(path, stored, name, dict(zip(columns, values, strict=False)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RecordError(f"{path}: not a result file of asv: {error}") from error
     if not rows:
         raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")

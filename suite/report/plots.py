@@ -40,9 +40,11 @@ def plots(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
         pictures.append(
             _saved(_shares(Figure, block, str(direction)), folder, f"share-{direction}")
         )
-        pictures.append(
-            _saved(_exactness(Figure, block, str(direction)), folder, f"exact-{direction}")
-        )
+        judged = block[block["error_ratio"].notna() & block["share_of_gemm"].notna()]
+        if len(judged):
+            pictures.append(
+                _saved(_exactness(Figure, judged, str(direction)), folder, f"exact-{direction}")
+            )
     for direction, block in timed[swept].groupby("direction", sort=False):
         pictures.append(_saved(_cost(Figure, block, str(direction)), folder, f"cost-{direction}"))
     return [path for pair in pictures for path in pair]

@@ -161,7 +161,9 @@ class Search:
                 continue
             for implementation in self.implementations:
                 if implementation.operator is case.operator:
-                    yield Cell(check, case, implementation, self.plan.options.seed)
+                    # What lies beyond declared limits is asked in the nearest case within them.
+                    twin = implementation.twin(case) or case
+                    yield Cell(check, twin, implementation, self.plan.options.seed)
 
     def judge(self, cell: Cell) -> Verdict:
         """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is

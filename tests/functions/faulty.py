@@ -119,3 +119,15 @@ def lse_in_16_bits(query, key, value, attn_mask=None, is_causal=False, scale=Non
     """The log-sum-exp is handed out in the dtype of the operands."""
     out = with_extras(query, key, value, attn_mask, is_causal, scale, lse=lse)
     return (out[0], out[1].to(query.dtype)) if lse else out
+
+
+def refuses_float16(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right, and refuses a dtype in the call."""
+    if query.dtype == torch.float16:
+        raise NotImplementedError("no float16 yet")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def too_narrow(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Leaves the last component out."""
+    return textbook(query, key, value, attn_mask, is_causal, scale)[..., :-1]

@@ -71,7 +71,8 @@ class Probe:
         raise NotApplicable(reason)
 
     def arrays(self, inputs: Inputs, lacking: bool = False) -> dict[str, np.ndarray] | None:
-        """The outputs by name in float64, or None where the framework raises.
+        """The outputs by name in float64, or None where the framework raises. Raises NotApplicable where
+        a person's function refuses, and Deviation "shape".
 
         `lacking`: the inputs may need what the implementation lacks; that it raises is the answer.
         """
@@ -81,15 +82,18 @@ class Probe:
         try:
             native = prepared()
         except Exception as error:
-            if not lacking:
-                self._pass_on_refusal(error)
+            self._pass_on_refusal(error)
             return None
         backend = self.implementation.backend
-        return {
+        arrays = {
             name: turned(backend.to_numpy(array), prepared)
             for name, array in parts(native, prepared).items()
             if array is not None
         }
+        want, got = inputs.output_shape("output"), arrays["output"].shape
+        if got != want:
+            raise Deviation("shape", f"expected shape {want} of the output, got {got}")
+        return arrays
 
     def _pass_on_refusal(self, error: Exception) -> None:
         if self.implementation.declared.person and isinstance(error, NotImplementedError):
