@@ -243,3 +243,13 @@ def test_anything_else_in_a_manifest_is_one_error(tmp_path: Path, text: str) -> 
     path.write_text(text)
     with pytest.raises(ExpectationError, match=r"torch\.toml"):
         assert load(path) + load_findings(path)
+
+
+def test_what_a_search_drew_makes_no_cell_known_and_is_never_stale(tmp_path: Path) -> None:
+    path = tmp_path / "torch.toml"
+    path.write_text(f"{GOOD}\ndrawn = true\n")
+    drawn = Manifest(load(path), {"torch": "2.13.0+cpu"}, "cpu")
+    assert len(drawn.entries) == 1
+    assert apply(drawn, "fail", "value", "ratio 12").status == "fail"
+    assert apply(drawn, "pass").status == "pass"
+    assert drawn.unmatched([]) == []

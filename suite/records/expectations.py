@@ -14,12 +14,15 @@ A manifest is a TOML file per backend, NAME.toml beside its adapter, of entries
     versions = ["torch>=2.0"]                   # all must hold; see packaging.requirements
     device = ["cpu"]                            # optional, default any
     cpu = ["amx_bf16"]                          # optional: what the CPU can do; "!flag": cannot
+    drawn = true                                # optional: only the search knows it, see below
 
 An entry may cite a finding (`suite.records.findings`) of any manifest by `finding = "name"`, and may call
 a check by an earlier name.
 
 A matching cell that fails in this way is `known`. Another kind of failure, another message, a pass,
-and an entry that matches no cell of the catalogue all fail the run.
+and an entry that matches no cell of the catalogue all fail the run. Cases of an entry that is `drawn` are
+those that a search drew, and no cell of the catalogue is like them: it makes none `known`, and the search
+does not report what is like it again.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"ex
     device: tuple[Text, ...] = ()
     cpu: tuple[Text, ...] = ()
     finding: str = ""
+    drawn: bool = False
 
 
 class Expectation(Entry, frozen=True):
@@ -211,7 +215,8 @@ class Manifest:
 
     def find(self, implementation: str, check: str, case: str) -> Expectation | None:
         """The entry for a cell. Raises ExpectationError where two entries claim it."""
-        entries = [e for e in self.entries if e.matches(implementation, check, case)]
+        asked = (entry for entry in self.entries if not entry.drawn)
+        entries = [entry for entry in asked if entry.matches(implementation, check, case)]
         if len(entries) > 1:
             raise ExpectationError(
                 f"{entries[0].source} and {entries[1].source} both match "
@@ -245,7 +250,7 @@ class Manifest:
 
     def unmatched(self, cells: Iterable[tuple[str, str, str]]) -> list[Expectation]:
         """Entries that match none of the catalogue's cells (implementation, check, case)."""
-        left = list(self.entries)
+        left = [entry for entry in self.entries if not entry.drawn]
         for cell in cells:
             left = [entry for entry in left if not entry.matches(*cell)]
             if not left:

@@ -282,12 +282,13 @@ def cases(
     dtypes: Sequence[DType] = EVERY_DTYPE,
     pools: Mapping[str, Sequence[Shape]] | None = None,
 ) -> Case:
-    """A case of one of the operators: of attention itself in half the draws, of some layer in the others.
+    """A case of one of the operators: of attention itself in half the draws, of what is around it in the
+    others.
 
     `pools`: the shapes to draw from, by the operator's name; any where there are none.
     """
-    layers = [operator for operator in operators if operator.is_layer]
-    plain = [operator for operator in operators if not operator.is_layer]
-    kinds = [kind for kind in (plain, layers) if kind]
+    attention = [o for o in operators if o.attends and not o.is_layer]
+    around = [operator for operator in operators if operator not in attention]
+    kinds = [kind for kind in (attention, around) if kind]
     operator = draw(st.sampled_from(draw(st.sampled_from(kinds))))
     return draw(cases_of(operator, dtypes, (pools or {}).get(operator.name, ())))
