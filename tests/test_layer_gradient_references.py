@@ -168,5 +168,5 @@ def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
 
 def test_statistics_do_not_move() -> None:
     inputs = draw(Case.parse("batch-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self"))
-    with pytest.raises(ValueError, match="mean is a statistic of batch-norm"):
+    with pytest.raises(ValueError, match="mean is a constant of batch-norm"):
         references.of(inputs.operator).jvp(inputs, {"mean": inputs.arrays["mean"]}, NO_ROUNDING)
