@@ -242,6 +242,14 @@ class Plan:
         asked = self.options.mode
         return asked == "all" or asked in map(mode_of, entry.implementation)
 
+    def answerable(self, whole: bool = False) -> bool:
+        """Whether some cell of this part, or of the whole run, is one that can be answered."""
+        return any(
+            check.unsupported(cell.implementation, cell.case) is None
+            for check in all_checks()
+            for cell in self.cells(check, whole)
+        )
+
     def digest(self) -> tuple[str, int]:
         """Digest and number of all cells of the whole run, every shard included."""
         keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]

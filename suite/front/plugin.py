@@ -33,7 +33,7 @@ from suite.front.order import sort_for_workers
 from suite.front.plan import Plan, cell_name, crashed, record
 from suite.front.supervision import BOARD, orphaned
 from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
-from suite.front.workers import WATCHDOG, Controller, InWorker
+from suite.front.workers import IDENTITY, WATCHDOG, Controller, InWorker
 from suite.judge import leaks
 from suite.judge.cell import Cell, first_line
 from suite.judge.check import CHECKS, Check
@@ -242,6 +242,9 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     state = session.config.stash.get(RUN, None)
     if state is None:
+        plan = _STATE.get("plan")
+        if isinstance(plan, Plan) and "owed" in _STATE:
+            session.config.workeroutput[IDENTITY] = _identity(plan)  # type: ignore[attr-defined]
         return
     cut_short = bool(session.shouldstop or session.shouldfail or state.missing)
     state.close(finished=exitstatus in (0, 1) and not cut_short)
@@ -289,7 +292,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
         _STATE["identity"] = {
             "digest": digest, "cells": count, "versions": plan.versions, "owed": _STATE["owed"],
             "unavailable": plan.unavailable, "failed_imports": plan.failed_imports,
-            "notes": plan.notes,
+            "notes": plan.notes, "owes_answers": plan.answerable() or not plan.answerable(whole=True),
         }  # fmt: skip
     return _STATE["identity"]
 

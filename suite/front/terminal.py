@@ -78,16 +78,17 @@ class Terminal:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """What is left to say once the failures are listed."""
-        if self._failed is None:
-            return
-        left_out = len(self._failed) - len(terminalreporter.stats["failed"])
-        terminalreporter.stats["failed"] = self._failed
-        if left_out:
-            terminalreporter.write_line(
-                f"... and {left_out} more failures, a line each below; -v shows all of them in full"
-            )
         state = self._state
-        for text in state.notes:
+        if self._failed is not None:
+            left_out = len(self._failed) - len(terminalreporter.stats["failed"])
+            terminalreporter.stats["failed"] = self._failed
+            if left_out:
+                terminalreporter.write_line(
+                    f"... and {left_out} more failures, a line each below; -v shows all of them in full"
+                )
+        elif state.header is None or self._is_silent or self._config.option.collectonly:
+            return
+        for text in filter(None, (*state.notes, state.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
         for text in state.failures():
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)

@@ -19,8 +19,8 @@ from suite.front import watchdog
 if TYPE_CHECKING:
     from suite.front.ledger import RunState
 
-USAGE, WATCHDOG = "attention-usage", "attention-watchdog"
-"""What a worker tells of a usage error, and is told of where to write as it is ended."""
+USAGE, IDENTITY, WATCHDOG = "attention-usage", "attention-identity", "attention-watchdog"
+"""What a worker tells of a usage error and of its plan, and is told of where to write as it is ended."""
 
 
 class Controller:
@@ -43,9 +43,11 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        usage = getattr(node, "workeroutput", {}).get(USAGE)
-        if usage is not None:
-            raise pytest.UsageError(usage)
+        told = getattr(node, "workeroutput", {})
+        if USAGE in told:
+            raise pytest.UsageError(told[USAGE])
+        if IDENTITY in told:
+            self._state.begin(told[IDENTITY])
         if error and node.gateway.id not in self._begun:
             why = self.why(node) or "an exit, a signal, or a crash of what it imported"
             pytest.exit(
