@@ -156,6 +156,15 @@ class UserLayer(Implementation):
                 return reason
         return super().unsupported(case)
 
+    def twin(self, case: AnyCase) -> Case | None:
+        """As of any implementation; a layer without biases is asked the case without biases, too."""
+        if isinstance(case, Case) and _biases(parameters_of(case)) and self.unsupported(case):
+            bare = _without_biases(case)
+            if bare is not None and self.unsupported(bare) is None:
+                return bare
+            case = bare or case
+        return super().twin(case)
+
     def refusals(self, projects: bool) -> dict[str, str]:
         """What the layer lacks, with the reason; `projects`: it has an output projection."""
         reasons = {
@@ -276,6 +285,13 @@ class _Read(UserDict[str, Any]):
 def _biases(names: Iterable[str]) -> set[str]:
     """Those of the parameters that are biases of projections."""
     return {name for name in names if name.endswith("_bias")}
+
+
+def _without_biases(case: Case) -> Case | None:
+    """The case without biases of projections; None where its operator has no such case."""
+    if "without_biases" not in {option.name for option in case.operator.options}:
+        return None
+    return case.with_options(without_biases=True)
 
 
 def _called(layer: Any) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from backends.registry import UsageError
+from suite.checks import all_checks
+from suite.spec.case import Case
 from tests.test_layers import OWN, PLAIN, judged, made
 
 MORE = """
@@ -75,6 +77,18 @@ def test_a_layer_without_biases_is_handed_none(torch_backend: Any, more: Path) -
     assert verdict.message.startswith("load_attention never reads query_bias")
     bare = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/nobias/self"
     assert judged("values", bare, layer).status == "pass"
+
+
+def test_a_layer_without_biases_is_asked_every_case_without_them(
+    torch_backend: Any, more: Path
+) -> None:
+    layer, other = (made(torch_backend, more, name) for name in ("Unbiased", "Loaded"))
+    assert layer.twin(Case.parse(bare := PLAIN.replace("/self", "/nobias/self"))) is None
+    assert layer.twin(Case.parse(PLAIN)) == Case.parse(bare)
+    cells = [cell for check in all_checks() for cell in check.cells("smoke", [layer, other])]
+    asked = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
+    of_layer = sum(c.implementation is layer for c in asked)
+    assert of_layer > 0.8 * (len(asked) - of_layer) > 10
 
 
 def test_parameters_that_are_never_read_are_named(torch_backend: Any, more: Path) -> None:
