@@ -41,6 +41,8 @@ class Implementation(ABC):
     declared = Declared()
     beside: Implementation | None = None
     """Of a person's function: the framework's own attention, beside which its elections are shown."""
+    remarks: tuple[str, ...] = ()
+    """Of a person's function: what the person should know of how it is asked."""
 
     def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
         self.backend = backend

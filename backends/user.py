@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from backends.claims import Claims
@@ -32,14 +33,14 @@ back."""
 class NativeSignature:
     """The signature of a framework's own attention.
 
-    `parameters` are those that the suite passes besides query, key and value, `others` those that it has
-    besides. `features` names the parameters by feature: a function that has none of them lacks it.
+    `parameters` are those that the suite passes besides query, key and value; `neutral` are those that it
+    has besides, each with a value that changes no answer. `features` names the parameters by feature: a function that has none of them lacks it.
     """
 
     name: str
     parameters: tuple[str, ...]
     features: Mapping[str, tuple[str, ...]]
-    others: tuple[str, ...] = ()
+    neutral: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -56,10 +57,11 @@ class NativeSignature:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a function accepts: the parameters that it can be passed by name, and those that nobody
-    passes."""
+    """What a function accepts: the parameters that it can be passed by name, those of them that are
+    passed a neutral value alone, and those that nobody passes."""
 
     passed: frozenset[str]
+    neutral: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
     @classmethod
@@ -72,7 +74,7 @@ class Accepted:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             if getattr(function, "__name__", "") == native.name.rpartition(".")[2]:
-                return cls(frozenset(native.parameters))  # the framework's own, written in C++
+                return cls(frozenset(native.parameters), tuple(native.neutral))  # the framework's own, written in C++
             raise TypeError(
                 f"cannot read the signature of {function!r}: {error}; expected that of {native.name}: "
                 "wrap it in a function that has one"
@@ -94,8 +96,9 @@ class Accepted:
             passed = {*native.parameters, *(set(names) & set(EXTRA))}
         else:
             passed = set(names) & set(native.known)
-        unused = [n for n in names if n not in (*native.known, *native.others)]
-        return cls(frozenset(passed), tuple(unused))
+        unused = [n for n in names if n not in (*native.known, *native.neutral)]
+        neutral = [n for n in native.neutral if n in names]
+        return cls(frozenset(passed), tuple(neutral), tuple(unused))
 
     def lacking(self, native: NativeSignature) -> dict[str, str]:
         """The features that a function lacks, with the reason."""
@@ -151,10 +154,23 @@ class UserFunction(Implementation):
         )
         super().__init__(backend, name, declared)
         self.beside = beside
+        passed = [f"{n}={self.native.neutral[n]!r}" for n in self.accepted.neutral]
+        if passed:
+            self.remarks = (f"{', '.join(passed)} is all that is passed of these parameters",)
 
     def takes(self, name: str) -> bool:
         """Whether the function accepts the parameter."""
         return name in self.accepted.passed
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        """The call with each neutral value of a parameter written out."""
+        plain = self.prepare(inputs)
+        return {
+            f"{name}={self.native.neutral[name]!r}": replace(
+                plain, function=partial(plain.function, **{name: self.native.neutral[name]})
+            )
+            for name in self.accepted.neutral
+        }
 
     def extra(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         """The arguments for `EXTRA`, of inputs whose mask is divided by flags."""

@@ -9,12 +9,18 @@ from suite.spec.case import Case
 from suite.spec.catalogue import parsed
 from suite.spec.dtypes import DTYPES
 
-PATHS = (
+FIRST = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8",
+    "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
+)
+"""Asked at every level."""
+
+MORE = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
@@ -22,18 +28,20 @@ PATHS = (
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+    "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
+    "sdpa/win40.40/mha/{dt}/b2h3q17k23d8",
 )
 
 
 def cases(level: str) -> tuple[Case, ...]:
-    """The first five in float32 at smoke; at standard all in float32, and these in bfloat16, too; in full
+    """The first in float32 at smoke; at standard all in float32, and the first in bfloat16, too; in full
     all in every dtype. A path through a compiler costs seconds."""
     if level == "full":
-        asked = [(text, dt) for text in PATHS for dt in DTYPES]
+        asked = [(text, dt) for text in (*FIRST, *MORE) for dt in DTYPES]
     else:
-        first = PATHS[:5]
-        asked = [(text, "f32") for text in (first if level == "smoke" else PATHS)]
-        asked += [(text, "bf16") for text in first if level == "standard"]
+        asked = [(text, "f32") for text in (FIRST if level == "smoke" else (*FIRST, *MORE))]
+        asked += [(text, "bf16") for text in FIRST if level == "standard"]
     return parsed(text.format(dt=dt) for text, dt in asked)
 
 

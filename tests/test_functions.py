@@ -36,6 +36,9 @@ def wrong_scale(query, key, value, attn_mask=None):
             scores = scores + attn_mask
     return torch.softmax(scores, -1) @ value
 
+def zeros_where_told(query, key, value, dropout_p=None):
+    return plain(query, key, value) * (dropout_p is None)
+
 def needs_more(query, key, value, block_size):
     return value
 
@@ -51,9 +54,21 @@ def kernels(tmp_path: Path) -> Path:
     return path
 
 
-def judge(kernels: Path, name: str, case: str) -> Verdict:
+def judge(kernels: Path, name: str, case: str, check: str = "values") -> Verdict:
     made = registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})[0]
-    return run(Cell(CHECKS["values"], find(case), made))
+    return run(Cell(CHECKS[check], find(case), made))
+
+
+def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels: Path) -> None:
+    case = "sdpa/none/mha/f32/b2h3q17k23d8"
+    assert judge(kernels, "zeros_where_told", case).status == "pass"
+    verdict = judge(kernels, "zeros_where_told", case, "paths")
+    assert verdict.status == "fail"
+    assert verdict.message.startswith("1 of 1 paths (dropout_p=0.0)")
+    assert judge(kernels, "plain", case, "paths").status == "unsupported"
+    path = f"{kernels}:zeros_where_told"
+    function = registry.function_implementation(registry.load("torch"), path, {})[0]
+    assert function.remarks == ("dropout_p=0.0 is all that is passed of these parameters",)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +103,7 @@ def test_a_users_function_is_judged(
     [
         ("needs_more", "block_size) does not fit"),
         ("not_a_function", "not callable"),
-        ("absent", "it has needs_more, plain, right, wrong_scale"),
+        ("absent", "it has needs_more, plain, right, wrong_scale, zeros_where_told"),
     ],
 )
 def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, hint: str) -> None:

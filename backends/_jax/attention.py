@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ SIGNATURE = NativeSignature(
         "native-window": ("local_window_size",),
         "scale": ("scale",),
     },
-    others=("implementation", "return_residual"),
+    neutral={"implementation": "xla", "return_residual": False},
 )  # fmt: skip
 
 
@@ -172,6 +174,43 @@ class JaxNn(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        plain, jax, s = self.plain(inputs), self.backend.jax, inputs.sizes
+        function, kernel = jax.nn.dot_product_attention, self.kernel
+        sides = plain.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
+
+        def unbatched(**arguments: Any) -> Any:
+            several = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
+            return function(**several, implementation=kernel)[None]
+
+        def residual(**arguments: Any) -> Any:
+            return function(**arguments, implementation=kernel, return_residual=True)[0]
+
+        def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
+            number = local_window_size[0]
+            return function(**arguments, implementation=kernel, local_window_size=number)
+
+        def lengths(**arguments: Any) -> Any:
+            every = self.backend.numpy.full(s.B, s.Lq, "int32")
+            return function(**arguments, implementation=kernel, query_seq_lengths=every)
+
+        ways: dict[str, Callable[..., Any]] = {
+            "no implementation": function,
+            "implementation=None": partial(function, implementation=None),
+            "return_residual": residual,
+            "query_seq_lengths": lengths,
+        }
+        if s.B == 1 and "key_value_seq_lengths" not in plain.arguments:
+            ways["no batch axis"] = unbatched
+        if sides[0] == sides[1]:
+            ways["local_window_size a number"] = windowed
+        return {
+            name: self.backend.jitted_native(
+                self, replace(plain, function=way, constants=(name, s.B, s.Lq, s.Lk)), inputs.dtype
+            )
+            for name, way in ways.items()
+        }
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""

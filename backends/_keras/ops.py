@@ -6,6 +6,8 @@ Arrays are the engine's own, made by the adapter; Keras is imported when the fir
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from backends.declared import ATTENTION_FEATURES, Declared
@@ -31,7 +33,7 @@ SIGNATURE = NativeSignature(
         "native-causal": ("is_causal",),
         "scale": ("scale",),
     },
-    others=("flash_attention", "attn_logits_soft_cap"),
+    neutral={"flash_attention": False, "attn_logits_soft_cap": None},
 )
 
 
@@ -77,6 +79,17 @@ class KerasOps(Implementation):
             source=f"import keras\n{call_source(NATIVE, arguments)}",
             constants=(),
         )
+
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        plain = self.prepare(inputs)
+        ways: dict[str, dict[str, Any]] = {
+            "flash_attention=False": {"flash_attention": False},
+            "attn_logits_soft_cap=None": {"attn_logits_soft_cap": None},
+        }
+        if inputs.scale is None:
+            ways["scale written out"] = {"scale": inputs.effective_scale}
+        return {n: replace(plain, arguments=plain.arguments | way) for n, way in ways.items()}
 
 
 class KerasFunction(UserFunction):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from backends._torch.engine import TorchEngine
@@ -31,7 +32,7 @@ SIGNATURE = NativeSignature(
         "scale": ("scale",),
         "grouped-heads": ("enable_gqa",),
     },
-    others=("dropout_p",),
+    neutral={"dropout_p": 0.0},
 )
 
 FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
@@ -232,6 +233,15 @@ class Sdpa(Implementation):
             source=self.source(arguments),
             constants=(),
         )
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        plain = self.prepare(inputs)
+        ways: dict[str, dict[str, Any]] = {"dropout_p=0.0": {"dropout_p": 0.0}}
+        if self.kernel is None:
+            ways["enable_gqa=True"] = {"enable_gqa": True}
+        if inputs.scale is None:
+            ways["scale written out"] = {"scale": inputs.effective_scale}
+        return {n: replace(plain, arguments=plain.arguments | way) for n, way in ways.items()}
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `PreparedCall`)."""

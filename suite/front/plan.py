@@ -141,6 +141,7 @@ class Plan:
         reason = trial(function)
         if reason is not None:
             raise UsageError(f"function {text!r}: {reason}")
+        self.notes += [f"{function}: {remark}" for remark in function.remarks]
         return function
 
     def select(self, names: Sequence[str]) -> None:
