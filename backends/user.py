@@ -34,7 +34,8 @@ class NativeSignature:
     """The signature of a framework's own attention.
 
     `parameters` are those that the suite passes besides query, key and value; `neutral` are those that it
-    has besides, each with a value that changes no answer. `features` names the parameters by feature: a function that has none of them lacks it.
+    has besides, each with a value that changes no answer. `features` names the parameters by feature: a
+    function that has none of them lacks it.
     """
 
     name: str
@@ -74,7 +75,9 @@ class Accepted:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             if getattr(function, "__name__", "") == native.name.rpartition(".")[2]:
-                return cls(frozenset(native.parameters), tuple(native.neutral))  # the framework's own, written in C++
+                return cls(
+                    frozenset(native.parameters), tuple(native.neutral)
+                )  # the framework's own, written in C++
             raise TypeError(
                 f"cannot read the signature of {function!r}: {error}; expected that of {native.name}: "
                 "wrap it in a function that has one"

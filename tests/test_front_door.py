@@ -149,26 +149,6 @@ def test_an_implementation_that_refuses_everything_does_not_pass() -> None:
     assert "failed" not in out.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_part_of_a_run_without_cells_is_green_and_says_so(tmp_path: Path, workers: str) -> None:
-    results = tmp_path / "part.jsonl"
-    words = ("--backend=numpy", "--level=smoke", "--shard=3/100000", f"--results={results}")
-    out = run(ONE_FILE, *words, "-n", workers)
-    assert out.returncode == 0, out.stdout
-    loaded = records.load(results)
-    assert loaded.complete
-    assert not loaded.cells
-    assert f"part 3/100000 of the {loaded.header.cells} cells holds none" in out.stdout
-
-
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_part_of_a_run_in_which_everything_is_refused_does_not_pass(workers: str) -> None:
-    words = ("--backend=tests.miniatures:refuses", "--level=smoke", "--shard=1/2")
-    out = run(ONE_FILE, *words, "-n", workers)
-    assert out.returncode == 1
-    assert "no cell passed: the run fails" in out.stdout
-
-
 def test_an_audit_fails_stale_claims() -> None:
     words = (
         "suite/test_values.py",

@@ -80,7 +80,6 @@ class KerasOps(Implementation):
             constants=(),
         )
 
-
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         plain = self.prepare(inputs)
         ways: dict[str, dict[str, Any]] = {

@@ -1,0 +1,30 @@
+"""A part of a run: its exit code, and what it says where it holds nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from suite.records import cells as records
+from tests.test_front_door import ONE_FILE, run
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_part_of_a_run_without_cells_is_green_and_says_so(tmp_path: Path, workers: str) -> None:
+    results = tmp_path / "part.jsonl"
+    words = ("--backend=numpy", "--level=smoke", "--shard=3/100000", f"--results={results}")
+    out = run(ONE_FILE, *words, "-n", workers)
+    assert out.returncode == 0, out.stdout
+    loaded = records.load(results)
+    assert loaded.complete
+    assert not loaded.cells
+    assert f"part 3/100000 of the {loaded.header.cells} cells holds none" in out.stdout
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_part_of_a_run_in_which_everything_is_refused_does_not_pass(workers: str) -> None:
+    words = ("--backend=tests.miniatures:refuses", "--level=smoke", "--shard=1/2")
+    out = run(ONE_FILE, *words, "-n", workers)
+    assert out.returncode == 1
+    assert "no cell passed: the run fails" in out.stdout
