@@ -178,6 +178,7 @@ def filled_in(text: str) -> str:
         "\x1b[1mException encountered\x1b[0m when calling\nthe layer",
         "first line\nsecond \\ line",
         "lost \udcff byte \ud800",
+        "lost\udcffbyte",
         "9 elements",
         "(1, 2)",
         "",
@@ -214,11 +215,20 @@ def test_a_draft_of_a_record_holds_for_the_message_the_record_was_made_of(tmp_pa
     assert apply(manifest, "fail", "value", message).status == "known"
 
 
-def test_failures_that_begin_alike_share_an_entry(tmp_path: Path) -> None:
+def test_failures_that_differ_in_numbers_alone_share_an_entry(tmp_path: Path) -> None:
     path = tmp_path / "draft.toml"
-    alike = [failing(f"element ({n}): far", f"{CASE}/{n}") for n in range(3)]
-    path.write_text(filled_in(draft([*alike, failing("other")], {"torch": "2.13.0"})))
+    alike = [
+        failing(f"element (h={n}, i=1): got {x}, {n + 2}.5e-0{n} bounds off", f"{CASE}/{n}")
+        for n, x in enumerate(("nan", "-inf", "+0.25"))
+    ]
+    other = failing("element (h=0, i=1): got 3, 2 bounds off, and the gradient", f"{CASE}/3")
+    path.write_text(filled_in(draft([*alike, other], {"torch": "2.13.0"})))
     assert [len(entry.case) for entry in load(path)] == [3, 1]
+    # The draft speaks of the whole sentence.
+    manifest = Manifest(load(path), {"torch": "2.13.0"}, "cpu")
+    began = "element (h=9): got 1, then more"
+    beginning = apply(manifest, "fail", "value", began, case=f"{CASE}/0")
+    assert (beginning.status, beginning.kind) == ("fail", "other-failure")
     assert draft([], {"torch": "2.13.0"}) == ""
 
 

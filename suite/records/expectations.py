@@ -258,11 +258,14 @@ class Manifest:
         return left
 
 
-_TERMINAL = r"\x1b\[[0-9;]*[A-Za-z]"
-"""What colours a message in a terminal."""
+_BREAKS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")
+"""What ends the part of a message that a pattern speaks of: colours of a terminal, ends of lines."""
 
-_VARIES = re.compile(_TERMINAL + r"|[\d(:;,\x00-\x1f\x7f]")
-"""Where the part of a message ends that is the same in every cell."""
+_VARIES = re.compile(
+    r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]"  # a place or a shape
+    r"|[-+]?\b(?:\d[\w.]*(?:[-+]\d+)?|nan|inf)\b%?"  # a number
+)
+"""What differs in a message from cell to cell."""
 
 _LOST = re.compile("[\ud800-\udfff\ufffd]")
 """Characters that a file of UTF-8 cannot hold, and what stands for them in one; messages of verdicts
@@ -272,7 +275,7 @@ write them out (see `Verdict`)."""
 def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
     """A manifest draft in TOML from failing cells.
 
-    Failures of one implementation, check and kind whose messages begin alike share an entry. Causes
+    Failures of one implementation, check and kind whose messages differ in numbers alone share an entry. Causes
     are left as TODO, which `load` refuses: an expectation without a verified cause is a defect.
     """
     groups: dict[tuple[str, str, str, str], list[str]] = {}
@@ -297,6 +300,8 @@ def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
 
 
 def _pattern(message: str) -> str:
-    """A regular expression for the first words of a message, that finds them wherever they stand."""
-    words = next((part.strip() for part in _VARIES.split(message) if part.strip()), "")
-    return _LOST.sub(".*", re.escape(words).replace("\\ ", " ")) or ".*"
+    """A regular expression for the first line of a message: its words, with anything for numbers."""
+    line = next((part.strip() for part in _BREAKS.split(message) if part.strip()), "")
+    parts = _VARIES.split(line)
+    words = [_LOST.sub(".*", re.escape(part).replace("\\ ", " ")) for part in parts]
+    return ".*".join(words) if any(map(re.compile(r"\w").search, words)) else ".*"
