@@ -275,8 +275,9 @@ write them out (see `Verdict`)."""
 def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
     """A manifest draft in TOML from failing cells.
 
-    Failures of one implementation, check and kind whose messages differ in numbers alone share an entry. Causes
-    are left as TODO, which `load` refuses: an expectation without a verified cause is a defect.
+    Failures of one implementation, check and kind whose messages differ in numbers alone share an
+    entry. Causes are left as TODO, which `load` refuses: an expectation without a verified cause is a
+    defect.
     """
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for cell in failures:
