@@ -191,9 +191,22 @@ def function_implementation(
     signature, or a name that is none, and for a claim that cannot be used.
     """
     function = load_object(text, "function")
+    return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
+
+
+def callable_implementation(
+    backend: Backend,
+    function: Any,
+    name: str,
+    said: Mapping[str, Any],
+    like: str = "",
+    text: str = "",
+) -> tuple[Implementation, Claims]:
+    """`function_implementation` of a function that is at hand, under a name; `text` is what messages
+    call it."""
+    text = text or name
     if not callable(function):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
-    name = text.rpartition(":")[2]
     try:
         claims = Claims.of(function, said)
         if like:
@@ -217,6 +230,7 @@ __all__ = [
     "BackendUnavailable",
     "DeclarationError",
     "UsageError",
+    "callable_implementation",
     "canonical",
     "check_one_engine",
     "function_implementation",

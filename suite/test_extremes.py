@@ -88,6 +88,8 @@ def test_nearest(cell: Cell) -> None:
     the next one, so that products and sums are exact in float32 and the output alone is rounded. Asked
     in 16 bits, of those that do not sum in 16 bits.
     """
+    if not cell.dtype.is_half:
+        raise NotApplicable("the sum is exact of numbers with 16 bits alone")
     if cell.numerics == "working":
         raise NotApplicable("sums in the case's dtype, where this sum is not exact")
     inputs, s = cell.inputs, cell.inputs.sizes

@@ -87,6 +87,9 @@ ROOMS = {
     "suite.benchmarks": Room(("suite.measure",)),
     "suite.plugin": Room(("suite.front.plugin",)),
     "suite.__main__": Room(("suite.front.commands",)),
+    "attention_conformance": Room(
+        ("suite", "references", "backends"), ("numpy", "pandas", "pytest")
+    ),
 }  # fmt: skip
 """Every room by its name, which its modules begin with; docs/architecture.md draws them."""
 

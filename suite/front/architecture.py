@@ -20,7 +20,7 @@ import numpy as np
 
 from suite.records.machine import ROOT
 
-PACKAGES = ("suite", "backends", "references")
+PACKAGES = ("suite", "backends", "references", "attention_conformance")
 """The import packages of the house."""
 
 Graph = Mapping[str, Collection[str]]

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, replace
-from importlib import metadata
+from dataclasses import replace
 from typing import Any, TextIO
 
 import pytest
 
-from backends.threads import threads_as_set
 from suite.front.options import Options
-from suite.front.plan import crashed
+from suite.front.plan import crashed, header
 from suite.front.supervision import BOARD
 from suite.front.terminal import Terminal
 from suite.records import cells as records
-from suite.records import machine
 from suite.records.cells import CellRecord
 from suite.records.files import new_file, remove_empty
 from suite.records.lines import Writer
@@ -210,14 +207,5 @@ def _severity(cell: CellRecord) -> int:
 def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
     words = map(str, config.invocation_params.args)
     filtered = any("::" in word or word.startswith(FILTERS) for word in words)
-    origin = machine.origin()
-    origin["machine"]["thread_variables"] = threads_as_set()
-    return records.Header(
-        digest=identity.get("digest", ""),
-        cells=identity.get("cells", 0),
-        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
-        options=asdict(options) | {"xdist": str(getattr(config.option, "numprocesses", None))},
-        partial=filtered or bool(options.implementation or options.dtype),
-        shard=options.shard,
-        **origin,
-    )
+    workers = str(getattr(config.option, "numprocesses", None))
+    return header(options, identity, filtered, xdist=workers)

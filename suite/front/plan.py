@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from backends.protocol import (
     TimeOver,
 )
 from backends.registry import UsageError
+from backends.threads import threads_as_set
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.watchdog import limited
@@ -32,7 +34,8 @@ from suite.judge.leaks import Settings
 from suite.judge.run import run
 from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
-from suite.records.cells import CellRecord, digest
+from suite.records import machine
+from suite.records.cells import CellRecord, Header, digest
 from suite.records.expectations import (
     Expectation,
     ExpectationError,
@@ -51,11 +54,15 @@ class Plan:
     """Loaded backends and the implementations to judge, with their manifests; `of_functions` is that of
     the person's functions, from the files `expected`.
 
+    `callables` are functions at hand by the names that the options call them, `claimed` is what is
+    claimed of functions besides what the options claim (see `suite.spec.claims.CLAIMS`).
     `unavailable` holds backends that "all" asked for and that failed to load, with the reason;
     `failed_imports` those of them that are installed, which fails the run. `notes` are for people.
     """
 
     options: Options
+    callables: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    claimed: Mapping[str, Any] = field(default_factory=dict)
     implementations: list[Implementation] = field(default_factory=list)
     manifests: dict[str, Manifest] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -67,10 +74,13 @@ class Plan:
     of_functions: Manifest = field(default_factory=lambda: Manifest([], {}, ""))
 
     @classmethod
-    def make(cls, options: Options) -> Plan:
-        """Import the frameworks and find the implementations. Raises UsageError."""
+    def make(cls, options: Options, **fields: Any) -> Plan:
+        """Import the frameworks and find the implementations; `fields` may be `callables` and `claimed`.
+
+        Raises UsageError.
+        """
         options.check()
-        plan = cls(options)
+        plan = cls(options, **fields)
         try:
             with limited(options.start_timeout, "importing frameworks and kernels"):
                 plan.load()
@@ -125,18 +135,21 @@ class Plan:
             entries = load(Path(backend.expectations))
             if not options.function:
                 entries += [entry for path in options.expect for entry in load_named(path)]
-            own = [entry for path in self.expected for entry in load_named(path)]
+            of_functions = [entry for path in self.expected for entry in load_named(path)]
         except ExpectationError as error:
             raise UsageError(str(error)) from error
         self.manifests[backend.name] = Manifest(entries, backend.versions, backend.device)
-        self.of_functions = Manifest(own, backend.versions, backend.device)
+        self.of_functions = Manifest(of_functions, backend.versions, backend.device)
 
     def function(self, backend: Backend, text: str) -> Implementation:
         """The person's function named by `text`, which was called once. Raises UsageError."""
-        options = self.options
-        function, claims = registry.function_implementation(
-            backend, text, options.said, options.like
-        )
+        like, said = self.options.like, {**self.options.said, **self.claimed}
+        if text in self.callables:
+            function, claims = registry.callable_implementation(
+                backend, self.callables[text], text, said, like
+            )
+        else:
+            function, claims = registry.function_implementation(backend, text, said, like)
         self.expected += [path for path in claims.expect if path not in self.expected]
         reason = trial(function)
         if reason is not None:
@@ -255,6 +268,32 @@ class Plan:
         """Digest and number of all cells of the whole run, every shard included."""
         keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]
         return digest(keys), len(keys)
+
+    def identity(self) -> dict[str, Any]:
+        """What a run is, for its header and for who writes it: plain data that travels to workers."""
+        text, count = self.digest()
+        return {
+            "digest": text, "cells": count, "versions": self.versions, "unavailable": self.unavailable,
+            "failed_imports": self.failed_imports, "notes": self.notes,
+            "owes_answers": self.answerable() or not self.answerable(whole=True),
+        }  # fmt: skip
+
+
+def header(
+    options: Options, identity: Mapping[str, Any], partial: bool = False, **more: str
+) -> Header:
+    """The header of a run of this identity; `more` stands beside its options."""
+    origin = machine.origin()
+    origin["machine"]["thread_variables"] = threads_as_set()
+    return Header(
+        digest=identity.get("digest", ""),
+        cells=identity.get("cells", 0),
+        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
+        options=asdict(options) | more,
+        partial=partial or bool(options.implementation or options.dtype),
+        shard=options.shard,
+        **origin,
+    )
 
 
 def asked_at_full(check: Check, implementation: Implementation) -> Iterable[AnyCase]:

@@ -288,12 +288,7 @@ def _usage(action: Any) -> Any:
 
 def _identity(plan: Plan) -> dict[str, Any]:
     if "identity" not in _STATE:
-        digest, count = plan.digest()
-        _STATE["identity"] = {
-            "digest": digest, "cells": count, "versions": plan.versions, "owed": _STATE["owed"],
-            "unavailable": plan.unavailable, "failed_imports": plan.failed_imports,
-            "notes": plan.notes, "owes_answers": plan.answerable() or not plan.answerable(whole=True),
-        }  # fmt: skip
+        _STATE["identity"] = plan.identity() | {"owed": _STATE["owed"]}
     return _STATE["identity"]
 
 

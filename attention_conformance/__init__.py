@@ -1,0 +1,71 @@
+"""Judge attention from your own tests.
+
+    from attention_conformance import check_attention, assert_attention_close
+
+    def test_kernel():
+        check_attention(my_kernel, backend="torch")           # the cells of a level
+
+    def test_one_call():
+        assert_attention_close(my_kernel(q, k, v), q, k, v)   # your own data, the derived bound
+
+`check_attention` judges a function by the cases of a level, `judge_module` a layer,
+`parametrize_attention` makes a pytest case of every cell, `assert_attention_close` judges one call with
+your own arrays, and `attention_bound` gives its expected values with their bound. All of it is what the
+command line does, with the same cases, bounds and verdicts. A framework is imported when one is asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attention_conformance.calls import (
+        Expected,
+        assert_attention_close,
+        attention_bound,
+    )
+    from attention_conformance.cells import parametrize_attention
+    from attention_conformance.judging import check_attention, judge_module
+    from attention_conformance.report import AttentionFailure, Report
+    from backends.declared import UsageError
+    from suite.spec.claims import claims
+
+_PLACES = {
+    "AttentionFailure": "attention_conformance.report",
+    "Expected": "attention_conformance.calls",
+    "Report": "attention_conformance.report",
+    "UsageError": "backends.declared",
+    "assert_attention_close": "attention_conformance.calls",
+    "attention_bound": "attention_conformance.calls",
+    "check_attention": "attention_conformance.judging",
+    "claims": "suite.spec.claims",
+    "judge_module": "attention_conformance.judging",
+    "parametrize_attention": "attention_conformance.cells",
+}
+"""Where each name is defined: `import attention_conformance` itself costs nothing."""
+
+__all__ = [
+    "AttentionFailure",
+    "Expected",
+    "Report",
+    "UsageError",
+    "assert_attention_close",
+    "attention_bound",
+    "check_attention",
+    "claims",
+    "judge_module",
+    "parametrize_attention",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,44 @@
+"""Arrays of any framework as NumPy arrays, without importing a framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from suite.spec.dtypes import DTYPES, DType, dtype, round_to
+
+
+def as_numpy(array: Any, what: str) -> np.ndarray:
+    """The values: boolean as they are, every number as float64. Raises TypeError for what is no array."""
+    if hasattr(array, "detach"):  # torch has bfloat16, NumPy has not
+        array = array.detach().cpu()
+        array = array.double() if array.is_floating_point() else array
+    try:
+        values = np.asarray(array)
+        return values if values.dtype.kind == "b" else values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{what} is {type(array).__name__}, which NumPy cannot read: {error}"
+        ) from error
+
+
+def dtype_of(array: Any, name: str | None, what: str) -> DType:
+    """The dtype of an array: the one called `name`, else its own. Raises ValueError where it is none that
+    is judged, and where values are none of the dtype called `name`."""
+    if name is not None:
+        fmt, values = dtype(name), as_numpy(array, what)
+        wrong = (round_to(values, fmt) != values) & ~np.isnan(values)
+        if wrong.any():
+            raise ValueError(
+                f"{what} holds {float(values[wrong][0])!r}, which is no number of {fmt.long_name}: "
+                "round the values first"
+            )
+        return fmt
+    own = str(array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype)
+    for fmt in DTYPES.values():
+        if fmt.long_name in own:
+            return fmt
+    raise ValueError(
+        f"{what} has dtype {own}; judged are {', '.join(f.long_name for f in DTYPES.values())}"
+    )

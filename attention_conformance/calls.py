@@ -1,0 +1,246 @@
+"""One call of an attention function, held against the derived bound of its own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attention_conformance.arrays import as_numpy, dtype_of
+from references.outputs import Outputs
+from suite.judge.comparison import against_oracle
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.verdict import Deviation
+from suite.spec.case import Case
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+from suite.spec.operators.sdpa import SDPA
+from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import NUMERICS
+
+ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right": Causal(True)}
+"""What `causal` may be."""
+
+EMPTY_ROWS = (None, "zeros", "uniform", "nan")
+"""What `empty_rows` may be."""
+
+
+class Expected(NamedTuple):
+    """The values in float64 that attention gives, and how far rounding may move each of them."""
+
+    value: np.ndarray
+    bound: np.ndarray
+
+
+def attention_bound(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    bias: Any = None,
+    sinks: Any = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal: bool | str = False,
+    numerics: str = "fused",
+    dtype: str | None = None,
+    axis_order: str = "bhld",
+) -> Expected:
+    """What attention gives for these arrays, with the bound of a numerics class.
+
+    Arguments are those of `assert_attention_close`. Returns values and bounds of the output's shape,
+    float64; rows without keys are 0. The bound is derived in `references/sdpa.py` and docs/tolerances.md.
+    """
+    problem = _Problem(
+        query, key, value, mask, bias, sinks, scale, softcap, causal, numerics, dtype, axis_order
+    )
+    want = problem.oracle(None).expected["output"]
+    return Expected(problem.back(want.value), problem.back(want.error))
+
+
+def assert_attention_close(
+    actual: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    bias: Any = None,
+    sinks: Any = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal: bool | str = False,
+    lse: Any = None,
+    grads: Mapping[str, Any] | None = None,
+    cotangent: Any = None,
+    numerics: str = "fused",
+    dtype: str | None = None,
+    axis_order: str = "bhld",
+    empty_rows: str | None = None,
+) -> float:
+    """Assert that `actual` is softmax(scale * query @ key^T + bias) @ value within the derived bound.
+
+    Arrays are of any framework: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), actual
+    (B, H, Lq, Dv), or with heads after lengths under `axis_order="blhd"`; H is a multiple of Hkv. `mask`
+    is boolean, True attends, `bias` is added to the scores; both broadcast to (B, H, Lq, Lk) in either
+    order of axes. `sinks` (H,) is one more logit a head. `scale` is 1 / sqrt(D) by default. `causal` is
+    True or "top-left", or "bottom-right".
+
+    `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
+    or "single" (docs/tolerances.md). The dtype is that of the query, or `dtype` where NumPy has no such
+    type. `empty_rows` says what rows without keys are: "zeros", "uniform", "nan"; None leaves them out.
+    `lse` (B, H, Lq) is judged, too, where it is given; so are `grads`, gradients by the names query, key,
+    value, bias and sinks of a loss whose gradient by the output is `cotangent`.
+
+    Returns the largest |error| / bound. Raises AssertionError with the worst element, and ValueError or
+    TypeError for arguments that do not fit.
+    """
+    problem = _Problem(
+        query, key, value, mask, bias, sinks, scale, softcap, causal, numerics, dtype, axis_order
+    )
+    if empty_rows not in EMPTY_ROWS:
+        raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
+    answer = {"output": problem.read(actual, "actual")}
+    if lse is not None:
+        answer["lse"] = as_numpy(lse, "lse")
+    try:
+        oracle = problem.oracle(empty_rows, lse is not None)
+        for name, array in answer.items():
+            _check_shape(name, array, oracle.expected[name].value.shape)
+        ratio = oracle.judge(answer).error_ratio or 0.0
+        if grads:
+            ratio = max(ratio, problem.judge_gradients(grads, cotangent, empty_rows))
+    except Deviation as deviation:
+        raise AssertionError(deviation.message) from None
+    return ratio
+
+
+class _Problem:
+    """Attention of a person's own arrays."""
+
+    def __init__(
+        self, query: Any, key: Any, value: Any, mask: Any, bias: Any, sinks: Any,
+        scale: float | None, softcap: float | None, causal: bool | str, numerics: str,
+        dtype: str | None, axis_order: str,
+    ) -> None:  # fmt: skip
+        if numerics not in NUMERICS:
+            raise ValueError(f"unknown numerics {numerics!r}; valid: {', '.join(NUMERICS)}")
+        if axis_order not in ("bhld", "blhd"):
+            raise ValueError(f"axis_order is 'bhld' or 'blhd', got {axis_order!r}")
+        if causal not in ALIGNMENTS:
+            raise ValueError(f"causal is True, False, 'top-left' or 'bottom-right', got {causal!r}")
+        self.swapped = axis_order == "blhd"
+        self.dtype: DType = dtype_of(query, dtype, "query")
+        self.rounding = Rounding(numerics, flushes=True)
+        arrays = {
+            name: self.read(array, name)
+            for name, array in (("query", query), ("key", key), ("value", value))
+        }
+        sizes = _sizes(**arrays)
+        if bias is not None:
+            arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
+        if sinks is not None:
+            arrays["sinks"] = as_numpy(sinks, "sinks")
+            _check_shape("sinks", arrays["sinks"], (sizes.H,))
+        options: dict[str, Any] = {
+            "scale": None if scale is None else float(scale),
+            "softcap": None if softcap is None else float(softcap),
+            "sinks": sinks is not None,
+        }
+        case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
+        self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))
+
+    def read(self, array: Any, what: str) -> np.ndarray:
+        """An operand or an output as (B, H, L, D), float64."""
+        values = as_numpy(array, what)
+        if values.ndim != 4:
+            raise ValueError(f"{what} has four axes, batch and heads with them; got {values.shape}")
+        return values.swapaxes(1, 2) if self.swapped else values
+
+    def back(self, array: np.ndarray) -> np.ndarray:
+        """An output in the order of axes in which operands came."""
+        array = np.asarray(array, np.float64)
+        return array.swapaxes(1, 2) if self.swapped else array
+
+    def oracle(self, rows: str | None, lse: bool = False) -> Oracle:
+        """What is expected; `rows` is what rows without keys are, None where they are left out."""
+        inputs = self.inputs.replace(lse=True) if lse else self.inputs
+        return Oracle.forward(inputs, self.rounding, rows or "unmasked")
+
+    def judge_gradients(self, grads: Mapping[str, Any], cotangent: Any, rows: str | None) -> float:
+        """The largest ratio of gradients. Raises Deviation, and ValueError for what cannot be judged."""
+        if cotangent is None:
+            raise ValueError("grads need the cotangent: the gradient of the loss by the output")
+        if unknown := sorted(set(grads) - set(self.inputs.arrays)):
+            raise ValueError(
+                f"no gradient of {unknown[0]}: there are {', '.join(self.inputs.arrays)}"
+            )
+        if self.inputs.has_empty_rows and rows != "zeros":
+            raise ValueError(
+                "gradients of rows without keys hang on what those rows are: only empty_rows='zeros' is "
+                "judged"
+            )
+        shape = (*self.inputs.query.shape[:3], self.inputs.value.shape[3])
+        values = self.read(cotangent, "cotangent")
+        _check_shape("cotangent", values, shape)
+        outputs: Outputs = Oracle.vjp(self.inputs, values, self.rounding).outputs
+        worst = 0.0
+        for name, array in grads.items():
+            want, what = outputs.arrays[name], f"gradient of {name}"
+            operand = name in ("query", "key", "value")
+            got = self.read(array, what) if operand else as_numpy(array, what)
+            got = got.reshape(want.value.shape) if got.size == want.value.size else got
+            _check_shape(what, got, want.value.shape)
+            judged = np.ones(got.shape, bool)
+            _, measured, deviation = against_oracle(
+                got, want.value, want.error, judged, self.dtype, self.rounding.numerics,
+                f"{what}, ",
+            )  # fmt: skip
+            if deviation is not None:
+                raise deviation
+            worst = max(worst, measured.error_ratio or 0.0)
+        return worst
+
+
+def _sizes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Sizes:
+    B, H, Lq, D = query.shape
+    Hkv, Lk, Dv = key.shape[1], key.shape[2], value.shape[3]
+    _check_shape("key", key, (B, Hkv, Lk, D))
+    _check_shape("value", value, (B, Hkv, Lk, Dv))
+    if Hkv < 1 or H % Hkv:
+        raise ValueError(f"the query's heads are a multiple of the key's, got {H} and {Hkv}")
+    return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
+
+
+def _mask(mask: Any, causal: bool | str, sizes: Sizes) -> np.ndarray | None:
+    """The mask and the causal one together, boolean; None where there is none."""
+    allowed = None
+    if mask is not None:
+        allowed = as_numpy(mask, "mask")
+        if allowed.dtype.kind != "b":
+            raise ValueError(
+                "mask is boolean, True attends; what is added to the scores is the bias"
+            )
+        allowed = _broadcast("mask", allowed, sizes)
+    order = ALIGNMENTS[causal]
+    if order is None:
+        return allowed
+    triangle = order.dense(sizes, 0)
+    return triangle if allowed is None else allowed & triangle
+
+
+def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
+    shape = (sizes.B, sizes.H, sizes.Lq, sizes.Lk)
+    try:
+        np.broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"{what} broadcasts to {shape}, got {array.shape}") from None
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _check_shape(what: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if array.shape != tuple(shape):
+        raise ValueError(f"{what} has shape {array.shape}, expected {tuple(shape)}")

@@ -1,0 +1,84 @@
+"""Every cell of a function as a pytest case of the person's own test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+
+from attention_conformance.judging import cells_of, plan_of
+from backends.declared import UsageError
+from suite.front.plan import Plan, record
+from suite.judge.cell import Cell
+from suite.records.cells import CellRecord
+from suite.spec.text import printable
+from suite.spec.vocabulary import BROKEN
+
+
+class JudgedCell:
+    """One question to one function: call it to judge. `check` and `case` name the question.
+
+    A call ends as a test does: passed, failed with what is off and by how much, skipped where the
+    function does not support the case, and expected to fail where a manifest says so. `verdict` is the
+    record that it left.
+    """
+
+    def __init__(self, plan: Plan, cell: Cell) -> None:
+        self._plan, self._cell = plan, cell
+        self.check, self.case = cell.check.name, cell.case.id
+        self.verdict: CellRecord | None = None
+
+    def __call__(self) -> None:
+        __tracebackhide__ = True
+        self.verdict = found = record(self._cell, self._plan.judge(self._cell, 0.0))
+        message = printable(found.message)
+        if found.status == "unsupported":
+            pytest.skip(message)
+        if found.status == "known":
+            pytest.xfail(message)
+        if found.status in BROKEN:
+            pytest.fail(f"{found.kind}: {message}\n  case {self.case}", pytrace=False)
+
+    def __repr__(self) -> str:
+        return f"{self.check}/{self.case}"
+
+
+def parametrize_attention(
+    function: Callable[..., Any],
+    backend: str = "torch",
+    level: str = "smoke",
+    *,
+    checks: Iterable[str] = (),
+    expected_failures: Mapping[str, str] | None = None,
+    argument: str = "cell",
+    **options: Any,
+) -> pytest.MarkDecorator:
+    """A decorator that makes a pytest case of every cell that the function supports.
+
+        @parametrize_attention(my_kernel, backend="torch", dtypes=("f16",))
+        def test_my_kernel(cell):
+            cell()
+
+    `expected_failures` are reasons by a shell pattern of CHECK/CASE: the case is marked as a strict
+    expected failure. `argument` is the name of the test's argument. `options` are those of
+    `check_attention`. Frameworks are imported as the module of the test is. Raises UsageError.
+    """
+    plan = plan_of(function, backend, level, **options)
+    asked = [
+        cell
+        for cell in cells_of(plan, checks)
+        if cell.check.unsupported(cell.implementation, cell.case) is None
+    ]
+    cases = [JudgedCell(plan, cell) for cell in asked]
+    patterns = expected_failures or {}
+    for pattern in patterns:
+        if not any(fnmatchcase(repr(case), pattern) for case in cases):
+            raise UsageError(f"expected_failures: {pattern!r} matches none of {len(cases)} cells")
+    parameters = []
+    for case in cases:
+        reasons = [why for pattern, why in patterns.items() if fnmatchcase(repr(case), pattern)]
+        marks = [pytest.mark.xfail(reason=why, strict=True) for why in reasons[:1]]
+        parameters.append(pytest.param(case, id=repr(case), marks=marks))
+    return pytest.mark.parametrize(argument, parameters)

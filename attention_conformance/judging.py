@@ -1,0 +1,141 @@
+"""A function or a layer, judged by the cases of a level."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attention_conformance.report import AttentionFailure, Report
+from backends.declared import UsageError
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan, header, record
+from suite.judge.cell import Cell
+from suite.records.cells import Run
+from suite.spec.claims import CLAIMS
+from suite.spec.vocabulary import canonical_check
+
+
+def check_attention(
+    function: Callable[..., Any],
+    backend: str = "torch",
+    level: str = "smoke",
+    *,
+    like: str | None = None,
+    name: str | None = None,
+    numerics: str | Mapping[str, str] | None = None,
+    elect: Mapping[str, Any] | None = None,
+    dtypes: Iterable[str] | None = None,
+    expect: Iterable[str | Path] = (),
+    checks: Iterable[str] = (),
+    drop_in: bool = False,
+    allow_unused: bool = False,
+    device: str = "cpu",
+    seed: int = 0,
+    timeout: float = 0.0,
+    raises: bool = True,
+    **claims: Any,
+) -> Report:
+    """Judge a function by the cases of a level, as `pytest suite --function` does, in this process.
+
+    `function` is any callable with the signature of the backend's own attention or a part of it: a
+    closure, a module, something compiled. `backend` is "numpy", "torch", "tf", "jax", "keras-torch",
+    "keras-jax" or "module:object"; `level` "smoke", "standard" or "full". `like` names a layer that the
+    function makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
+    `numerics` is the class it is held to, `elect` its answers by question, `dtypes` those it takes,
+    `expect` manifests of expected failures; `claims` are the other claims that a function can make
+    (`head_sizes=(64, 128)`, `max_length=512`, ...; see `suite.spec.claims.CLAIMS`). `checks` are the
+    names of the checks to ask, all by default. `timeout` is in seconds a cell, 0 for none.
+
+    Returns the report. Raises AttentionFailure where a cell fails or none passes, unless `raises` is
+    False, and UsageError for what cannot be judged at all.
+    """
+    plan = plan_of(
+        function, backend, level, like=like, name=name, numerics=numerics, elect=elect, dtypes=dtypes,
+        expect=expect, drop_in=drop_in, allow_unused=allow_unused, device=device, seed=seed, **claims,
+    )  # fmt: skip
+    judged = []
+    for cell in cells_of(plan, checks):
+        judged.append(record(cell, plan.judge(cell, timeout)))
+    head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
+    report = Report(Run(head, tuple(judged)), tuple(plan.notes))
+    if raises and not report.passed:
+        raise AttentionFailure(report)
+    return report
+
+
+def judge_module(
+    factory: Callable[..., Any], backend: str = "torch", like: str = "multi-head", **options: Any
+) -> Report:
+    """Judge the layer that a factory makes, as `pytest suite --function --like` does.
+
+    `factory(**configuration)` returns the layer; what it is told and what the layer is called with
+    stands in the documentation of `--like`. A layer with a method `load_attention(parameters)` is held
+    against the reference, another one is judged by what needs none. `options` are those of
+    `check_attention`. Returns and raises what that does.
+    """
+    return check_attention(factory, backend, like=like, **options)
+
+
+def plan_of(
+    function: Callable[..., Any],
+    backend: str,
+    level: str = "smoke",
+    *,
+    like: str | None = None,
+    name: str | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    elect: Mapping[str, Any] | None = None,
+    **said: Any,
+) -> Plan:
+    """The plan of a run that judges one function. Raises UsageError."""
+    claimed = {claim: value for claim, value in said.items() if value not in (None, (), False)}
+    if unknown := sorted(set(claimed) - set(CLAIMS)):
+        raise UsageError(f"unknown option {unknown[0]!r}; claims are {', '.join(CLAIMS)}")
+    if elect:
+        claimed["elections"] = dict(elect)
+    called = name_of(function) if name is None else name
+    options = Options(
+        (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
+        start_timeout=0.0,  # the watchdog would end the person's process
+    )  # fmt: skip
+    return Plan.make(options, callables={called: _signed(function)}, claimed=claimed)
+
+
+def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
+    """The cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
+    known = {check.name: check for check in all_checks()}
+    names = [canonical_check(name) for name in checks] or list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"unknown check {unknown[0]!r}; valid: {', '.join(known)}")
+    return [cell for name in names for cell in plan.cells(known[name])]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What tables call a function: its name, or that of its class, as far as a name can have it."""
+    plain = getattr(function, "func", function)
+    name = getattr(plain, "__name__", type(function).__name__)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "", name) or "function"
+
+
+def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with the signature of what it ends in: a module is called by way of `forward` or
+    `call`, which say what it takes."""
+    if inspect.isclass(function) or inspect.isroutine(function):
+        return function
+    module = getattr(function, "_orig_mod", function)
+    for name in ("forward", "call"):
+        inner = getattr(module, name, None)
+        if callable(inner):
+
+            @functools.wraps(inner)
+            def call(*arguments: Any, **named: Any) -> Any:
+                return function(*arguments, **named)
+
+            return call
+    return function

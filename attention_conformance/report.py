@@ -1,0 +1,104 @@
+"""The report of a function that was judged."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite.records import cells as records
+from suite.records.cells import Run
+from suite.spec.text import printable
+from suite.spec.vocabulary import BROKEN, STATUSES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 10
+"""How many groups of failures are shown."""
+
+
+class AttentionFailure(AssertionError):
+    """A function does not keep what it is held to. `report` has every cell."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class Report:
+    """What became of every cell. Its text explains failures, grouped, the smallest case of each first.
+
+    `run` holds the records as they are, `notes` what a person should know besides.
+    """
+
+    def __init__(self, run: Run, notes: tuple[str, ...] = ()) -> None:
+        self.run, self.notes = run, notes
+
+    @property
+    def passed(self) -> bool:
+        """Whether no cell failed, and some cell passed."""
+        totals = self.run.totals
+        return bool(totals["pass"]) and not any(totals[status] for status in BROKEN)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row per cell: case, check, status, kind, message, error ratio, seconds and the rest of
+        `suite.records.cells.CellRecord`."""
+        from suite.report import frames
+
+        return frames.cells(self.run)
+
+    @cached_property
+    def failures(self) -> pd.DataFrame:
+        """A row per group of failures, with what separates failing cells from passing ones and the
+        smallest case; empty where nothing fails."""
+        from suite.report import explanation
+
+        return explanation.explained(self.table)
+
+    @cached_property
+    def elections(self) -> pd.DataFrame:
+        """How the function answers where the field has no single answer, beside the framework's own
+        attention: a row per question."""
+        from suite.report import semantics
+
+        return semantics.by_question(semantics.asked(self.table))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the records as `pytest suite --results` does, for `python -m suite report` and `diff`.
+
+        Raises FileExistsError: nothing is overwritten.
+        """
+        file = records.writer(path, self.run.header)
+        for cell in self.run.cells:
+            file.write(cell)
+        file.close()
+        return file.path
+
+    def __str__(self) -> str:
+        return printable("\n".join(self._lines()))
+
+    __repr__ = __str__
+
+    def _lines(self) -> list[str]:
+        totals, options = self.run.totals, self.run.header.options
+        counts = ", ".join(f"{totals[status]} {status}" for status in STATUSES if totals[status])
+        names = ", ".join(dict.fromkeys(cell.implementation for cell in self.run.cells))
+        backend = ", ".join(options["backend"])
+        lines = [f"{names or 'no cell'} on {backend}, level {options['level']}: {counts or 'none'}"]
+        for number, row in enumerate(self.failures.head(MOST).to_dict("records"), 1):
+            cells = row["failures"] + row["passes"]
+            lines += [
+                f"{number:2}. {row['check']} of {row['implementation']}: fails in {row['failures']} of "
+                f"{cells} cells, {row['kind']}",
+                f"    {row['separation']}",
+                f"    smallest  {row['case']}",
+                f"              {' '.join(row['message'].split())}",
+            ]
+        left = len(self.failures) - MOST
+        if left > 0:
+            lines.append(f"and {left} groups more: see .failures")
+        if not totals["pass"]:
+            lines.append("no cell passed")
+        return [*lines, *self.notes]
