@@ -60,7 +60,7 @@ class Report:
     @cached_property
     def elections(self) -> pd.DataFrame:
         """How the function answers where the field has no single answer, beside the framework's own
-        attention: a row per question."""
+        attention: a row per question. An answer that is another one is marked."""
         from suite.report import semantics
 
         return semantics.by_question(semantics.asked(self.table))
