@@ -19,6 +19,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from attention_conformance.impostors import refuse_impostors
+
 if TYPE_CHECKING:
     from attention_conformance.calls import (
         Expected,
@@ -62,6 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    refuse_impostors()
     value = getattr(importlib.import_module(_PLACES[name]), name)
     globals()[name] = value
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from suite.front.options import Options
+from suite.front.options import NAMES, Options
 from suite.records.cells import CellRecord
 from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
@@ -13,7 +13,7 @@ from suite.spec.vocabulary import SEARCHED
 
 def again(node: str, options: Options) -> str:
     """The one-line command that judges just the cell of this test."""
-    return shlex.join(["pytest", node, *options.words()])
+    return shlex.join(["pytest", node, *NAMES.said(options.words())])
 
 
 def go_on(cell: CellRecord, options: Options) -> str:

@@ -31,6 +31,7 @@ ROOMS = {
     "suite.front.commands": "suite.__main__",
     "suite.plugin": "suite.front",
     "suite.checks": "suite.test_*",
+    "attention_conformance.impostors": "impostors",
 }
 """Modules that belong to another room than the package they lie in."""
 

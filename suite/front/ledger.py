@@ -41,7 +41,7 @@ class RunState:
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
-        self.results: str = config.getoption("--results")
+        self.results: str = config.getoption("attention_results")
         self.header: records.Header | None = None
         self.writer: Writer[records.Header, CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}

@@ -26,6 +26,26 @@ LAYERS = tuple(n for n, operator in OPERATORS.items() if operator.is_layer or no
 """What --like takes."""
 
 
+@dataclass
+class Names:
+    """How pytest calls the options: `short`, as they stand here, besides the prefixed names that nobody
+    else has."""
+
+    short: bool = True
+
+    def prefixed(self, flag: str) -> str:
+        """The name of the option `--name` with the prefix."""
+        return f"--attention-{flag.removeprefix('--')}"
+
+    def said(self, words: Iterable[str]) -> list[str]:
+        """Words of a command line of pytest, by the names there are."""
+        return [*words] if self.short else [self.prefixed(word) for word in words]
+
+
+NAMES = Names()
+"""The names in this process."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of the command line. `many`: it may be given again and again; `kind` reads its text."""

@@ -23,12 +23,13 @@ from typing import Any, cast
 import pytest
 
 import suite
+from attention_conformance.impostors import refuse_impostors
 from backends.registry import UsageError
 from backends.threads import limit_threads
 from suite.front import watchdog
 from suite.front.again import failure_text
 from suite.front.ledger import RunState, cell_of
-from suite.front.options import Options, add_options
+from suite.front.options import NAMES, Options, add_options
 from suite.front.order import sort_for_workers
 from suite.front.plan import Plan, cell_name, crashed, record
 from suite.front.supervision import BOARD, orphaned
@@ -58,21 +59,36 @@ LOWERED = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_options(parser.getgroup("attention", "attention conformance").addoption)
+    group = parser.getgroup("attention", "attention conformance")
+
+    def declare(name: str, **arguments: Any) -> None:
+        prefixed = NAMES.prefixed(name)
+        names = [prefixed, name] if NAMES.short else [prefixed]
+        group.addoption(*names, dest=_destination(name), **arguments)
+
+    add_options(declare)
+
+
+def _destination(name: str) -> str:
+    """Where pytest keeps the value of the option `--name`."""
+    return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _refuse_impostors()
+    try:
+        refuse_impostors()
+    except ImportError as error:
+        raise pytest.UsageError(str(error)) from error
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A checkout that cannot be written to has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
-    options = Options.of(lambda name: config.getoption(f"--{name.replace('_', '-')}"))
+    options = Options.of(lambda name: config.getoption(_destination(name)))
     config.stash[OPTIONS] = options
     if options.backend:
         _usage(options.check)
         limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
         _share_compile_cache(config)
-    elif config.getoption("--results") or options.function:
+    elif config.getoption(_destination("results")) or options.function:
         raise pytest.UsageError("--results and --function need a --backend")
     worker = getattr(config, "workerinput", None)
     watchdog.write_to((worker or {}).get(WATCHDOG, ""))
@@ -313,20 +329,6 @@ def _versions_line() -> str:
         except metadata.PackageNotFoundError:
             continue
     return ", ".join(found)
-
-
-def _refuse_impostors() -> None:
-    """`suite`, `backends` and `references` are common names: all three must be this checkout's."""
-    import importlib.util
-
-    for name in ("suite", "backends", "references"):
-        spec = importlib.util.find_spec(name)
-        place = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
-        if place != ROOT:
-            raise pytest.UsageError(
-                f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; "
-                f"remove the other one from sys.path (first entries: {sys.path[:3]})"
-            )
 
 
 def _refuse_bytes(config: pytest.Config) -> None:

@@ -157,7 +157,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Judge in a child where nobody else would see how the run ends: workers have their controller."""
     option = config.option
     others = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
-    plain = config.getoption("--backend") and not hasattr(config, "workerinput")
+    plain = config.getoption("attention_backend") and not hasattr(config, "workerinput")
     busy = any(getattr(option, name, None) for name in others)
     if not plain or busy or BOARD in config.stash or not possible():
         return None

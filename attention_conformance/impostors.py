@@ -1,0 +1,23 @@
+"""Impostors: `suite`, `backends` and `references` are common names, and all must be this project's."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+NAMES = ("suite", "backends", "references")
+
+
+def refuse_impostors() -> None:
+    """Raise ImportError where another package has a name of ours, and say what to do."""
+    for name in NAMES:
+        spec = importlib.util.find_spec(name)
+        place = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
+        if place != ROOT:
+            raise ImportError(
+                f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; rename "
+                f"the other one, or remove it from sys.path (first entries: {sys.path[:3]})"
+            )

@@ -1,0 +1,106 @@
+"""Doors for other projects: prefixed options, a plugin that costs nothing, names that others have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+OWN_OPTIONS = """
+def pytest_addoption(parser):
+    parser.addoption("--backend", default="theirs")
+    parser.addoption("--level", default="theirs")
+"""
+
+THEIRS = """
+def test_theirs(request):
+    assert request.config.getoption("--backend") == "theirs"
+"""
+
+
+def asked(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`pytest` in another project's folder, which knows this project as an installed package alone."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+    )
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text(OWN_OPTIONS)
+    (tmp_path / "test_theirs.py").write_text(THEIRS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -> None:
+    words = ("--attention-backend=numpy", "--attention-level=smoke", "--attention-results=r.jsonl")
+    out = asked(project, "--pyargs", "suite.test_extremes", "test_theirs.py", *words)
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert "numpy:definition" in out.stdout
+    assert (project / "r.jsonl").stat().st_size > 1000
+
+
+def test_a_failing_cell_is_judged_again_by_prefixed_options(project: Path) -> None:
+    words = ("--attention-backend=tests.miniatures:always_wrong", "--attention-level=smoke")
+    out = asked(project, "--pyargs", "suite.test_extremes", *words, "-n", "1", PYTHONPATH=str(ROOT))
+    assert out.returncode == 1
+    assert "--attention-backend=tests.miniatures:always_wrong --attention-level=smoke" in out.stdout
+
+
+def test_a_project_that_does_not_ask_sees_nothing_and_pays_nothing(project: Path) -> None:
+    out = asked(project, "test_theirs.py")
+    assert out.returncode == 0
+    assert "attention" not in asked(project, "--help").stdout
+    began = time.perf_counter()
+    code = (
+        "import sys, pytest, time; began = time.perf_counter()\n"
+        "import attention_conformance.pytest_plugin\n"
+        "assert not {'suite', 'numpy'} & set(sys.modules)\n"
+        "print(time.perf_counter() - began)"
+    )
+    spent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(spent.stdout) < 0.05 < time.perf_counter() - began
+
+
+@pytest.mark.parametrize("name", ["suite", "backends", "references"])
+def test_another_package_of_that_name_is_told_in_a_sentence(project: Path, name: str) -> None:
+    (project / name).mkdir()
+    (project / name / "__init__.py").write_text("")
+    out = asked(project, "--attention-backend=numpy")
+    assert out.returncode == 4
+    assert f"the package '{name}' is imported from {project}" in out.stdout + out.stderr
+    assert "rename the other one" in out.stdout + out.stderr
+    (project / "test_mine.py").write_text("from attention_conformance import check_attention\n")
+    out = asked(project, "test_mine.py")
+    assert f"ImportError: the package '{name}' is imported from {project}" in out.stdout
+
+
+def test_a_folder_of_tests_does_not_matter(project: Path) -> None:
+    (project / "tests").mkdir()
+    (project / "tests" / "__init__.py").write_text("")
+    (project / "tests" / "test_mine.py").write_text(
+        "from attention_conformance import assert_attention_close\n"
+        "def test_mine(): assert callable(assert_attention_close)\n"
+    )
+    assert asked(project, "tests").returncode == 0
+
+
+def test_there_is_a_command() -> None:
+    command = Path(sys.executable).with_name("attention-conformance")
+    out = subprocess.run([command, "list", "--words"], capture_output=True, text=True, timeout=60)
+    assert out.returncode == 0
+    assert "causal-alignment" in out.stdout
