@@ -52,7 +52,7 @@ def attention_bound(
     """What attention gives for these arrays, with the bound of a numerics class.
 
     Arguments are those of `assert_attention_close`. Returns values and bounds of the output's shape,
-    float64; rows without keys are 0. The bound is derived in `references/sdpa.py` and docs/tolerances.md.
+    float64; rows without keys are 0. The bound is derived in `references/softmax.py`.
     """
     problem = _Problem(
         query, key, value, mask, bias, sinks, scale, softcap, causal, numerics, dtype, axis_order
@@ -90,7 +90,7 @@ def assert_attention_close(
     True or "top-left", or "bottom-right".
 
     `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
-    or "single" (docs/tolerances.md). The dtype is that of the query, or `dtype` where NumPy has no such
+    or "single" (README, "Numerics"). The dtype is that of the query, or `dtype` where NumPy has no such
     type. `empty_rows` says what rows without keys are: "zeros", "uniform", "nan"; None leaves them out.
     `lse` (B, H, Lq) is judged, too, where it is given; so are `grads`, gradients by the names query, key,
     value, bias and sinks of a loss whose gradient by the output is `cotangent`.

@@ -23,11 +23,12 @@ off by gamma_{n+4}(u_acc), 3 u_e and u_p, relative to a weight. Element by eleme
 and p_j once more in the case's dtype where the weights are returned: u_o p_j + e_o.
 
 Underflow. Weights lose up to w: as they are stored half the smallest subnormal of their dtype (float16:
-2^-25, which is not small beside 2049 weights of 2^-11), and as exp gives them half that of the
-accumulator. Every product p_j v_j, every rescaling of a running sum and the last division may lose half
-the smallest subnormal of the accumulator: together at most (n + 1) e_acc. e_o is the smallest subnormal
-of the output's dtype. Where an implementation flushes subnormals, the smallest normal number stands for
-the smallest subnormal one.
+2^-25, which is not small beside 2049 weights of 2^-11), and as exp gives them the smallest normal number
+of float32, or of float64 where it is computed there: exponentials of vector libraries are 0 below it
+(PyTorch's `exp_u20` below -87.33, in its flash kernel on CPU). Every product p_j v_j, every rescaling of
+a running sum and the last division may lose half the smallest subnormal of the accumulator: together at
+most (n + 1) e_acc. e_o is the smallest subnormal of the output's dtype. Where an implementation flushes
+subnormals, the smallest normal number stands for the smallest subnormal one.
 
 x is the relative error of an exponential that is approximated, not rounded. (PyTorch's flash kernel for
 16-bit dtypes on CPU takes 2^f for 1 + f - p(f) with a cubic p and is off by up to 1.07e-4, a fifth of

@@ -197,6 +197,19 @@ def test_flushing_widens_the_floor_only() -> None:
     assert extra.max() < 100 * DTYPES["f32"].smallest_normal
 
 
+def test_an_exponential_below_the_smallest_normal_number_may_be_zero() -> None:
+    """The values are unit vectors, so that the output reads the weights."""
+    inputs = draw(Case.parse("sdpa/none/mha/f32/b1h1q5k28d31/scale3.0/onehot"))
+    oracle = Oracle.forward(inputs, Rounding("fused"))
+    want = np.asarray(oracle.expected["output"].value, np.float64)
+    normal = DTYPES["f32"].smallest_normal
+    assert ((want > 0) & (want < normal)).any()
+    assert ((want >= normal) & (want < 1e3 * normal)).any()
+    oracle.judge({"output": np.where(want < normal, 0.0, want)})
+    with pytest.raises(Deviation, match="got 0, want"):
+        oracle.judge({"output": np.where(want < 1e3 * normal, 0.0, want)})
+
+
 def test_an_unknown_class_is_named() -> None:
     with pytest.raises(ValueError, match="exact, fused, eager"):
         tolerance.roundoffs("sloppy", DTYPES["f32"])

@@ -86,7 +86,7 @@ def roundoffs(
         step=fmt.unit_roundoff if numerics in ("stepwise", "working") else 0.0,
         weight=weights.unit_roundoff,
         output=fmt.unit_roundoff,
-        weight_underflow=lost(weights) + lost(sums),
+        weight_underflow=lost(weights) + max(lost(sums), internal.smallest_normal),
         product_underflow=sums.smallest_normal if flushes else sums.smallest_subnormal,
         floor=fmt.smallest_normal if flushes else fmt.smallest_subnormal,
         operand_underflow=sums.smallest_normal if flushes and backward else 0.0,
