@@ -9,6 +9,8 @@ For a cotangent dO of the output O = P V, P = softmax(S), and for tangents S' an
     dS_ij = P_ij (dP_ij - D_i)       also the gradient of a bias, summed over the axes it lacks
     O'_i  = sum_j P_ij (S'_ij - sum_l P_il S'_il) V_j + sum_j P_ij V'_j
 
+and of a cotangent g of the log-sum-exp L_i = log sum_j e^S_ij, dS_ij = P_ij g_i.
+
 A sink is one more key with V = 0, so that dP = 0: its gradient is -sum_i P_i D_i, with P_i its weight in
 row i.
 
@@ -33,6 +35,7 @@ element by element and delta a bound on an error:
     blocks   Where running sums are stored in the case's dtype after every block of rows (head after head
              of a group), every store of a running sum, which is never more than sum |P dO|, adds u_o
              times that.
+    lse      delta P |g| + the roundings of a product and a store, as of dS.
     sink     Its weight may be computed as one minus that of the keys (the derivative of a sigmoid), which
              adds u_acc times the latter.
     O'       S' - sum P S' stored where the steps of a softmax are, P (S' - sum P S') like dS, both
@@ -259,6 +262,16 @@ class Attention:
         error += (u.accumulate + u.step) * (magnitude(value) + error) + 2 * u.step_floor
         dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
         return dS.where(self.allowed)
+
+    def lse_score_gradient(self, cotangent: Bounded) -> Bounded:
+        """dS = P g, as it is stored, of g (B, H, Lq, 1)."""
+        u, p = self.u, self.weights
+        value = np.where(self.allowed, p.value * cotangent.value, 0)
+        error = p.error * cotangent.size + p.size * cotangent.error
+        error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
+        return stored(Bounded(value, error), max(u.score, u.weight), u.score_floor).where(
+            self.allowed
+        )
 
     def bias_gradient(self, dS: Bounded, shape: tuple[int, ...]) -> Bounded:
         """The gradient of a bias of this shape, which broadcasts to that of the scores: a sum over the

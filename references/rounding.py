@@ -37,9 +37,10 @@ class Roundoffs:
 
     `accumulate` of sums, products, exp and scaling; `score` of scores as stored; `step` of the steps
     of the softmax as stored; `weight` of weights as stored; `output` of everything handed on in the
-    case's dtype. Absolute: `weight_underflow` of a stored weight, `product_underflow` of a product in
-    the accumulator, `floor` of a stored output; an operand of a product that is smaller than
-    `operand_underflow` may be taken for zero. `reduction` is that of sums over broadcast axes, where a
+    case's dtype. Absolute: `weight_underflow` of a stored weight, `exp_underflow` of an exponential,
+    `product_underflow` of a product in the accumulator, `floor` of a stored output; an operand of a
+    product that is smaller than `operand_underflow` may be taken for zero. `reduction` is that of sums
+    over broadcast axes, where a
     gradient makes them with less precision than its other sums.
 
     `exp_error` is the relative error of an exponential that is approximated, not rounded.
@@ -54,6 +55,7 @@ class Roundoffs:
     weight: float
     output: float
     weight_underflow: float
+    exp_underflow: float
     product_underflow: float
     floor: float
     operand_underflow: float = 0.0
@@ -84,7 +86,7 @@ class Roundoffs:
         return self.floor if self.step else self.product_underflow
 
 
-NO_ROUNDING = Roundoffs(0, 0, 0, 0, 0, 0, 0, 0)
+NO_ROUNDING = Roundoffs(0, 0, 0, 0, 0, 0, 0, 0, 0)
 """Roundoffs of exact arithmetic: the errors stay zero."""
 
 

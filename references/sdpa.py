@@ -102,16 +102,30 @@ class _Chain:
 
 @np.errstate(all="ignore")
 def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
+    inputs: Inputs,
+    cotangent: np.ndarray,
+    rounding: Roundoffs,
+    empty_rows: str = "zeros",
+    of: str = "output",
 ) -> Outputs:
     """The gradients of query, key, value, and of bias and sinks where there are any, in their own shapes.
 
-    cotangent (B, H, Lq, Dv). `empty_rows` says what a row without keys is: see
+    cotangent (B, H, Lq, Dv), that of the output; or (B, H, Lq), `of` the "lse", which hangs on no value:
+    without sinks. `empty_rows` says what a row without keys is: see
     `references.derivatives.EMPTY_ROW_GRADIENTS`. NaN in slots that no row attends is of no influence.
     Raises ValueError for another `empty_rows`, and NoExtendedPrecision.
     """
     chain = _Chain(inputs, rounding, empty_rows)
     attention = chain.attention
+    if of == "lse":
+        assert inputs.sinks is None, "interfaces differ in whether it counts the sink"
+        g = Bounded.exact(wide(inputs, {"cotangent": cotangent})["cotangent"][..., None])
+        dS = attention.lse_score_gradient(g)
+        query, key = chain.scores.gradients(dS)
+        arrays = {"query": query, "key": key}
+        if inputs.bias is not None:
+            arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
+        return chain.outputs(arrays)
     dO = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], rounding)
     dS = attention.score_gradient(dO)
     query, key = chain.scores.gradients(attention.real(dS))

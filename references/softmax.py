@@ -23,12 +23,13 @@ off by gamma_{n+4}(u_acc), 3 u_e and u_p, relative to a weight. Element by eleme
 and p_j once more in the case's dtype where the weights are returned: u_o p_j + e_o.
 
 Underflow. Weights lose up to w: as they are stored half the smallest subnormal of their dtype (float16:
-2^-25, which is not small beside 2049 weights of 2^-11), and as exp gives them the smallest normal number
-of float32, or of float64 where it is computed there: exponentials of vector libraries are 0 below it
-(PyTorch's `exp_u20` below -87.33, in its flash kernel on CPU). Every product p_j v_j, every rescaling of
-a running sum and the last division may lose half the smallest subnormal of the accumulator: together at
-most (n + 1) e_acc. e_o is the smallest subnormal of the output's dtype. Where an implementation flushes
-subnormals, the smallest normal number stands for the smallest subnormal one.
+2^-25, which is not small beside 2049 weights of 2^-11) and half that of the accumulator, and twice the
+smallest normal number of float32, or of float64 where exp is computed there: exponentials of vector
+libraries are 0 near and below it (PyTorch's `exp_u20`, in its flash kernel on CPU, below 2^-125.5).
+Every product p_j v_j, every rescaling of a running sum and the last division may lose half the smallest
+subnormal of the accumulator: together at most (n + 1) e_acc. e_o is the smallest subnormal of the
+output's dtype. Where an implementation flushes subnormals, the smallest normal number stands for the
+smallest subnormal one.
 
 x is the relative error of an exponential that is approximated, not rounded. (PyTorch's flash kernel for
 16-bit dtypes on CPU takes 2^f for 1 + f - p(f) with a cubic p and is off by up to 1.07e-4, a fifth of
@@ -138,7 +139,7 @@ def average_error(
         + u.exp_error * (mass + size)
         + (u.weight + 3 * u.step + products) * mass
         + products * size
-        + u.weight_underflow * reach
+        + (u.weight_underflow + u.exp_underflow) * reach
         + u.product_underflow * (n + 1)
     )
 
@@ -173,7 +174,7 @@ def recomputed_weights(
     least = (weight * np.exp(-d)).sum(-1, keepdims=True)
     error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
     error += weight_rounding(keys[..., None], u) * (weight + error)
-    error += np.where(allowed, u.weight_underflow, 0.0)
+    error += np.where(allowed, u.weight_underflow + u.exp_underflow, 0.0)
     return Bounded(p, np.where(allowed, error, 0.0))
 
 
@@ -246,7 +247,8 @@ def _weight_errors(
     """The bound on weights as they are returned; `moved` is p_j d_j."""
     error = factor * (moved + weight * moved.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
-    underflow = np.where(attended, u.weight_underflow + u.floor, 0.0)
+    lost = u.weight_underflow + u.exp_underflow + u.floor
+    underflow = np.where(attended, lost, 0.0)
     return np.where(weight == 0, underflow, error + underflow)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from suite.judge.answer import differentiate_lse
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
@@ -18,6 +19,7 @@ from suite.judge.derivative import (
     judge_tangent,
     native_cotangent,
     push,
+    read_gradients,
     read_output,
 )
 from suite.judge.verdict import Deviation, NotApplicable
@@ -72,6 +74,35 @@ def test_tangents(cell: Cell) -> None:
     operands = [name for name in OPERANDS if name in names]
     tangents = draw_tangents(cell.inputs.case, operands, cell.seed)
     judge_tangent(cell, push(cell, tangents), tangents)
+
+
+OF_LSE = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/lse",
+    "sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",
+    "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
+    "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/bias.bhqk/scale0.3/lse/dense",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0/lse",
+)
+
+
+def of_lse(level: str) -> tuple[Case, ...]:
+    names = {"smoke": ("f32",), "standard": ("f32", "bf16")}.get(level, tuple(DTYPES))
+    return parsed(filled(OF_LSE[:2] if level == "smoke" else OF_LSE, names))
+
+
+@check(of_lse, ("gradient",))
+def test_gradient_of_lse(cell: Cell) -> None:
+    """The log-sum-exp moves with the scores as the weights say: what merges partial answers by it has
+    gradients only so. Asked of those whose log-sum-exp has gradients."""
+    if cell.elected("lse-gradient") != "flows":
+        raise NotApplicable("elects that its log-sum-exp has no gradient")
+    cell.require(cell.inputs)
+    cotangent = np.ascontiguousarray(cell.cotangent[..., 0])
+    prepared, native = cell.attempt(
+        lambda: differentiate_lse(cell.implementation, cell.inputs, cotangent)
+    )
+    gradients = read_gradients(cell, native, cell.inputs, prepared, ("query", "key"))
+    judge_gradients(cell, gradients, cotangent=cotangent, of="lse")
 
 
 ALONE = (

@@ -30,7 +30,7 @@ from suite.spec.vocabulary import LEVELS
 
 FILE = Path(__file__).with_suffix(".json")
 
-ADDED = ("sinks", "needle", "lse", "lse-of-empty-row", "rotary")
+ADDED = ("sinks", "needle", "lse", "lse-of-empty-row", "lse-gradient", "rotary")
 """Words of ids of cases, and operators, that came later: no golden figure counts them."""
 
 

@@ -60,6 +60,7 @@ class Eager(Implementation):
             "minus-inf-row": "nan",
             "no-keys": "zeros",
             "lse-of-empty-row": "lowest",
+            "lse-gradient": "flows",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
@@ -156,6 +157,8 @@ class JaxNn(Implementation):
                 "bf16": "lowest",
                 "f16": "minus-inf",
             },
+            # The finding lse-without-gradient.
+            "lse-gradient": "nothing",
             "causal-alignment": "top-left",
             "causal-with-mask": "intersect",
             "nan-in-masked-key": "blocked",

@@ -32,6 +32,7 @@ class Eager(Implementation):
             "minus-inf-row": "nan",
             "no-keys": "zeros",
             "lse-of-empty-row": "lowest",
+            "lse-gradient": "flows",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",

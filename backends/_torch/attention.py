@@ -67,6 +67,7 @@ class Eager(Implementation):
             "minus-inf-row": "nan",
             "no-keys": "zeros",
             "lse-of-empty-row": "minus-inf",
+            "lse-gradient": "flows",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
@@ -292,7 +293,9 @@ class SdpaFlash(Sdpa):
     def __init__(self, backend: TorchEngine) -> None:
         declared = self.declared
         if backend.device == "cpu":
-            declared = declared.taking("lse").electing({"lse-of-empty-row": "finite"})
+            declared = declared.taking("lse").electing(
+                {"lse-of-empty-row": "finite", "lse-gradient": "raises"}
+            )
         super().__init__(backend, declared=declared)
 
     def unsupported(self, case: AnyCase) -> str | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend, PreparedCall
+from backends.protocol import Backend, Implementation, PreparedCall
 from suite.judge.verdict import Deviation
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
@@ -46,6 +46,19 @@ def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
         if name not in ("key", "value") or not inputs.self_attention
         if name != "bias" or not operator.is_layer
     ]
+
+
+def differentiate_lse(
+    implementation: Implementation, inputs: Inputs, cotangent: np.ndarray
+) -> tuple[PreparedCall, dict[str, Any]]:
+    """The framework's gradients of the log-sum-exp by query and key, for a cotangent (B, H, Lq), and the
+    call. Raises what the framework raises."""
+    backend = implementation.backend
+    # What is differentiated is the output: here the second one is.
+    prepared = replace(implementation.differentiable(inputs), outputs=("beside", "output"))
+    values = np.ascontiguousarray(turned(cotangent, prepared))
+    native = backend.array(values, inputs.output_dtype("lse"))
+    return prepared, backend.vjp(prepared, ("query", "key"), native)[1]
 
 
 def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:

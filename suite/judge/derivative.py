@@ -123,8 +123,10 @@ def judge_gradients(
     gradients: Mapping[str, np.ndarray],
     inputs: Inputs | None = None,
     cotangent: np.ndarray | None = None,
+    of: str = "output",
 ) -> None:
-    """Hold gradients against the oracle; raises Deviation "value" or "non-finite".
+    """Hold gradients of the output called `of` against the oracle; raises Deviation "value" or
+    "non-finite".
 
     What NaN reaches from rows without keys, where that is elected, is left out: those rows' own
     gradients, and all of what their cotangents are summed into.
@@ -140,7 +142,7 @@ def judge_gradients(
 
     def oracle(numerics: str) -> Oracle:
         rounding = replace(cell.rounding, numerics=numerics)
-        return Oracle.vjp(asked, cotangent, rounding, mode)
+        return Oracle.vjp(asked, cotangent, rounding, mode, of)
 
     def limit(name: str, numerics: str) -> np.ndarray:
         return oracle(numerics).bound(name)

@@ -71,14 +71,17 @@ class Oracle:
 
     @classmethod
     def vjp(
-        cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros"
-    ) -> Oracle:
-        """The oracle of gradients for a cotangent like the output; `mode` is what rows without keys are
-        in the backward pass (see the reference)."""
+        cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros",
+        of: str = "output",
+    ) -> Oracle:  # fmt: skip
+        """The oracle of gradients for a cotangent like the output called `of`; `mode` is what rows
+        without keys are in the backward pass (see the reference)."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.of(inputs.operator).vjp
-        key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode)
-        return cls(_cached(key, lambda: reference(inputs, cotangent, u, mode)), inputs, rounding)
+        beside = {} if of == "output" else {"of": of}
+        key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode, of)
+        outputs = _cached(key, lambda: reference(inputs, cotangent, u, mode, **beside))
+        return cls(outputs, inputs, rounding)
 
     @classmethod
     def jvp(

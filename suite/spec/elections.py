@@ -160,6 +160,13 @@ QUESTIONS: dict[str, Question] = {
             needs=("mask", "lse"),
         ),
         Question(
+            "lse-gradient",
+            "The gradient of the log-sum-exp by the queries",
+            ("flows", "nothing", "raises"),
+            ("f32",),
+            needs=("lse", "gradient"),
+        ),
+        Question(
             "score-overflow",
             "query key^T beyond 65504 before the scale, moderate after it, in float16 gives",
             ("finite", "nan", "other"),

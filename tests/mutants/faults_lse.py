@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from suite.spec.dtypes import round_to
+from suite.spec.dtypes import DTYPES, round_to
+from tests.mutants.gradient_kernel import Differentiable
 from tests.mutants.kernel import Call, Kernel
 from tests.mutants.registry import mutant
 
@@ -125,3 +126,85 @@ class LseCountsHiddenKeys(Kernel):
         seen = self.scores(query, key, call)
         leaked = 1e-6 * np.where(np.isneginf(scores), np.abs(seen), 0).sum(-1)
         return (super().log_sum_exp(scores, call) + leaked).astype(call.work)
+
+
+class WrongLseGradient(Differentiable):
+    """The gradient of scores for a cotangent of the log-sum-exp is changed."""
+
+    def lse_score_gradient(
+        self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        return self.changed(weights, super().lse_score_gradient(weights, cotangent, scores))
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        """dS (B, H, Lq, Lk) as it is used."""
+        raise NotImplementedError
+
+
+@mutant("gradient_of_lse")
+class LseGradientNegated(WrongLseGradient):
+    """It is subtracted, as D is."""
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        return -ds
+
+
+@mutant("election")
+class LseGradientCutOff(WrongLseGradient):
+    """The log-sum-exp is a constant to derivatives, and said to have gradients."""
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        return np.zeros_like(ds)
+
+
+@mutant("gradient_of_lse")
+class LseGradientOfNextHead(WrongLseGradient):
+    """Every head has the cotangent of the head after it."""
+
+    def lse_score_gradient(
+        self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        return weights * np.roll(cotangent, 1, axis=1)
+
+
+@mutant("gradient_of_lse")
+class LseGradientOfLargest(WrongLseGradient):
+    """It goes to the largest score of a row alone, as that of a maximum."""
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        largest = weights == weights.max(-1, keepdims=True, initial=0)
+        return np.where(largest, ds.sum(-1, keepdims=True), 0)
+
+
+@mutant("gradient_of_lse")
+class LseGradientOfAllKeys(WrongLseGradient):
+    """Hidden keys have a share of it."""
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        return np.where(weights > 0, ds, ds.mean(-1, keepdims=True))
+
+
+@mutant("gradient_of_lse")
+class LseGradientInBase2(WrongLseGradient):
+    """The logarithm that is differentiated is that of base 2."""
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        return ds / np.log(ds.dtype.type(2))
+
+
+@mutant("gradient_of_lse")
+class LseGradientWithHalfWeights(WrongLseGradient):
+    """Weights are taken in bfloat16, whatever the dtype."""
+
+    def lse_score_gradient(
+        self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        return round_to(weights, DTYPES["bf16"]).astype(weights.dtype) * cotangent
+
+
+@mutant("gradient_of_lse")
+class LseGradientCentred(WrongLseGradient):
+    """The mean over the row is taken from it, as D is from dP."""
+
+    def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
+        return ds - weights * ds.sum(-1, keepdims=True)

@@ -24,6 +24,7 @@ class Differentiable(Kernel):
 
     elections: Mapping[str, str | Mapping[str, str]] = Kernel.elections | {
         "fully-masked-row-gradient": "nothing",
+        "lse-gradient": "flows",
         "nan-in-masked-key-gradient": "blocked",
         "nan-in-masked-value-gradient": "blocked",
     }
@@ -86,21 +87,33 @@ class Differentiable(Kernel):
         seen = self.seen(scores)
         key, value = np.where(seen, key, 0), np.where(seen, value, 0)
         weights, sunk = self.apart(scores, call)
-        dp = self.weight_gradient(cotangent, value, call)
-        mean = self.mean(weights, dp, cotangent, value)
-        ds = self.score_gradient(weights, dp, mean)
+        of_lse = cotangent.ndim == 3
+        if of_lse:
+            ds = self.lse_score_gradient(weights, cotangent[..., None], scores)
+        else:
+            dp = self.weight_gradient(cotangent, value, call)
+            mean = self.mean(weights, dp, cotangent, value)
+            ds = self.score_gradient(weights, dp, mean)
         dt = self.kept(self.uncapped(ds, query, key, call), call)
         factor = call.work(self.factor(call))
         found: dict[str, np.ndarray | None] = {
             "query": self.query_gradient(dt, key, factor),
             "key": self.grouped(self.key_gradient(dt, query, factor), call),
-            "value": self.grouped(self.value_gradient(weights, cotangent, call), call),
         }
+        if of_lse:
+            return found
+        found["value"] = self.grouped(self.value_gradient(weights, cotangent, call), call)
         if call.bias is not None:
             found["bias"] = self.bias_gradient(ds, call.bias.shape)
         if call.sinks is not None:
             found["sinks"] = self.sink_gradient(sunk, mean, call)
         return found
+
+    def lse_score_gradient(
+        self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
+    ) -> np.ndarray:
+        """The gradient of scores for a cotangent (B, H, Lq, 1) of their log-sum-exp."""
+        return weights * cotangent
 
     def hidden_scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         """Scores of the backward pass, -inf for pairs that do not attend."""

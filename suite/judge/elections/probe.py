@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ForwardOnly, Implementation
-from suite.judge.answer import names_of, parts, turned
+from suite.judge.answer import differentiate_lse, names_of, parts, turned
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Deviation, NotApplicable
@@ -163,11 +163,35 @@ class Probe:
             )
         return {n: turned(backend.to_numpy(g), prepared) for n, g in gradients.items()}
 
+    def lse_gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Gradients of the log-sum-exp by query and key, 0 where there are none; None where the framework
+        raises, or has no gradient function."""
+        self.require(inputs)
+        try:
+            prepared, gradients = differentiate_lse(self.implementation, inputs, cotangent)
+        except ForwardOnly as error:
+            if error.declared:
+                raise NotApplicable(f"forward only: {error}") from error
+            return None
+        except Exception as error:
+            self._pass_on_refusal(error)
+            return None
+        backend, zeros = self.implementation.backend, np.zeros(1)
+        return {
+            n: zeros if g is None else turned(backend.to_numpy(g), prepared)
+            for n, g in gradients.items()
+        }
+
     def matches_gradients(
-        self, got: dict[str, np.ndarray], inputs: Inputs, cotangent: np.ndarray, mode: str
+        self,
+        got: dict[str, np.ndarray],
+        inputs: Inputs,
+        cotangent: np.ndarray,
+        mode: str,
+        of: str = "output",
     ) -> bool:
         """Whether `got` are the gradients of `inputs` with rows without keys read as `mode`."""
-        want = Oracle.vjp(inputs, cotangent, self.rounding, mode).expected
+        want = Oracle.vjp(inputs, cotangent, self.rounding, mode, of).expected
         return all(
             (ratios(values - want[name].value, want[name].error) <= 1).all()
             for name, values in got.items()

@@ -54,6 +54,19 @@ def _lse_of_empty(p: Probe) -> str:
     raise Deviation("election", f"the log-sum-exp of rows without keys: {got.ravel()[:3]}")
 
 
+def _gradient_of_lse(p: Probe) -> str:
+    inputs = p.inputs(lse=True)
+    cotangent = np.ascontiguousarray(p.cotangent(inputs)[..., 0])
+    got = p.lse_gradients(inputs, cotangent)
+    if got is None:
+        return "raises"
+    if not any(gradient.any() for gradient in got.values()):
+        return "nothing"
+    if p.matches_gradients(got, inputs, cotangent, "zeros", "lse"):
+        return "flows"
+    raise Deviation("election", "the log-sum-exp has gradients, and they are wrong")
+
+
 def _padded_sample(p: Probe) -> str:
     inputs = p.inputs("padempty")
     return p.rows(p.values(inputs), inputs)
@@ -288,6 +301,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "nan-in-masked-value-gradient": _nan_gradient_in("value"),
     "no-keys": _no_keys,
     "lse-of-empty-row": _lse_of_empty,
+    "lse-gradient": _gradient_of_lse,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,
     "mask-polarity": _polarity,

@@ -145,7 +145,7 @@ SDPA = Operator(
         "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment",
         "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value",
         "nan-in-query", "value-size", "integer-mask", "subnormal-output", "score-overflow",
-        "lse-of-empty-row",
+        "lse-of-empty-row", "lse-gradient",
     ),
     probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
     well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",
