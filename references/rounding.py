@@ -40,8 +40,7 @@ class Roundoffs:
     case's dtype. Absolute: `weight_underflow` of a stored weight, `exp_underflow` of an exponential,
     `product_underflow` of a product in the accumulator, `floor` of a stored output; an operand of a
     product that is smaller than `operand_underflow` may be taken for zero. `reduction` is that of sums
-    over broadcast axes, where a
-    gradient makes them with less precision than its other sums.
+    over broadcast axes, where a gradient makes them with less precision than its other sums.
 
     `exp_error` is the relative error of an exponential that is approximated, not rounded.
     `gradient_blocks` are the rows and the keys after which a backward pass stores its running sums; None

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from backends._torch.engine import TorchEngine
+from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
 from backends.protocol import BackendUnavailable, Implementation
 
@@ -32,4 +33,8 @@ class TransformersBackend(TorchEngine):
         return {"transformers": version("transformers"), "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
-        return [LlamaRotary(self), LlamaRotaryCast(self), GlmRotary(self), CohereRotary(self)]
+        every = (
+            LlamaEager, Gemma2Eager, GptOssEager, SdpaForward,
+            LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary,
+        )  # fmt: skip
+        return [implementation(self) for implementation in every]

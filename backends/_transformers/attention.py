@@ -1,0 +1,244 @@
+"""Attention functions of transformers, which its models call by way of `ALL_ATTENTION_FUNCTIONS`.
+
+They take queries, keys and values after the projections, and the module of the layer they are called in.
+Masks are made as `transformers.masking_utils` makes them: for the eager functions 0 and the lowest number
+of the dtype, which are added to scores; for sdpa boolean. A bias is what models add to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from backends._torch.attention import FAST_EXP, GRADIENT_BLOCKS, SUBNORMAL
+from backends._torch.engine import TorchEngine
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import Native, dense_of, rank4, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+
+NO_FLAG = {
+    "native-causal": "the function has no causal flag",
+    "native-window": "the function has no window",
+}
+UNIFORM = {"f64": "nan", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
+EMPTY = "its output is reshaped in a way that raises where there are no elements"
+NO_SOFTCAP = {"softcap": "this model has no softcap"}
+NO_SINKS = {"sinks": "this model has no sinks"}
+
+
+class ModelAttention(Implementation):
+    """The `eager_attention_forward` of one model."""
+
+    backend: TorchEngine
+
+    declared = Declared(
+        # Softmax runs in float32 whatever the dtype, float64 with it.
+        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        features=ATTENTION_FEATURES | {"sinks"},
+        refusals=NO_FLAG,
+        elections={
+            # The lowest number of float64 is -inf in the softmax, which is in float32.
+            "fully-masked-row": UNIFORM,
+            "fully-masked-row-gradient": dict.fromkeys(UNIFORM, "scores") | {"f64": "nan"},
+            "minus-inf-row-gradient": "nan",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-key": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "added",
+            "subnormal-output": SUBNORMAL,
+            "score-overflow": "nan",
+        },
+    )
+    model = ""
+    """What the model is called in transformers: "llama"."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as models call it."""
+        home = import_module(f"transformers.models.{self.model}.modeling_{self.model}")
+        return home.eager_attention_forward
+
+    def module(self, inputs: Inputs) -> Any:
+        """What the function reads of the layer that it is called in."""
+        layer = self.backend.torch.nn.Module()
+        layer.num_key_value_groups = inputs.sizes.H // inputs.sizes.Hkv
+        layer.is_causal = False
+        return layer.eval()
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend = self.backend
+        query, key, value = backend.operands(inputs, "bhld")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        arguments |= self.masks(inputs, split_native(inputs, causal=self.flagged(inputs)))
+        sinks = self.sinks(inputs)
+        if sinks is not None:
+            arguments["sinks"] = backend.array(sinks, inputs.dtype)
+        settings = self.settings(inputs)
+        layer, function = self.module(inputs), self.function
+
+        def call(query: Any, key: Any, value: Any, sinks: Any = None, **rest: Any) -> Any:
+            layer.sinks = sinks
+            out, _ = function(layer, query, key, value, **rest, **settings)
+            return out.transpose(1, 2)  # (B, Lq, H, Dv) as it comes
+
+        constants = tuple(settings.items())
+        operands = {"query": "query", "key": "key", "value": "value", "sinks": "sinks"}
+        operands[self.bias_name] = self.bias_name
+        if inputs.bias is not None:
+            operands["bias"] = self.bias_name
+        elif "attention_mask" in arguments:
+            operands["mask"] = "attention_mask"
+        return PreparedCall(call, arguments, operands=operands, constants=constants)
+
+    bias_name = "attention_mask"
+    """The argument as which a bias is passed."""
+
+    def sinks(self, inputs: Inputs) -> np.ndarray | None:
+        """The layer's sinks (H,)."""
+        return inputs.sinks
+
+    def flagged(self, inputs: Inputs) -> bool:
+        """Whether a causal mask is a flag."""
+        return False
+
+    def settings(self, inputs: Inputs) -> dict[str, Any]:
+        """Arguments that are no arrays."""
+        return {"scaling": inputs.effective_scale}
+
+    def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        """Mask and bias as arguments: one array that is added to the scores."""
+        torch, backend = self.backend.torch, self.backend
+        mask = dense_of(inputs, native.rest)
+        added = None
+        if inputs.bias is not None:
+            added = backend.array(rank4(inputs.bias), inputs.dtype)
+        if mask is not None and mask.dtype.kind != "b":
+            added = backend.array(rank4(mask), None)  # what is no mask of these functions
+        elif mask is not None:
+            dtype = getattr(torch, inputs.dtype.long_name)
+            lowest = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=backend.device)
+            shown = torch.zeros((), dtype=dtype, device=backend.device) if added is None else added
+            added = torch.where(
+                backend.array(np.ascontiguousarray(rank4(mask)), None), shown, lowest
+            )
+        return {"attention_mask": added}
+
+
+class LlamaEager(ModelAttention):
+    """Llama's, which most models copy."""
+
+    name = "llama-eager"
+    declared = ModelAttention.declared.refusing({**NO_SOFTCAP, **NO_SINKS})
+    model = "llama"
+
+
+class Gemma2Eager(ModelAttention):
+    """Gemma 2's, with a softcap."""
+
+    name = "gemma2-eager"
+    declared = ModelAttention.declared.refusing(NO_SINKS)
+    model = "gemma2"
+
+    def settings(self, inputs: Inputs) -> dict[str, Any]:
+        return super().settings(inputs) | {"softcap": inputs.softcap}
+
+
+class GptOssEager(ModelAttention):
+    """gpt-oss', with sinks; its softmax is in the dtype of the scores."""
+
+    name = "gpt-oss-eager"
+    declared = (
+        ModelAttention.declared.refusing(NO_SOFTCAP)
+        .but(numerics="stepwise")
+        .electing({"fully-masked-row": "uniform", "fully-masked-row-gradient": "scores"})
+    )
+    model = "gpt_oss"
+
+    def sinks(self, inputs: Inputs) -> np.ndarray | None:
+        # Sinks are parameters of every layer of this model: without any they take nothing.
+        return np.full(inputs.sizes.H, -np.inf) if inputs.sinks is None else inputs.sinks
+
+
+class SdpaForward(ModelAttention):
+    """`sdpa_attention_forward`, which all models call where sdpa is chosen."""
+
+    name = "sdpa-forward"
+    declared = Declared(
+        numerics="fused",
+        features=ATTENTION_FEATURES,
+        refusals={
+            **NO_SOFTCAP,
+            "native-window": NO_FLAG["native-window"],
+            "bias-with-mask": "beside a position bias the mask becomes the lowest number: rows without "
+            "keys have another answer than under the mask alone",
+            "empty-batch": EMPTY,
+            "empty-queries": EMPTY,
+        },
+        elections={
+            "fully-masked-row": "zeros",
+            "fully-masked-row-gradient": "nothing",
+            "minus-inf-row-gradient": "nothing",
+            "minus-inf-row": "zeros",
+            "no-keys": "zeros",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-key": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "zeros",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "causal-ignored",
+            "value-size": "accepted",
+            "integer-mask": "raises",
+            "subnormal-output": SUBNORMAL,
+            "score-overflow": "finite",
+        },
+        exp_error=FAST_EXP,
+        gradient_blocks=GRADIENT_BLOCKS,
+    )
+    bias_name = "position_bias"
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if (
+            isinstance(case, Case)
+            and isinstance(case.mask, Causal)
+            and case.sizes.Lq == 1 < case.sizes.Lk
+        ):
+            return "one causal query is a step of decoding to the function: it sees every key"
+        return super().unsupported(case)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+
+    def flagged(self, inputs: Inputs) -> bool:
+        return isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
+
+    def settings(self, inputs: Inputs) -> dict[str, Any]:
+        return {
+            "scaling": inputs.scale,
+            "is_causal": self.flagged(inputs) and inputs.form == "native",
+        }
+
+    def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        backend, mask = self.backend, dense_of(inputs, native.rest)
+        arguments: dict[str, Any] = {"attention_mask": None}
+        if mask is not None:
+            arguments["attention_mask"] = backend.array(rank4(mask), None)
+        if inputs.bias is not None:
+            arguments["position_bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
+        return arguments
