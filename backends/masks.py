@@ -131,11 +131,14 @@ class LayerMasks:
     def of(cls, inputs: Inputs, causal: bool = True, lengths: bool = True) -> LayerMasks:
         """`causal` and `lengths` say which the layer takes apart from the rest."""
         native = split_native(inputs, causal=causal, lengths=lengths)
-        valid = None
-        if native.lengths is not None:
-            counts = native.lengths.lengths(inputs.sizes, inputs.seed)
-            valid = np.arange(inputs.sizes.Lk) < counts[:, None]
-        return cls(native.causal, valid, dense_of(inputs, native.rest))
+        if native.lengths is None:
+            return cls(native.causal, None, dense_of(inputs, native.rest))
+        # Several paddings are one: the keys that are valid in all of them.
+        more = [part for part in native.rest if isinstance(part, Padding) and not part.left]
+        rest = tuple(part for part in native.rest if part not in more)
+        counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *more)]
+        valid = np.arange(inputs.sizes.Lk) < np.min(counts, axis=0)[:, None]
+        return cls(native.causal, valid, dense_of(inputs, rest))
 
 
 def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:

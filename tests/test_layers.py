@@ -223,6 +223,18 @@ def test_masks_are_divided_into_what_layers_take() -> None:
         full(per_head.dense_mask, per_head, heads=False)
 
 
+def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
+    x = draw(Case.parse("dot/pad+causal+padempty/mha/f32/b9h1q35k3d6/e6.6.6.6"))
+    taken = LayerMasks.of(x)
+    assert taken.causal
+    assert taken.rest is None
+    assert x.mask is not None
+    first, _, second = (part.dense(x.sizes) for part in x.mask.parts)
+    assert taken.valid is not None
+    assert (taken.valid == (first & second)[:, 0, 0]).all()
+    assert not taken.valid[-1].any()
+
+
 def test_the_table_of_layers_says_what_each_does() -> None:
     elect = "elect/multi-head/mask-polarity/f32"
     found = semantics.layers(
