@@ -11,7 +11,7 @@ from attention_conformance.arrays import as_numpy, dtype_of
 from references.outputs import Outputs
 from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.case import Case
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
@@ -92,8 +92,8 @@ def assert_attention_close(
     `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
     or "single" (README, "Numerics"). The dtype is that of the query, or `dtype` where NumPy has no such
     type. `empty_rows` says what rows without keys are: "zeros", "uniform", "nan"; None leaves them out.
-    `lse` (B, H, Lq) is judged, too, where it is given; so are `grads`, gradients by the names query, key,
-    value, bias and sinks of a loss whose gradient by the output is `cotangent`.
+    `lse` (B, H, Lq) is judged, too, where it is given, but beside sinks; so are `grads`, gradients by the
+    names query, key, value, bias and sinks of a loss whose gradient by the output is `cotangent`.
 
     Returns the largest |error| / bound. Raises AssertionError with the worst element, and ValueError or
     TypeError for arguments that do not fit.
@@ -103,18 +103,20 @@ def assert_attention_close(
     )
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
-    answer = {"output": problem.read(actual, "actual")}
+    answer, called = {"output": problem.read(actual, "actual")}, {"output": "actual", "lse": "lse"}
     if lse is not None:
         answer["lse"] = as_numpy(lse, "lse")
     try:
         oracle = problem.oracle(empty_rows, lse is not None)
         for name, array in answer.items():
-            _check_shape(name, array, oracle.expected[name].value.shape)
+            _check_shape(called[name], array, oracle.expected[name].value.shape)
         ratio = oracle.judge(answer).error_ratio or 0.0
         if grads:
             ratio = max(ratio, problem.judge_gradients(grads, cotangent, empty_rows))
     except Deviation as deviation:
         raise AssertionError(deviation.message) from None
+    except HarnessError as error:
+        raise ValueError(f"these arrays have no answer to judge by: {error}") from error
     return ratio
 
 
@@ -133,12 +135,14 @@ class _Problem:
         if causal not in ALIGNMENTS:
             raise ValueError(f"causal is True, False, 'top-left' or 'bottom-right', got {causal!r}")
         self.swapped = axis_order == "blhd"
-        self.dtype: DType = dtype_of(query, dtype, "query")
+        operands = {"query": query, "key": key, "value": value}
+        found = {name: dtype_of(array, dtype, name) for name, array in operands.items()}
+        if len(set(found.values())) > 1:
+            listed = ", ".join(f"{name} {fmt.long_name}" for name, fmt in found.items())
+            raise ValueError(f"query, key and value have one dtype, got {listed}")
+        self.dtype: DType = found["query"]
         self.rounding = Rounding(numerics, flushes=True)
-        arrays = {
-            name: self.read(array, name)
-            for name, array in (("query", query), ("key", key), ("value", value))
-        }
+        arrays = {name: self.read(array, name) for name, array in operands.items()}
         sizes = _sizes(**arrays)
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
@@ -162,7 +166,7 @@ class _Problem:
 
     def back(self, array: np.ndarray) -> np.ndarray:
         """An output in the order of axes in which operands came."""
-        array = np.asarray(array, np.float64)
+        array = np.array(array, np.float64)  # a copy: the oracle keeps its own
         return array.swapaxes(1, 2) if self.swapped else array
 
     def oracle(self, rows: str | None, lse: bool = False) -> Oracle:
@@ -192,7 +196,8 @@ class _Problem:
             want, what = outputs.arrays[name], f"gradient of {name}"
             operand = name in ("query", "key", "value")
             got = self.read(array, what) if operand else as_numpy(array, what)
-            got = got.reshape(want.value.shape) if got.size == want.value.size else got
+            if name == "bias" and got.size == want.value.size:
+                got = got.reshape(want.value.shape)  # without leading axes of size 1
             _check_shape(what, got, want.value.shape)
             judged = np.ones(got.shape, bool)
             _, measured, deviation = against_oracle(

@@ -63,7 +63,8 @@ def parametrize_attention(
 
     `expected_failures` are reasons by a shell pattern of CHECK/CASE: the case is marked as a strict
     expected failure. `argument` is the name of the test's argument. `options` are those of
-    `check_attention`. Frameworks are imported as the module of the test is. Raises UsageError.
+    `check_attention` but `raises` and `timeout`. Frameworks are imported as the module of the test is.
+    Raises UsageError.
     """
     plan = plan_of(function, backend, level, **options)
     asked = [
@@ -72,6 +73,8 @@ def parametrize_attention(
         if cell.check.unsupported(cell.implementation, cell.case) is None
     ]
     cases = [JudgedCell(plan, cell) for cell in asked]
+    if not cases:
+        raise UsageError("no cell that is asked for is one that the function supports")
     patterns = expected_failures or {}
     for pattern in patterns:
         if not any(fnmatchcase(repr(case), pattern) for case in cases):

@@ -15,8 +15,8 @@ def refuse_impostors() -> None:
     """Raise ImportError where another package has a name of ours, and say what to do."""
     for name in NAMES:
         spec = importlib.util.find_spec(name)
-        place = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
-        if place != ROOT:
+        place = Path(spec.origin).resolve() if spec and spec.origin else None
+        if place != ROOT / name / "__init__.py":
             raise ImportError(
                 f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; rename "
                 f"the other one, or remove it from sys.path (first entries: {sys.path[:3]})"

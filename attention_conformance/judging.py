@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from attention_conformance.report import AttentionFailure, Report
 from backends.declared import UsageError
+from backends.user import ends_in
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.plan import Plan, header, record
@@ -43,13 +43,14 @@ def check_attention(
     """Judge a function by the cases of a level, as `pytest suite --function` does, in this process.
 
     `function` is any callable with the signature of the backend's own attention or a part of it: a
-    closure, a module, something compiled. `backend` is "numpy", "torch", "tf", "jax", "keras-torch",
-    "keras-jax" or "module:object"; `level` "smoke", "standard" or "full". `like` names a layer that the
-    function makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
+    closure, a module, something compiled. `backend` is "torch", "tf", "jax", "keras-torch", "keras-jax"
+    or "module:object"; `level` "smoke", "standard" or "full". `like` names a layer that the function
+    makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
     `numerics` is the class it is held to, `elect` its answers by question, `dtypes` those it takes,
     `expect` manifests of expected failures; `claims` are the other claims that a function can make
     (`head_sizes=(64, 128)`, `max_length=512`, ...; see `suite.spec.claims.CLAIMS`). `checks` are the
-    names of the checks to ask, all by default. `timeout` is in seconds a cell, 0 for none.
+    names of the checks to ask, all by default. `timeout` is in seconds a cell, 0 for none; it takes the
+    alarm of the process, and ends a process whose cell holds the interpreter's lock.
 
     Returns the report. Raises AttentionFailure where a cell fails or none passes, unless `raises` is
     False, and UsageError for what cannot be judged at all.
@@ -59,6 +60,8 @@ def check_attention(
         expect=expect, drop_in=drop_in, allow_unused=allow_unused, device=device, seed=seed, **claims,
     )  # fmt: skip
     judged = []
+    if timeout < 0:
+        raise UsageError(f"timeout must not be negative, got {timeout}")
     for cell in cells_of(plan, checks):
         judged.append(record(cell, plan.judge(cell, timeout)))
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
@@ -94,23 +97,33 @@ def plan_of(
     **said: Any,
 ) -> Plan:
     """The plan of a run that judges one function. Raises UsageError."""
-    claimed = {claim: value for claim, value in said.items() if value not in (None, (), False)}
+    left_out = (None, False)
+    claimed = {n: v for n, v in said.items() if not any(v is x for x in left_out)}
+    if not claimed.get("expect", True):
+        claimed.pop("expect")
     if unknown := sorted(set(claimed) - set(CLAIMS)):
         raise UsageError(f"unknown option {unknown[0]!r}; claims are {', '.join(CLAIMS)}")
     if elect:
         claimed["elections"] = dict(elect)
     called = name_of(function) if name is None else name
+    if not called:
+        raise UsageError("a function has a name of one letter or more, got ''")
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
         start_timeout=0.0,  # the watchdog would end the person's process
     )  # fmt: skip
-    return Plan.make(options, callables={called: _signed(function)}, claimed=claimed)
+    plan = Plan.make(options, callables={called: _signed(function)}, claimed=claimed)
+    stale = plan.stale_expectations() if plan.expected else []
+    if stale:
+        raise UsageError("stale expectations: " + "; ".join(stale))
+    return plan
 
 
 def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
     """The cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
     known = {check.name: check for check in all_checks()}
-    names = [canonical_check(name) for name in checks] or list(known)
+    asked = (checks,) if isinstance(checks, str) else checks
+    names = [canonical_check(name) for name in asked] or list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown check {unknown[0]!r}; valid: {', '.join(known)}")
     return [cell for name in names for cell in plan.cells(known[name])]
@@ -119,23 +132,22 @@ def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
 def name_of(function: Callable[..., Any]) -> str:
     """What tables call a function: its name, or that of its class, as far as a name can have it."""
     plain = getattr(function, "func", function)
-    name = getattr(plain, "__name__", type(function).__name__)
+    name = getattr(plain, "__name__", type(plain).__name__)
     return re.sub(r"[^A-Za-z0-9_.-]+", "", name) or "function"
 
 
 def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with the signature of what it ends in: a module is called by way of `forward` or
-    `call`, which say what it takes."""
-    if inspect.isclass(function) or inspect.isroutine(function):
+    """The function, with the signature of what it ends in, and with its own claims."""
+    inner = ends_in(function)
+    if inner is function:
         return function
-    module = getattr(function, "_orig_mod", function)
-    for name in ("forward", "call"):
-        inner = getattr(module, name, None)
-        if callable(inner):
 
-            @functools.wraps(inner)
-            def call(*arguments: Any, **named: Any) -> Any:
-                return function(*arguments, **named)
+    @functools.wraps(inner)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
 
-            return call
-    return function
+    for name in CLAIMS:
+        value = getattr(function, name, None)
+        if value is not None and not callable(value):
+            setattr(call, name, value)
+    return call

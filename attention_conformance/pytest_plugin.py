@@ -1,4 +1,4 @@
-"""What pytest loads where this project is installed: nothing, until an option `--attention-...` is given.
+"""What pytest loads where this project is installed: nothing, until `--attention-backend` is given.
 
 Then the suite's own plugin is loaded, with its options under prefixed names, so that a project with a
 `--backend` of its own can ask for the suite, too: `pytest --pyargs suite --attention-backend=torch`.
@@ -10,13 +10,14 @@ import pytest
 
 from attention_conformance.impostors import ROOT, refuse_impostors
 
-PREFIX = "--attention-"
+ASKED = "--attention-backend"
+"""The option that no run is without."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     """Load the suite's plugin before any conftest file, where its options are given."""
-    if not any(str(word).startswith(PREFIX) for word in args):
+    if not any(str(word).partition("=")[0] == ASKED for word in args):
         return
     try:
         refuse_impostors()

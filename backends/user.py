@@ -113,6 +113,24 @@ class Accepted:
         return reasons
 
 
+def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call of a function or a module ends in: where its own signature takes anything, torch's
+    `forward` or Keras' `call`, whichever says what it takes; else the thing itself."""
+    if not _takes_anything(thing):
+        return thing
+    module = getattr(thing, "_orig_mod", thing)  # what torch.compile has compiled
+    inner = (getattr(module, name, None) for name in ("forward", "call"))
+    return next((f for f in inner if callable(f) and not _takes_anything(f)), thing)
+
+
+def _takes_anything(thing: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
 def check_unused(
     name: str, unused: Iterable[str], known: Iterable[str], taken: Iterable[str]
 ) -> None:
@@ -201,4 +219,4 @@ class UserFunction(Implementation):
         return attention_call(call, arguments, lse, source=source, constants=(), **more)
 
 
-__all__ = ["EXTRA", "Accepted", "NativeSignature", "UserFunction", "check_unused"]
+__all__ = ["EXTRA", "Accepted", "NativeSignature", "UserFunction", "check_unused", "ends_in"]

@@ -13,7 +13,7 @@ from backends.masks import LayerMasks, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.user import check_unused
+from backends.user import check_unused, ends_in
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import OPERANDS, Inputs, draw
@@ -78,7 +78,7 @@ class UserLayer(Implementation):
         self.kept: dict[tuple[Any, ...], Any] = {}
         case = Case.parse(next(iter(operator.gradients("smoke"))))
         layer = self.first_layer(draw(case), name)
-        called = _called(layer)
+        called = ends_in(layer)
         self.call_keywords = _accepted(called, CALL)
         self.count = _positional(called)
         if self.count not in (1, 3):
@@ -292,14 +292,6 @@ def _without_biases(case: Case) -> Case | None:
     if "without_biases" not in {option.name for option in case.operator.options}:
         return None
     return case.with_options(without_biases=True)
-
-
-def _called(layer: Any) -> Callable[..., Any]:
-    """What a call of the layer ends in: torch's `forward`, Keras' `call`, else the layer itself."""
-    for name in ("forward", "call"):
-        if callable(getattr(layer, name, None)):
-            return getattr(layer, name)
-    return layer
 
 
 def _accepted(function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:

@@ -168,8 +168,8 @@ def recomputed_weights(
     anchor = np.where(softmax.empty, 0, softmax.largest)
     lse = magnitude(anchor + np.log(np.where(total == 0, 1, total)))
     d = score_error(error, softmax.distance, u) + u.accumulate * lse + u.exp_error
-    d = np.where(allowed, d, 0.0)
     weight = p.astype(np.float64)
+    d = np.where(allowed & (weight != 0), d, 0.0)  # 0 expm1(inf) is no number
     moved = weight * np.expm1(d)
     least = (weight * np.exp(-d)).sum(-1, keepdims=True)
     error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)

@@ -7,17 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attention_conformance
 from attention_conformance import (
     AttentionFailure,
     UsageError,
-    assert_attention_close,
-    attention_bound,
     check_attention,
     judge_module,
+    parametrize_attention,
 )
 from suite.records import cells as records
 
@@ -123,6 +121,55 @@ def test_a_module_is_asked_what_its_forward_takes(compiled: bool) -> None:
     assert {fact["D"] for fact in asked["facts"]} <= {8, 16}
 
 
+class Called:
+    """Called as a function; `call` is something else."""
+
+    def __call__(self, query: Any, key: Any, value: Any) -> Any:
+        return right(query, key, value)
+
+    def call(self, number: str) -> None:
+        raise AssertionError
+
+
+class Keras(torch.nn.Module):
+    """As Keras' layers on torch: `forward` takes anything, `call` says what."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self.call(*arguments, **named)
+
+    def call(self, query: Any, key: Any, value: Any, is_causal: bool = False) -> Any:
+        return right(query, key, value, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("thing", [Called(), Keras()])
+def test_what_is_called_is_asked_what_it_takes(thing: Any) -> None:
+    report = check_attention(thing, checks="values", dtypes="f32")
+    assert report.passed
+    assert {type(thing).__name__} == set(report.table["implementation"])
+
+
+def test_a_module_has_claims(tmp_path: Path) -> None:
+    module: Any = Module()
+    module.dtypes = ("f64",)
+    report = check_attention(module, checks=["values"], name="module")
+    assert set(report.table["dtype"][report.table["status"] == "pass"]) == {"f64"}
+
+
+def test_manifests_are_as_strict_as_on_the_command_line(tmp_path: Path) -> None:
+    manifest = tmp_path / "mine.toml"
+    manifest.write_text(
+        '[[expect]]\nimplementation = ["nobody"]\ncheck = ["values"]\ncase = ["*"]\n'
+        'kind = "value"\nmessage = "."\ncause = "x"\nissue = "none found"\nversions = ["torch>=2"]\n'
+    )
+    with pytest.raises(UsageError, match="no entry names a function that is judged"):
+        check_attention(right, checks=["values"], expect=[manifest])
+
+
+def test_nothing_that_is_asked_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no cell that is asked for"):
+        parametrize_attention(right, checks=["dropout"], dtypes=("f32",))
+
+
 def test_a_layer_is_judged_by_its_factory() -> None:
     class Layer(torch.nn.Module):
         def __init__(self, query_width: int, heads: int) -> None:
@@ -147,6 +194,8 @@ def test_a_layer_is_judged_by_its_factory() -> None:
         ({"numerics": "half"}, "unknown numerics"),
         ({"elect": {"minus-inf-row": "ones"}}, "ones"),
         ({"like": "decoder"}, "unknown"),
+        ({"name": ""}, "a name of one letter"),
+        ({"timeout": -1.0}, "must not be negative"),
     ],
 )
 def test_what_cannot_be_asked_is_a_usage_error(options: dict[str, Any], message: str) -> None:
@@ -203,152 +252,3 @@ def test_the_file_of_the_documentation_passes(tmp_path: Path) -> None:
     )  # fmt: skip
     assert out.returncode == 0, out.stdout
     assert " passed" in out.stdout.splitlines()[-1]
-
-
-def numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape)
-
-
-Q, K, V = numbers(2, 4, 5, 8), numbers(2, 2, 9, 8), numbers(2, 2, 9, 6)
-
-
-def plain(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    mask: Any = None,
-    bias: Any = None,
-    sinks: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Output and log-sum-exp in float64, as one reads them in a book."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(x, groups, axis=1) for x in (key, value))
-    scores = query @ key.swapaxes(2, 3) * (scale or query.shape[3] ** -0.5)
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    if sinks is not None:
-        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
-        scores = np.concatenate([scores, column], -1)
-    total = np.exp(scores).sum(-1, keepdims=True)
-    weights = np.exp(scores) / total
-    if sinks is not None:
-        weights = weights[..., :-1]
-    return weights @ value, np.log(total[..., 0])
-
-
-MASK = numbers(2, 1, 5, 9, seed=1) > 0
-MASK[..., 0] = True
-
-CALLS: dict[str, dict[str, Any]] = {
-    "grouped": {},
-    "mask": {"mask": MASK},
-    "bias": {"bias": numbers(4, 1, 9)},
-    "scale": {"scale": 0.3},
-    "softcap": {"softcap": 1.5},
-    "sinks": {"sinks": numbers(4)},
-    "all": {"mask": MASK[:1], "bias": numbers(5, 9), "scale": 0.3, "softcap": 2.0},
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_held_to_its_bound(name: str) -> None:
-    arguments = CALLS[name]
-    output, lse = plain(Q, K, V, **arguments)
-    more = {} if "sinks" in arguments else {"lse": lse}
-    assert 0 < assert_attention_close(output, Q, K, V, **arguments, **more) <= 1
-    expected = attention_bound(Q, K, V, **arguments)
-    np.testing.assert_allclose(output, expected.value, rtol=1e-12, atol=1e-14)
-    assert (expected.bound < 1e-12).all()
-    turned = [x.swapaxes(1, 2) for x in (output, Q, K, V)]
-    assert_attention_close(*turned, **arguments, axis_order="blhd")
-    off = output.copy()
-    off[1, 2, 3, 4] += 2 * expected.bound[1, 2, 3, 4]
-    with pytest.raises(AssertionError, match=r"element \(b=1, h=2, q=3, v=4\): got "):
-        assert_attention_close(off, Q, K, V, **arguments)
-    if "lse" in more:
-        with pytest.raises(AssertionError, match="lse element"):
-            assert_attention_close(output, Q, K, V, **arguments, lse=lse + 1e-9)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_arrays_of_a_framework_are_judged_in_their_own_dtype(dtype: str) -> None:
-    tensors = [torch.tensor(x, dtype=getattr(torch, dtype)) for x in (Q, K, V)]
-    query, key, value = (x.requires_grad_() for x in tensors)
-    out = right(query, key, value, is_causal=True, enable_gqa=True)
-    cotangent = torch.tensor(numbers(*out.shape), dtype=out.dtype)
-    grads = dict(
-        zip(("query", "key", "value"), torch.autograd.grad(out, tensors, cotangent), strict=True)
-    )
-    ratio = assert_attention_close(
-        out, query, key, value, causal=True, grads=grads, cotangent=cotangent
-    )
-    assert 0 < ratio <= 1
-    with pytest.raises(AssertionError, match="gradient of key"):
-        assert_attention_close(
-            out,
-            query,
-            key,
-            value,
-            causal=True,
-            cotangent=cotangent,
-            grads={"key": grads["key"] * 1.1},
-        )
-    with pytest.raises(AssertionError, match="beyond their bound"):
-        assert_attention_close(out, query, key, value, causal="bottom-right")
-
-
-def test_values_of_a_dtype_that_numpy_lacks() -> None:
-    q, k, v = (torch.tensor(x, dtype=torch.bfloat16) for x in (Q, K, V))
-    arrays = [x.float().numpy() for x in (right(q, k, v, enable_gqa=True), q, k, v)]
-    assert assert_attention_close(*arrays, dtype="bf16") <= 1
-    with pytest.raises(ValueError, match="which is no number of bfloat16"):
-        assert_attention_close(arrays[0], Q, K, V, dtype="bf16")
-
-
-def test_rows_without_keys_are_judged_where_somebody_says_what_they_are() -> None:
-    mask = MASK.copy()
-    mask[0, 0, 2] = False
-    output = np.nan_to_num(plain(Q, K, V, np.where(mask.any(-1, keepdims=True), mask, True))[0])
-    output[0, :, 2] = 7.0
-    assert assert_attention_close(output, Q, K, V, mask) <= 1
-    for elected, values in (("zeros", 0.0), ("nan", np.nan), ("uniform", None)):
-        with pytest.raises(AssertionError):
-            assert_attention_close(output, Q, K, V, mask, empty_rows=elected)
-        fixed = output.copy()
-        fixed[0, :, 2] = np.repeat(V[0].mean(1), 2, axis=0) if values is None else values
-        assert assert_attention_close(fixed, Q, K, V, mask, empty_rows=elected) <= 1
-    with pytest.raises(ValueError, match="only empty_rows='zeros' is judged"):
-        assert_attention_close(output, Q, K, V, mask, grads={"query": Q}, cotangent=output)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"key": K[:1]}, r"key has shape \(1, 2, 9, 8\), expected \(2, 2, 9, 8\)"),
-        ({"value": V[..., :3, :]}, "value has shape"),
-        ({"query": Q[:, :3]}, "heads are a multiple"),
-        ({"query": Q[0]}, "query has four axes"),
-        ({"actual": V}, "output has shape"),
-        ({"mask": np.zeros((5, 9))}, "mask is boolean, True attends"),
-        ({"mask": np.ones((5, 8), bool)}, "mask broadcasts to"),
-        ({"bias": np.zeros((3, 1, 9))}, "bias broadcasts to"),
-        ({"sinks": np.zeros(3)}, "sinks has shape"),
-        ({"numerics": "half"}, "unknown numerics 'half'; valid: "),
-        ({"axis_order": "lbhd"}, "axis_order is"),
-        ({"causal": "left"}, "causal is True"),
-        ({"empty_rows": "ones"}, "unknown empty_rows"),
-        ({"grads": {"query": Q}}, "need the cotangent"),
-        ({"grads": {"bias": Q}, "cotangent": numbers(2, 4, 5, 6)}, "no gradient of bias"),
-        ({"query": Q.astype(int)}, "query has dtype int64"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_told_why(changes: dict[str, Any], message: str) -> None:
-    arguments = {"actual": plain(Q, K, V)[0], "query": Q, "key": K, "value": V} | changes
-    with pytest.raises(ValueError, match=message):
-        assert_attention_close(**arguments)

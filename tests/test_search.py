@@ -278,9 +278,10 @@ def test_an_entry_that_a_drawn_case_passes_is_no_failure() -> None:
     assert summary.statuses["pass"] == 20
 
 
-def test_other_dtypes_than_an_entry_names_are_not_alike() -> None:
+@pytest.mark.parametrize("pattern", ["sdpa/*/bf16/*", "dot/*"])
+def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: str) -> None:
     entry = Expectation(
-        ("left-padding-as-right",), ("*",), ("sdpa/*/bf16/*",), "value", ".", "c", "none found", ()
+        ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
     )
     plan = Plan.make(Options(("tests.mutants:mutants",), implementation=entry.implementation))
     cell = Cell(

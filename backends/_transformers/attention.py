@@ -216,6 +216,8 @@ class SdpaForward(ModelAttention):
         if (
             isinstance(case, Case)
             and isinstance(case.mask, Causal)
+            and not case.mask.bottom_right
+            and case.form == "native"
             and case.sizes.Lq == 1 < case.sizes.Lk
         ):
             return "one causal query is a step of decoding to the function: it sees every key"

@@ -222,7 +222,8 @@ class Options:
         if not self.backend:
             installed = ", ".join(registry.installed())
             raise UsageError(
-                f"choose what to judge with --backend=NAME; installed here: {installed}, all"
+                f"choose what to judge with {NAMES.said(['--backend=NAME'])[0]}; installed here: "
+                f"{installed}, all"
             )
         names = self.backends
         _one_of("device", self.device, DEVICES)

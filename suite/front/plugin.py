@@ -89,7 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
         limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
         _share_compile_cache(config)
     elif config.getoption(_destination("results")) or options.function:
-        raise pytest.UsageError("--results and --function need a --backend")
+        raise pytest.UsageError(
+            "{} and {} need a {}".format(*NAMES.said(["--results", "--function", "--backend"]))
+        )
     worker = getattr(config, "workerinput", None)
     watchdog.write_to((worker or {}).get(WATCHDOG, ""))
     if worker is not None:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from backends.protocol import Implementation
 from suite.judge.cell import Cell
@@ -90,15 +91,20 @@ def values_of(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
-    """Source and cause of the entry that knows this failure in other cases of the dtype, or None.
+    """Source and cause of the entry that knows this failure in other cases of the operator and the dtype,
+    or None.
 
     Entries name cells of the catalogue, whose sizes are few; drawn cases have any.
     """
     for entry in manifest.entries:
-        of_dtype = any(_dtype_of(p) in ("*", cell.case.dtype.name) for p in entry.case)
+        of_case = any(
+            _dtype_of(p) in ("*", cell.case.dtype.name)
+            and fnmatchcase(cell.case.operator.name, p.partition("/")[0])
+            for p in entry.case
+        )
         named = cell.implementation.name in entry.implementation
         asked = {"*", cell.check.name} & set(entry.check)
-        meant = named and asked and of_dtype and verdict.kind == entry.kind
+        meant = named and asked and of_case and verdict.kind == entry.kind
         if meant and re.search(entry.message, verdict.message):
             return entry.source, entry.cause
     return None
