@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_conformance.arrays import as_numpy, dtype_of
+from backends.masks import rank4
 from references.outputs import Outputs
 from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle, Rounding
@@ -90,8 +91,9 @@ def assert_attention_close(
     True or "top-left", or "bottom-right".
 
     `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
-    or "single" (README, "Numerics"). The dtype is that of the query, or `dtype` where NumPy has no such
-    type. `empty_rows` says what rows without keys are: "zeros", "uniform", "nan"; None leaves them out.
+    or "single" (`suite.judge.tolerance`). The dtype is that of the query, or `dtype` where NumPy has no
+    such type. `empty_rows` says what rows without keys are: "zeros", "uniform", "nan"; None leaves them
+    out.
     `lse` (B, H, Lq) is judged, too, where it is given, but beside sinks; so are `grads`, gradients by the
     names query, key, value, bias and sinks of a loss whose gradient by the output is `cotangent`.
 
@@ -243,7 +245,7 @@ def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
         np.broadcast_to(array, shape)
     except ValueError:
         raise ValueError(f"{what} broadcasts to {shape}, got {array.shape}") from None
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+    return rank4(array)
 
 
 def _check_shape(what: str, array: np.ndarray, shape: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.report import AttentionFailure, Report
+from backends.claims import stated
 from backends.declared import UsageError
 from backends.user import ends_in
 from suite.checks import all_checks
@@ -55,17 +56,15 @@ def check_attention(
     Returns the report. Raises AttentionFailure where a cell fails or none passes, unless `raises` is
     False, and UsageError for what cannot be judged at all.
     """
+    if timeout < 0:
+        raise UsageError(f"timeout must not be negative, got {timeout}")
     plan = plan_of(
         function, backend, level, like=like, name=name, numerics=numerics, elect=elect, dtypes=dtypes,
         expect=expect, drop_in=drop_in, allow_unused=allow_unused, device=device, seed=seed, **claims,
     )  # fmt: skip
-    judged = []
-    if timeout < 0:
-        raise UsageError(f"timeout must not be negative, got {timeout}")
-    for cell in cells_of(plan, checks):
-        judged.append(record(cell, plan.judge(cell, timeout)))
+    judged = tuple(record(cell, plan.judge(cell, timeout)) for cell in cells_of(plan, checks))
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
-    report = Report(Run(head, tuple(judged)), tuple(plan.notes))
+    report = Report(Run(head, judged), tuple(plan.notes))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report
@@ -97,10 +96,7 @@ def plan_of(
     **said: Any,
 ) -> Plan:
     """The plan of a run that judges one function. Raises UsageError."""
-    left_out = (None, False)
-    claimed = {n: v for n, v in said.items() if not any(v is x for x in left_out)}
-    if not claimed.get("expect", True):
-        claimed.pop("expect")
+    claimed = {n: v for n, v in said.items() if v is not None and v is not False}
     if unknown := sorted(set(claimed) - set(CLAIMS)):
         raise UsageError(f"unknown option {unknown[0]!r}; claims are {', '.join(CLAIMS)}")
     if elect:
@@ -146,8 +142,5 @@ def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         return function(*arguments, **named)
 
-    for name in CLAIMS:
-        value = getattr(function, name, None)
-        if value is not None and not callable(value):
-            setattr(call, name, value)
+    vars(call).update(stated(function))
     return call

@@ -170,6 +170,11 @@ def _attributes(function: Any) -> dict[str, Any]:
                 f"the function has an attribute {name!r}, which claims nothing; did you mean "
                 f"{near[0]!r}? Valid: {', '.join(CLAIMS)}"
             )
+    return stated(function)
+
+
+def stated(function: Any) -> dict[str, Any]:
+    """The claims among the attributes of a function or a module, as they are."""
     return {name: getattr(function, name) for name in CLAIMS if _has(function, name)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ARRAYS = ("query", "key", "value", "bias", "sinks", "mask")
@@ -85,6 +85,10 @@ class PreparedCall:
         answer = self.call(arguments)
         several = len(self.outputs) > 1 and isinstance(answer, tuple)
         return answer[self.outputs.index("output")] if several else answer
+
+    def written_out(self, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, PreparedCall]:
+        """The call with more arguments, by the names of the ways."""
+        return {n: replace(self, arguments=self.arguments | {**way}) for n, way in ways.items()}
 
     def argument(self, name: str) -> str:
         """The argument as which the array `name`, an operand or a parameter, is passed."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 from backends.claims import Claims
@@ -48,6 +47,12 @@ class NativeSignature:
         """Every parameter that a function can be passed by name."""
         return (*self.parameters, *EXTRA)
 
+    def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
+        """Arguments that change no answer, by what they are called: the neutral values of the parameters
+        `names`, and the default scale where it is given."""
+        ways = {f"{name}={self.neutral[name]!r}": {name: self.neutral[name]} for name in names}
+        return ways if scale is None else ways | {"scale written out": {"scale": scale}}
+
     def needed(self) -> dict[str, tuple[str, ...]]:
         """The parameters by feature, those beyond the signature with them."""
         needed = dict(self.features)
@@ -75,9 +80,8 @@ class Accepted:
             signature = inspect.signature(function)
         except (TypeError, ValueError) as error:
             if getattr(function, "__name__", "") == native.name.rpartition(".")[2]:
-                return cls(
-                    frozenset(native.parameters), tuple(native.neutral)
-                )  # the framework's own, written in C++
+                # The framework's own, written in C++.
+                return cls(frozenset(native.parameters), tuple(native.neutral))
             raise TypeError(
                 f"cannot read the signature of {function!r}: {error}; expected that of {native.name}: "
                 "wrap it in a function that has one"
@@ -175,9 +179,9 @@ class UserFunction(Implementation):
         )
         super().__init__(backend, name, declared)
         self.beside = beside
-        passed = [f"{n}={self.native.neutral[n]!r}" for n in self.accepted.neutral]
+        passed = ", ".join(self.native.ways(self.accepted.neutral))
         if passed:
-            self.remarks = (f"{', '.join(passed)} is all that is passed of these parameters",)
+            self.remarks = (f"{passed} is all that is passed of these parameters",)
 
     def takes(self, name: str) -> bool:
         """Whether the function accepts the parameter."""
@@ -185,13 +189,7 @@ class UserFunction(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The call with each neutral value of a parameter written out."""
-        plain = self.prepare(inputs)
-        return {
-            f"{name}={self.native.neutral[name]!r}": replace(
-                plain, function=partial(plain.function, **{name: self.native.neutral[name]})
-            )
-            for name in self.accepted.neutral
-        }
+        return self.prepare(inputs).written_out(self.native.ways(self.accepted.neutral))
 
     def extra(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         """The arguments for `EXTRA`, of inputs whose mask is divided by flags."""

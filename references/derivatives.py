@@ -269,9 +269,8 @@ class Attention:
         value = np.where(self.allowed, p.value * cotangent.value, 0)
         error = p.error * cotangent.size + p.size * cotangent.error
         error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
-        return stored(Bounded(value, error), max(u.score, u.weight), u.score_floor).where(
-            self.allowed
-        )
+        dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
+        return dS.where(self.allowed)
 
     def bias_gradient(self, dS: Bounded, shape: tuple[int, ...]) -> Bounded:
         """The gradient of a bias of this shape, which broadcasts to that of the scores: a sum over the

@@ -117,19 +117,17 @@ def vjp(
     """
     chain = _Chain(inputs, rounding, empty_rows)
     attention = chain.attention
+    received = wide(inputs, {"cotangent": cotangent})["cotangent"]
+    of_values = {}
     if of == "lse":
         assert inputs.sinks is None, "interfaces differ in whether it counts the sink"
-        g = Bounded.exact(wide(inputs, {"cotangent": cotangent})["cotangent"][..., None])
-        dS = attention.lse_score_gradient(g)
-        query, key = chain.scores.gradients(dS)
-        arrays = {"query": query, "key": key}
-        if inputs.bias is not None:
-            arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
-        return chain.outputs(arrays)
-    dO = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], rounding)
-    dS = attention.score_gradient(dO)
+        dS = attention.lse_score_gradient(Bounded.exact(received[..., None]))
+    else:
+        dO = narrowed(received, rounding)
+        dS = attention.score_gradient(dO)
+        of_values = {"value": attention.value_gradient(dO)}
     query, key = chain.scores.gradients(attention.real(dS))
-    arrays = {"query": query, "key": key, "value": attention.value_gradient(dO)}
+    arrays = {"query": query, "key": key, **of_values}
     if inputs.bias is not None:
         arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
     if inputs.sinks is not None:

@@ -247,8 +247,7 @@ def _weight_errors(
     """The bound on weights as they are returned; `moved` is p_j d_j."""
     error = factor * (moved + weight * moved.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
-    lost = u.weight_underflow + u.exp_underflow + u.floor
-    underflow = np.where(attended, lost, 0.0)
+    underflow = np.where(attended, u.weight_underflow + u.exp_underflow + u.floor, 0.0)
     return np.where(weight == 0, underflow, error + underflow)
 
 

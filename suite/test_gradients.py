@@ -97,7 +97,7 @@ def test_gradient_of_lse(cell: Cell) -> None:
     if cell.elected("lse-gradient") != "flows":
         raise NotApplicable("elects that its log-sum-exp has no gradient")
     cell.require(cell.inputs)
-    cotangent = np.ascontiguousarray(cell.cotangent[..., 0])
+    cotangent = cell.cotangent[..., 0]
     prepared, native = cell.attempt(
         lambda: differentiate_lse(cell.implementation, cell.inputs, cotangent)
     )

@@ -179,24 +179,24 @@ class JaxNn(Implementation):
         return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        plain, jax, s = self.plain(inputs), self.backend.jax, inputs.sizes
-        function, kernel = jax.nn.dot_product_attention, self.kernel
+        plain, s = self.plain(inputs), inputs.sizes
+        function = self.backend.jax.nn.dot_product_attention
+        forced = partial(function, implementation=self.kernel)
         sides = plain.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
 
         def unbatched(**arguments: Any) -> Any:
             several = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
-            return function(**several, implementation=kernel)[None]
+            return forced(**several)[None]
 
         def residual(**arguments: Any) -> Any:
-            return function(**arguments, implementation=kernel, return_residual=True)[0]
+            return forced(**arguments, return_residual=True)[0]
 
         def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
-            number = local_window_size[0]
-            return function(**arguments, implementation=kernel, local_window_size=number)
+            return forced(**arguments, local_window_size=local_window_size[0])
 
         def lengths(**arguments: Any) -> Any:
             every = self.backend.numpy.full(s.B, s.Lq, "int32")
-            return function(**arguments, implementation=kernel, query_seq_lengths=every)
+            return forced(**arguments, query_seq_lengths=every)
 
         ways: dict[str, Callable[..., Any]] = {
             "no implementation": function,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from backends.declared import ATTENTION_FEATURES, Declared
@@ -81,14 +80,8 @@ class KerasOps(Implementation):
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        plain = self.prepare(inputs)
-        ways: dict[str, dict[str, Any]] = {
-            "flash_attention=False": {"flash_attention": False},
-            "attn_logits_soft_cap=None": {"attn_logits_soft_cap": None},
-        }
-        if inputs.scale is None:
-            ways["scale written out"] = {"scale": inputs.effective_scale}
-        return {n: replace(plain, arguments=plain.arguments | way) for n, way in ways.items()}
+        ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
+        return self.prepare(inputs).written_out(ways)
 
 
 class KerasFunction(UserFunction):

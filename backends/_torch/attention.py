@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from typing import Any
 
 from backends._torch.engine import TorchEngine
@@ -236,13 +235,10 @@ class Sdpa(Implementation):
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        plain = self.prepare(inputs)
-        ways: dict[str, dict[str, Any]] = {"dropout_p=0.0": {"dropout_p": 0.0}}
+        ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
         if self.kernel is None:
             ways["enable_gqa=True"] = {"enable_gqa": True}
-        if inputs.scale is None:
-            ways["scale written out"] = {"scale": inputs.effective_scale}
-        return {n: replace(plain, arguments=plain.arguments | way) for n, way in ways.items()}
+        return self.prepare(inputs).written_out(ways)
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `PreparedCall`)."""

@@ -1,6 +1,7 @@
-"""transformers on torch: the rotary position embeddings of its models, made from configurations.
+"""transformers on torch: attention functions and rotary embeddings of its models.
 
-No model is downloaded. transformers is imported when the backend is made.
+Modules are made from configurations: no model is downloaded. transformers is imported when the backend
+is made.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.attention import FAST_EXP, GRADIENT_BLOCKS, SUBNORMAL
+from backends._torch.attention import SUBNORMAL, Sdpa
 from backends._torch.engine import TorchEngine
+from backends._transformers.models import modeling
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import Native, dense_of, rank4, split_native
 from backends.prepared import PreparedCall
@@ -69,14 +70,12 @@ class ModelAttention(Implementation):
     @property
     def function(self) -> Callable[..., Any]:
         """The function as models call it."""
-        home = import_module(f"transformers.models.{self.model}.modeling_{self.model}")
-        return home.eager_attention_forward
+        return modeling(self.model).eager_attention_forward
 
     def module(self, inputs: Inputs) -> Any:
         """What the function reads of the layer that it is called in."""
         layer = self.backend.torch.nn.Module()
         layer.num_key_value_groups = inputs.sizes.H // inputs.sizes.Hkv
-        layer.is_causal = False
         return layer.eval()
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -97,7 +96,6 @@ class ModelAttention(Implementation):
 
         constants = tuple(settings.items())
         operands = {"query": "query", "key": "key", "value": "value", "sinks": "sinks"}
-        operands[self.bias_name] = self.bias_name
         if inputs.bias is not None:
             operands["bias"] = self.bias_name
         elif "attention_mask" in arguments:
@@ -177,38 +175,17 @@ class SdpaForward(ModelAttention):
     """`sdpa_attention_forward`, which all models call where sdpa is chosen."""
 
     name = "sdpa-forward"
-    declared = Declared(
-        numerics="fused",
-        features=ATTENTION_FEATURES,
-        refusals={
-            **NO_SOFTCAP,
-            "native-window": NO_FLAG["native-window"],
-            "bias-with-mask": "beside a position bias the mask becomes the lowest number: rows without "
-            "keys have another answer than under the mask alone",
-            "empty-batch": EMPTY,
-            "empty-queries": EMPTY,
-        },
-        elections={
-            "fully-masked-row": "zeros",
-            "fully-masked-row-gradient": "nothing",
-            "minus-inf-row-gradient": "nothing",
-            "minus-inf-row": "zeros",
-            "no-keys": "zeros",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-key": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "zeros",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "causal-ignored",
-            "value-size": "accepted",
-            "integer-mask": "raises",
-            "subnormal-output": SUBNORMAL,
-            "score-overflow": "finite",
-        },
-        exp_error=FAST_EXP,
-        gradient_blocks=GRADIENT_BLOCKS,
+    declared = (
+        Sdpa.declared.refusing(
+            {
+                "bias-with-mask": "beside a position bias the mask becomes the lowest number: rows "
+                "without keys have another answer than under the mask alone",
+                "empty-batch": EMPTY,
+                "empty-queries": EMPTY,
+            }
+        )
+        .electing({"causal-with-mask": "causal-ignored"})
+        .but(merges_mask_into_bias=False)
     )
     bias_name = "position_bias"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import version
-from typing import Any
 
 from backends._torch.engine import TorchEngine
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
@@ -23,10 +22,9 @@ class TransformersBackend(TorchEngine):
         # Nothing is looked for on the hub, kernels neither.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
-            import transformers
+            import transformers  # noqa: F401
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
-        self.transformers: Any = transformers
 
     @property
     def versions(self) -> dict[str, str]:

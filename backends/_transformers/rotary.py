@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backends._transformers.models import modeling
 from backends.declared import ROTARY_FEATURES, Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
@@ -49,7 +50,7 @@ class ModelRotary(Implementation):
     @property
     def home(self) -> Any:
         """The module of the model's code."""
-        return import_module(f"transformers.models.{self.model}.modeling_{self.model}")
+        return modeling(self.model)
 
     def module(self, rotation: Rotation, sizes: Any, dtype: Any) -> Any:
         """The model's rotary embedding."""

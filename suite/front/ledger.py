@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from suite.front.options import Options
+from suite.front.options import NAMES, Options
 from suite.front.plan import crashed, header
 from suite.front.supervision import BOARD
 from suite.front.terminal import Terminal
@@ -41,7 +41,7 @@ class RunState:
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
-        self.results: str = config.getoption("attention_results")
+        self.results: str = config.getoption(NAMES.destination("results"))
         self.header: records.Header | None = None
         self.writer: Writer[records.Header, CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}

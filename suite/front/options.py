@@ -37,6 +37,10 @@ class Names:
         """The name of the option `--name` with the prefix."""
         return f"--attention-{flag.removeprefix('--')}"
 
+    def destination(self, name: str) -> str:
+        """Where pytest keeps the value of an option, by its name or its field's."""
+        return f"attention_{name.removeprefix('--').replace('-', '_')}"
+
     def said(self, words: Iterable[str]) -> list[str]:
         """Words of a command line of pytest, by the names there are."""
         return [*words] if self.short else [self.prefixed(word) for word in words]

@@ -64,14 +64,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     def declare(name: str, **arguments: Any) -> None:
         prefixed = NAMES.prefixed(name)
         names = [prefixed, name] if NAMES.short else [prefixed]
-        group.addoption(*names, dest=_destination(name), **arguments)
+        group.addoption(*names, dest=NAMES.destination(name), **arguments)
 
     add_options(declare)
-
-
-def _destination(name: str) -> str:
-    """Where pytest keeps the value of the option `--name`."""
-    return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,13 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A checkout that cannot be written to has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
-    options = Options.of(lambda name: config.getoption(_destination(name)))
+    options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
     config.stash[OPTIONS] = options
     if options.backend:
         _usage(options.check)
         limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
         _share_compile_cache(config)
-    elif config.getoption(_destination("results")) or options.function:
+    elif config.getoption(NAMES.destination("results")) or options.function:
         raise pytest.UsageError(
             "{} and {} need a {}".format(*NAMES.said(["--results", "--function", "--backend"]))
         )

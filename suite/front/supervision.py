@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import pytest
 
 from backends.registry import DISTRIBUTIONS
+from suite.front.options import NAMES
 from suite.records.files import remove_empty
 
 DIED = 1
@@ -157,7 +158,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Judge in a child where nobody else would see how the run ends: workers have their controller."""
     option = config.option
     others = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
-    plain = config.getoption("attention_backend") and not hasattr(config, "workerinput")
+    plain = config.getoption(NAMES.destination("backend")) and not hasattr(config, "workerinput")
     busy = any(getattr(option, name, None) for name in others)
     if not plain or busy or BOARD in config.stash or not possible():
         return None

@@ -158,6 +158,11 @@ class Inputs:
             return self.scale
         return 1.0 / math.sqrt(self.sizes.D) if self.sizes.D else 1.0
 
+    @property
+    def default_scale(self) -> float | None:
+        """The scale that nobody gave, as a number; None where one is given."""
+        return self.effective_scale if self.scale is None else None
+
     @cached_property
     def letters(self) -> dict[str, int]:
         """The size of every axis, by its letter."""
