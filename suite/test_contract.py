@@ -11,9 +11,11 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.catalogue import cases, thinned
+from suite.spec.inputs import Inputs
+from suite.spec.operators import OPERATORS
 
 LATER = 8
 """Calls after which an answer is looked at again: kernels may hand out a few buffers in turn."""
@@ -21,6 +23,13 @@ LATER = 8
 
 def few(level: str) -> tuple[Case, ...]:
     return thinned(cases, level, 4, layers=3)
+
+
+def fewest(level: str) -> tuple[Case, ...]:
+    """Every fourth smoke case of an operator, at every level: whose an answer's buffer is hangs on the
+    kernel, and on little else."""
+    smoke = cases("smoke")
+    return tuple(c for o in OPERATORS.values() for c in [x for x in smoke if x.operator is o][::4])
 
 
 def attached(array: Any) -> Any:
@@ -57,10 +66,31 @@ def test_contract(cell: Cell) -> None:
         expect_bitwise(
             fresh.values, kept["output"], "not-deterministic", "a fresh layer's first call"
         )
-    last = [name for name in ("query", "key", "value") if name in inputs.arrays]
-    last = last if inputs.self_attention else last[-1:]
-    later = cell.prepare(inputs.replace(**dict.fromkeys(last, -inputs.arrays[last[-1]])))
+    later = cell.prepare(other_values(inputs))
+    held = cell.call(later)
+    again = cell.read(first.native, inputs, prepared)
+    expect_bitwise(again.values, kept["output"], "overwritten", "an answer after a later call")
+    del held
+
+
+@check(fewest)
+def test_kept_answers(cell: Cell) -> None:
+    """An answer stays what it was while later ones are held: nobody else has its memory."""
+    inputs = cell.inputs
+    if not cell.implementation.declared.takes_parameters:
+        raise NotApplicable("it makes parameters of its own")
+    prepared = cell.prepare(inputs)
+    first = cell.read(cell.call(prepared), inputs, prepared)
+    kept = first.values.copy()
+    later = cell.prepare(other_values(inputs))
     held = [cell.call(later) for _ in range(LATER)]
     again = cell.read(first.native, inputs, prepared)
     what = f"an answer after {len(held)} later calls"
-    expect_bitwise(again.values, kept["output"], "overwritten", what)
+    expect_bitwise(again.values, kept, "overwritten", what)
+
+
+def other_values(inputs: Inputs) -> Inputs:
+    """The inputs with the signs of the values turned; of what has none, of the query."""
+    last = [name for name in ("query", "key", "value") if name in inputs.arrays]
+    last = last if inputs.self_attention else last[-1:]
+    return inputs.replace(**dict.fromkeys(last, -inputs.arrays[last[-1]]))

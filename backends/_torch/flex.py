@@ -17,6 +17,9 @@ from backends.protocol import Implementation
 from backends.sources import call_source
 from suite.spec.inputs import Inputs
 
+KEPT, SMALL = 16, 2**18
+"""How many block masks are kept, each of a mask of so many pairs at most."""
+
 
 class Flex(Implementation):
     """`flex_attention` without compilation."""
@@ -53,6 +56,7 @@ class Flex(Implementation):
             reason = "flex_attention has no backward pass on CPU"
             declared = declared.refusing({"gradient": reason})
         super().__init__(backend, declared=declared)
+        self._block_masks: dict[tuple[tuple[int, ...], bytes], Any] = {}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import (
@@ -67,7 +71,7 @@ class Flex(Implementation):
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
-        mask_mod = None if full is None else _lookup(backend.array(full, None))
+        mask_mod: Any = None if full is None else _lookup(backend.array(full, None))
         softcap, lse = inputs.softcap, inputs.lse
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -88,28 +92,29 @@ class Flex(Implementation):
         block_masks: list[Any] = []
 
         def block_mask() -> Any:
-            if mask_mod is None:
-                return None
             return create_block_mask(mask_mod, *shape, device=backend.device)
 
+        def ahead() -> None:
+            if full is not None and not block_masks:
+                key = full.tobytes() if full.size <= SMALL else None
+                block_masks.append(self._kept(shape, key, block_mask))
+
         def call(bias: Any = None, **arguments: Any) -> Any:
-            if mask_mod is not None:
+            traced = torch.compiler.is_compiling()
+            if full is not None:
+                if not traced:
+                    ahead()
                 arguments["block_mask"] = block_masks[0] if block_masks else block_mask()
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
             arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
             if lse:
                 arguments["return_aux"] = AuxRequest(lse=True)
-            traced = torch.compiler.is_compiling()
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
             else:
                 answer = uncompiled(**arguments)
             return (answer[0], answer[1].lse) if lse else answer
-
-        def ahead() -> None:
-            if not block_masks:
-                block_masks.append(block_mask())
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()
         return attention_call(
@@ -120,6 +125,18 @@ class Flex(Implementation):
             constants=(softcap, hidden),
             ahead=ahead,
         )
+
+
+    def _kept(self, shape: tuple[int, ...], key: bytes | None, made: Callable[[], Any]) -> Any:
+        """The block mask of a mask, made where it is not among those that were asked for last: models
+        make one, too, and hand it to every layer. Without a key it is made."""
+        if key is None:
+            return made()
+        block_mask = self._block_masks.pop((shape, key), None) or made()
+        self._block_masks[shape, key] = block_mask
+        if len(self._block_masks) > KEPT:
+            del self._block_masks[next(iter(self._block_masks))]
+        return block_mask
 
 
 def _lookup(allowed: Any) -> Callable[..., Any]:

@@ -266,7 +266,7 @@ class AnswersInOneBuffer(Kernel):
         return kept
 
 
-@mutant("contract")
+@mutant("kept_answers")
 class AnswersInBuffersInTurn(Kernel):
     """Answers of one shape take turns in four buffers."""
 
