@@ -197,8 +197,7 @@ class Plan:
         seconds = self.options.cell_timeout if seconds is None else seconds
         start = time.perf_counter()
         try:
-            with limited(seconds, "the cell"):
-                verdict = run(cell, self.options.audit)
+            verdict = run(cell, self.options.audit, lambda: limited(seconds, "the cell"))
         except TimeOver as error:
             spent = time.perf_counter() - start
             verdict = Verdict("crash", "timeout", str(error), seconds=spent)
@@ -321,7 +320,7 @@ def record(cell: Cell, verdict: Verdict) -> CellRecord:
         status=verdict.status,
         kind=verdict.kind,
         message=verdict.message,
-        **asdict(verdict.measured),
+        **vars(verdict.measured),
         seconds=round(verdict.seconds, 6),
         numerics=cell.numerics,
         seed=cell.seed,

@@ -15,7 +15,6 @@ import gc
 import os
 import sys
 from collections import Counter
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -170,7 +169,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         line = first_line(call.excinfo.value) if call.excinfo else "no verdict"
         found = crashed(check.name, name, "crash", printable(line), plan.options)
         report.outcome, report.longrepr = "failed", found.message
-    report.user_properties.append((PROPERTY, {"cell": asdict(found), "run": _identity(plan)}))
+    report.user_properties.append((PROPERTY, {"cell": {**vars(found)}, "run": _identity(plan)}))
 
 
 @pytest.hookimpl(tryfirst=True)

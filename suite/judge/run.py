@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +17,12 @@ from suite.judge.cell import Cell, first_line
 from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict, said
 from suite.spec.case import Case
 
+Limit = Callable[[], AbstractContextManager[None]]
+"""Makes the context in which a cell is asked; it may end the cell with `TimeOver`."""
 
-def run(cell: Cell, audit: bool = False) -> Verdict:
-    """Judge one cell.
+
+def run(cell: Cell, audit: bool = False, limit: Limit = nullcontext) -> Verdict:
+    """Judge one cell, which is asked within what `limit` makes.
 
     Returns `unsupported` without running where the implementation declares so; with `audit` such a
     cell runs as well, and a right answer is the failure "stale-claim". What a backend lacks for all its
@@ -29,15 +34,15 @@ def run(cell: Cell, audit: bool = False) -> Verdict:
     start = time.perf_counter()
     implementation = cell.implementation
     implementation.end_of_cell(False)  # of a cell that was broken off
-    verdict = _judged(cell, audit)
+    verdict = _judged(cell, audit, limit)
     if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
         cell.measured = Measured()
-        verdict = _judged(cell, audit)
+        verdict = _judged(cell, audit, limit)
         implementation.end_of_cell(verdict.status == "pass")
     return replace(verdict, seconds=time.perf_counter() - start)
 
 
-def _judged(cell: Cell, audit: bool) -> Verdict:
+def _judged(cell: Cell, audit: bool, limit: Limit) -> Verdict:
     """The verdict of one run of the cell; its seconds are left to `run`."""
 
     cell.audit = audit
@@ -52,7 +57,8 @@ def _judged(cell: Cell, audit: bool) -> Verdict:
             return Verdict("unsupported", "", reason)
     settings, left = leaks.Settings(backend), []
     try:
-        verdict = _asked(cell, reason)
+        with limit():
+            verdict = _asked(cell, reason)
     finally:
         left = settings.restore()
     return leaks.held_against(verdict, left, leaks.died())

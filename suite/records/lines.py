@@ -154,7 +154,7 @@ class Writer(Generic[H, R]):
     def write(self, record: R) -> None:
         """Write one record."""
         self.totals[record.status] += 1
-        self._line(self._form.name, asdict(record))
+        self._line(self._form.name, vars(record))
 
     def close(self, finished: bool = True) -> None:
         """Write the footer, unless the run was cut short, and close the file."""
