@@ -55,6 +55,14 @@ ROTARY_FEATURES = frozenset(
 )  # fmt: skip
 """What a rotation can be asked."""
 
+PACKED_FEATURES = frozenset(
+    {
+        "causal", "causal-bottom-right", "cross-lengths", "empty-segments", "scale", "grouped-heads",
+        "value-size", "gradient", "other-shapes",
+    }
+)  # fmt: skip
+"""What packed attention can be asked."""
+
 THROUGH = "@"
 """Stands between the names of an implementation and of the compiler it goes through."""
 

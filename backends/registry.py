@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from backends.protocol import (
     checked_name,
 )
 from backends.user_layer import UserLayer
+from backends.user_packed import UserPacked
 from backends.user_rotary import UserRotation
+from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
 REGISTRY: dict[str, tuple[str, str]] = {
@@ -180,6 +182,12 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
+OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
+    kind.operator: kind for kind in (UserPacked, UserRotation)
+}
+"""What makes an implementation of a person's function, by the operator that it is, besides layers."""
+
+
 def function_implementation(
     backend: Backend, text: str, said: Mapping[str, Any], like: str = ""
 ) -> tuple[Implementation, Claims]:
@@ -211,8 +219,8 @@ def callable_implementation(
         claims = Claims.of(function, said)
         if like:
             operator = OPERATORS[like]
-            if not operator.is_layer:
-                return UserRotation(backend, function, name, claims), claims
+            if operator in OWN:
+                return OWN[operator](backend, function, name, claims), claims
             return UserLayer(backend, function, name, claims, operator), claims
         return backend.function(function, name, claims), claims
     except UsageError as error:

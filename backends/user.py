@@ -8,7 +8,7 @@ known, too (`EXTRA`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -115,6 +115,37 @@ class Accepted:
                 several = "neither " if len(parameters) > 1 else "no parameter "
                 reasons[feature] = f"the function has {several}{' nor '.join(parameters)}"
         return reasons
+
+
+@dataclass(frozen=True)
+class Keywords:
+    """Which keywords a function takes besides its arrays, and which of its parameters nobody passes."""
+
+    taken: frozenset[str]
+    unused: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], name: str, arrays: Sequence[str], keywords: Iterable[str]
+    ) -> Keywords:
+        """Read the signature of a function whose arrays come by their places.
+
+        Raises TypeError where it takes fewer, or asks for more than the keywords.
+        """
+        known = tuple(keywords)
+        parameters = list(inspect.signature(function).parameters.values())
+        by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        count = len(arrays)
+        rest = [*by_place[count:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        needed = [p.name for p in rest if p.default is p.empty and p.name not in known]
+        if len(by_place) < count or needed:
+            raise TypeError(
+                f"{name}{inspect.signature(function)} does not fit; expected {name}("
+                f"{', '.join(arrays)}, *, {', '.join(f'{word}=...' for word in known)}), any of the "
+                "keywords"
+            )
+        names = [p.name for p in rest]
+        return cls(frozenset(names) & {*known}, tuple(n for n in names if n not in known))
 
 
 def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from backends.claims import Claims
 from backends.declared import ROTARY_FEATURES
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.user import check_unused
+from backends.user import Keywords, check_unused
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
@@ -28,32 +27,6 @@ KEYWORDS = {
 """What a function may be told, by keyword, and the feature that it lacks where it does not take it."""
 
 PAIRINGS = {False: "halves", True: "interleaved"}
-
-
-@dataclass(frozen=True)
-class Signature:
-    """The keywords that a function takes, and those that nobody passes."""
-
-    taken: frozenset[str]
-    unused: tuple[str, ...]
-
-    @classmethod
-    def of(cls, function: Callable[..., Any], name: str) -> Signature:
-        """Read a signature. Raises TypeError where it takes not two arrays by their places."""
-        parameters = list(inspect.signature(function).parameters.values())
-        by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        rest = [*by_place[2:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-        needed = [p.name for p in rest if p.default is p.empty and p.name not in KEYWORDS]
-        if len(by_place) < 2 or needed:
-            raise TypeError(
-                f"{name}{inspect.signature(function)} does not fit; expected {name}(query, position, "
-                f"*, {', '.join(f'{word}=...' for word in KEYWORDS)}), any of the keywords"
-            )
-        names = {p.name for p in rest}
-        return cls(
-            frozenset(names & KEYWORDS.keys()),
-            tuple(p.name for p in rest if p.name not in KEYWORDS),
-        )
 
 
 class UserRotation(Implementation):
@@ -71,7 +44,10 @@ class UserRotation(Implementation):
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
-        self.judged, self.signature = function, Signature.of(function, name)
+        self.judged, self.signature = (
+            function,
+            Keywords.of(function, name, ("query", "position"), KEYWORDS),
+        )
         if not claims.allow_unused:
             check_unused(f"function {name}", self.signature.unused, KEYWORDS, self.signature.taken)
         lacking = {

@@ -27,6 +27,7 @@ from suite.spec.catalogue import asked, parsed
 from suite.spec.inputs import Inputs
 from suite.spec.levels import in_dtypes
 from suite.spec.masks import Causal
+from suite.spec.operators.packed import segments
 from suite.spec.recipes import generator
 from suite.spec.vocabulary import INVARIANCE_GRADES
 
@@ -42,6 +43,7 @@ LAYERS = (
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
 )
+PACKED = "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"
 GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
 THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
 
@@ -240,3 +242,22 @@ def test_invariant_split(cell: Cell) -> None:
         merged = merged + weight * cell.run(part).values
         limit = limit + weight * cell.bound(part)
     hold(cell, merged, whole, limit, "two parts of the keys merged, and all keys")
+
+
+@check(asked(PACKED, f"{PACKED}/causal"))
+def test_invariant_segments(cell: Cell) -> None:
+    """A segment's answer is the same alone, and with the segments in another order."""
+    inputs = cell.inputs
+    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    parts = list(segments(inputs.case))
+    for n in (0, len(parts) - 1):
+        alone = inputs.taken("b", [n])
+        rows = parts[n][0]
+        got, limit = cell.run(alone).values, bound[rows] + cell.bound(alone)
+        hold(cell, got, whole[rows], limit, f"segment {n} alone and among {len(parts)}")
+    order = [*range(1, len(parts)), 0]
+    places = np.concatenate(
+        [np.arange(rows.start, rows.stop) for rows, _ in (parts[n] for n in order)]
+    )
+    moved = cell.run(inputs.taken("b", order)).values
+    hold(cell, moved, whole[places], 2 * bound[places], "segments in another order")

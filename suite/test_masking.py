@@ -16,6 +16,7 @@ from suite.spec.catalogue import asked, cases, parsed
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
+from suite.spec.operators import packed
 
 RECIPES = ("normal", "ties", "integers", "onehot")
 """Ordinary values: poison must be what stands out."""
@@ -114,6 +115,35 @@ def test_poison(cell: Cell) -> None:
             inputs, slots, sign * (100.0 if half else 1e4), sign * (1e4 if half else 1e10)
         )
     expect_unmoved(cell, changed, slots, "poison in masked slots")
+
+
+SEGMENTS = (
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
+    "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
+)
+
+
+@check(asked(*SEGMENTS))
+def test_segments_apart(cell: Cell) -> None:
+    """What other segments hold leaves the rows of a segment as they are, bit by bit: large numbers in
+    the queries, keys and values of all others, and NaN where the implementation elects so."""
+    inputs, half = cell.inputs, cell.dtype.is_half
+    before = cell.run(inputs).values.copy()
+    poisons = [100.0 if half else 1e4]
+    poisons += [np.nan] if cell.elected("nan-in-other-segment") == "nobody" else []
+    for poison in poisons:
+        for rows, keys in packed.segments(inputs.case):
+            if rows.stop == rows.start:
+                continue
+            arrays = {}
+            for name, own in (("query", rows), ("key", keys), ("value", keys)):
+                array = np.full_like(inputs.arrays[name], poison)
+                array[own] = inputs.arrays[name][own]
+                arrays[name] = array
+            after = cell.run(inputs.replace(**arrays)).values
+            what = f"{poison} in all segments but rows {rows.start} to {rows.stop - 1}"
+            expect_bitwise(after[rows], before[rows], "leak", what)
 
 
 def masked_heads(level: str) -> list[Case]:

@@ -30,7 +30,16 @@ from suite.spec.vocabulary import LEVELS
 
 FILE = Path(__file__).with_suffix(".json")
 
-ADDED = ("sinks", "needle", "lse", "lse-of-empty-row", "lse-gradient", "rotary")
+ADDED = (
+    "sinks",
+    "needle",
+    "lse",
+    "lse-of-empty-row",
+    "lse-gradient",
+    "rotary",
+    "packed",
+    "nan-in-other-segment",
+)
 """Words of ids of cases, and operators, that came later: no golden figure counts them."""
 
 

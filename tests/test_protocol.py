@@ -14,6 +14,7 @@ from backends.declared import (
     ATTENTION_FEATURES,
     LAYER_FEATURES,
     OF_BACKENDS,
+    PACKED_FEATURES,
     ROTARY_FEATURES,
     checked_name,
 )
@@ -89,12 +90,15 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 
 
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
-    asked: dict[str, set[str]] = {"sdpa": set(), "rotary": set(), "layers": set()}
+    asked: dict[str, set[str]] = {
+        "sdpa": set(), "rotary": set(), "packed": set(), "layers": set()
+    }  # fmt: skip
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
         asked[kind] |= set(case.needs)
     assert asked["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse"}
     assert asked["rotary"] <= ROTARY_FEATURES
+    assert asked["packed"] <= PACKED_FEATURES
     assert asked["layers"] <= LAYER_FEATURES
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
@@ -188,7 +192,7 @@ class Named(NumpyBackend):
     name_of: Any = "definition"
 
     def implementations(self) -> list[Implementation]:
-        found, _ = super().implementations()
+        found, *_ = super().implementations()
         found.name = self.name_of
         return [found]
 

@@ -17,6 +17,7 @@ from backends._torch.attention import (
 from backends._torch.engine import TorchEngine
 from backends._torch.flex import Flex
 from backends._torch.layers import MultiheadAttentionFast, layers
+from backends._torch.packed import FlexPacked, NestedSdpa
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
@@ -54,7 +55,7 @@ class TorchBackend(TorchEngine):
         ]  # fmt: skip
         if self.device == "cuda":
             of_attention += [SdpaEfficient(self), SdpaCudnn(self)]
-        return [*of_attention, Flex(self), *layers(self)]
+        return [*of_attention, Flex(self), *layers(self), NestedSdpa(self), FlexPacked(self)]
 
     def for_compilers(self) -> list[Implementation]:
         return [EagerPermuted(self)]

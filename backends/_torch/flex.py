@@ -88,7 +88,7 @@ class Flex(Implementation):
 
             return score_mod
 
-        uncompiled = _uncompiled(flex_attention)
+        called = uncompiled(flex_attention)
         block_masks: list[Any] = []
 
         def block_mask() -> Any:
@@ -113,7 +113,7 @@ class Flex(Implementation):
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
             else:
-                answer = uncompiled(**arguments)
+                answer = called(**arguments)
             return (answer[0], answer[1].lse) if lse else answer
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()
@@ -125,7 +125,6 @@ class Flex(Implementation):
             constants=(softcap, hidden),
             ahead=ahead,
         )
-
 
     def _kept(self, shape: tuple[int, ...], key: bytes | None, made: Callable[[], Any]) -> Any:
         """The block mask of a mask, made where it is not among those that were asked for last: models
@@ -178,7 +177,7 @@ def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
     return "\n".join([*lines, call_source("flex.flex_attention", names, *more)])
 
 
-def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """flex_attention with the switch its documentation gives for debugging turned on.
 
     Without it every call traces its closures anew through torch.compile with the eager backend, 0.35 s
@@ -187,10 +186,10 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     import torch.nn.attention.flex_attention as module
 
-    def call(**arguments: Any) -> Any:
+    def call(*operands: Any, **arguments: Any) -> Any:
         module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
         try:
-            return function(**arguments)
+            return function(*operands, **arguments)
         finally:
             module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = False
 

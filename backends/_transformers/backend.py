@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from backends._torch.engine import TorchEngine
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
+from backends._transformers.packed import PackedByPositions, PackedEager
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
 from backends.protocol import BackendUnavailable, Implementation
 
@@ -33,6 +34,6 @@ class TransformersBackend(TorchEngine):
     def implementations(self) -> list[Implementation]:
         every = (
             LlamaEager, Gemma2Eager, GptOssEager, SdpaForward,
-            LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary,
+            LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

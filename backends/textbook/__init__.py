@@ -15,17 +15,19 @@ from backends.textbook.one_head import (
     MaskedLarge,
     SelfAttention,
 )
+from backends.textbook.packed import AllPairs, Segments
 from backends.textbook.rotary import TextbookRotary, TextbookRotaryCast
 
 __all__ = ["Numerics", "Operations", "Textbook", "textbooks"]
 
 
 def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:
-    """Every textbook layer in a framework's operations, in the numerics class these have; and rotations,
-    whose classes are their own."""
+    """Every textbook layer and packed attention in a framework's operations, in the numerics class these
+    have; and rotations, whose classes are their own."""
     kinds: tuple[type[Textbook], ...] = (
         PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity,
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
     )  # fmt: skip
+    packed = (AllPairs(backend, ops, numerics), Segments(backend, ops, numerics))
     rotations = (TextbookRotary(backend, ops), TextbookRotaryCast(backend, ops))
-    return [*(kind(backend, ops, numerics) for kind in kinds), *rotations]
+    return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *rotations]

@@ -96,8 +96,8 @@ OPTIONS: dict[str, Option] = {
         "PATH.py:NAME", many=True,
     ),
     "like": Option(
-        f"the layer that --function makes, or rotary for what it is: {', '.join(LAYERS)} "
-        "(docs/layers.md, docs/rotary.md)", "LAYER"
+        f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
+        "(docs/layers.md, docs/rotary.md, docs/packed.md)", "LAYER"
     ),
     "numerics": Option(
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",

@@ -153,7 +153,7 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
         option.name: draw(rarely(st.just(option.default), alternatives(option), TIE_ONE_IN))
         for option in binding(operator)
     }
-    if not operator.attends:
+    if not operator.attends and operator.option("self_attention"):
         chosen["self_attention"] = True  # what attends to nothing takes one tensor
     ties = operator.tied(options | chosen)
     several_heads = not any({"1", "h"} <= set(tie) for tie in ties)
@@ -179,7 +179,12 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
     if layer and "xyzo" in ties:
         n = tied(n | {"x": n["h"] * n["d"]}, ties)
     widths = Widths(n["x"], n["y"], n["z"], n["o"]) if layer else None
-    return Shape(Sizes(*(n[letter] for letter in "bhgqkdv")), widths, tuple(chosen.items()))
+    sizes = Sizes(*(n[letter] for letter in "bhgqkdv"))
+    if operator.completed is not None:
+        numbers = draw(st.lists(st.integers(0, 9), min_size=2, max_size=8))
+        sizes, more = operator.completed(sizes, numbers)
+        chosen |= more
+    return Shape(sizes, widths, tuple(chosen.items()))
 
 
 def atoms(reach: int) -> st.SearchStrategy[Mask]:

@@ -17,7 +17,7 @@ they differ from their defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -125,19 +125,11 @@ class Case:
     ) -> Case:  # fmt: skip
         """A case whose options are given by name; those with default values are left out."""
         fields = {n: named.pop(n) for n in ("recipe", "axis_order", "form") if n in named}
-        case = cls(operator, sizes, dtype, mask, widths, **fields)
-        return case.with_options(**named)
+        return cls(operator, sizes, dtype, mask, widths, _kept(operator, named), **fields)
 
     def with_options(self, **named: Any) -> Case:
         """The case with other values of some options. Raises ValueError for an unknown one."""
-        values = dict(self.options) | named
-        known = {option.name: option.default for option in self.operator.options}
-        if unknown := sorted(set(values) - set(known)):
-            raise ValueError(
-                f"{self.operator} has no option {unknown[0]!r}; valid: {', '.join(known) or 'none'}"
-            )
-        kept = tuple((n, values[n]) for n in known if n in values and values[n] != known[n])
-        return replace(self, options=kept)
+        return replace(self, options=_kept(self.operator, dict(self.options) | named))
 
     def option(self, name: str) -> Any:
         """The value of an option; None where the operator has no such option."""
@@ -251,6 +243,17 @@ class Case:
 
     def __str__(self) -> str:
         return self.id
+
+
+def _kept(operator: Operator, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options with other values than their defaults, in the operator's order. Raises ValueError for
+    an unknown one."""
+    known = {option.name: option.default for option in operator.options}
+    if unknown := sorted(set(values) - set(known)):
+        raise ValueError(
+            f"{operator} has no option {unknown[0]!r}; valid: {', '.join(known) or 'none'}"
+        )
+    return tuple((n, values[n]) for n in known if n in values and values[n] != known[n])
 
 
 def features(

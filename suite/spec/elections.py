@@ -160,6 +160,11 @@ QUESTIONS: dict[str, Question] = {
             needs=("mask", "lse"),
         ),
         Question(
+            "nan-in-other-segment",
+            "NaN in the tokens of one packed segment reaches",
+            ("nobody", "others"),
+        ),
+        Question(
             "lse-gradient",
             "The gradient of the log-sum-exp by the queries",
             ("flows", "nothing", "raises"),

@@ -277,7 +277,11 @@ class Inputs:
 
     def taken(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
         """A variation in which every array and the mask have only `order` along the axis `axis`, a
-        letter, and along the axes `more`. Broadcast axes (size 1) stay as they are."""
+        letter, and along the axes `more`. Broadcast axes (size 1) stay as they are. Samples that are no
+        axis are chosen as the operator says."""
+        if axis == "b" and self.operator.choose is not None:
+            assert not isinstance(order, slice), "samples that are no axis have numbers"
+            return self.operator.choose(self, order)
         letters, sizes = (axis, *more), self.letters
         arrays = {}
         for name, array in self.arrays.items():

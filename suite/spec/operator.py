@@ -6,7 +6,7 @@ of any operator without knowing it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,12 @@ class Operator:
     `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what
     hangs on the sizes, not on the dtype.
 
+    `completed(sizes, numbers)` gives a random search other sizes, and the options that every case must
+    have, of sizes and of two whole numbers or more.
+
+    `choose(inputs, order)` gives inputs with some of their samples, in an order, where samples are no
+    axis of the arrays.
+
     `is_layer`: it takes sequences (B, L, width), and parameters. `squeezed_axis` is the axis that the
     option `squeezed` leaves out, "b" or "q". `wide_outputs` come in float32 where the case's dtype is a
     16-bit one. `work` counts operations and bytes of a direction; None
@@ -158,6 +164,8 @@ class Operator:
     squeezed_axis: str = "b"
     conjunctions_are_arrays: bool = False
     every_dtype: tuple[str, ...] = ()
+    choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs] | None = None
+    completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]] | None = None
     work: Callable[[Inputs, str], Work] | None = None
 
     def option(self, name: str) -> Option | None:

@@ -164,6 +164,10 @@ FEATURES = {
     "partial-rotation": "a rotation of the first components alone",
     "gathered-positions": "positions of every sample, in any order",
     "rotary-scaling": "frequencies scaled for longer sequences",
+    "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "
+    "last query",
+    "cross-lengths": "packed segments with other numbers of queries than of keys",
+    "empty-segments": "packed segments without a query, or without a token",
 }
 """What a case, or a check, may need of an implementation beyond plain attention. Masks that an
 implementation has no flag for are passed densely by its adapter, so that only what cannot be passed at

@@ -27,6 +27,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_lse,
     faults_masks,
     faults_modes,
+    faults_packed,
     faults_persons,
     faults_precision,
     faults_rotary,

@@ -101,6 +101,12 @@ from tests.mutants.norm_gradient_kernel import (
     rounded,
     summed_by_rows,
 )
+from tests.mutants.packed_kernel import (
+    PackedAllPairs,
+    PackedEager,
+    PackedKernel,
+    PackedPadded,
+)
 from tests.mutants.rotary_kernel import (
     RotaryByExponential,
     RotaryEager,
@@ -284,5 +290,9 @@ HONEST: tuple[type[Implementation], ...] = (
     RotaryByExponential,
     RotaryTableCast,
     RotaryEager,
+    PackedKernel,
+    PackedAllPairs,
+    PackedPadded,
+    PackedEager,
 )
 """Every honest variant, in the order in which they are judged."""

@@ -67,6 +67,22 @@ def _gradient_of_lse(p: Probe) -> str:
     raise Deviation("election", "the log-sum-exp has gradients, and they are wrong")
 
 
+def _nan_in_other_segment(p: Probe) -> str:
+    inputs = p.inputs()
+    if p.implementation.refuses(inputs) is not None:
+        inputs = inputs.replace(alignment="causal")
+    poisoned, rows = inputs.case.option("segments")[0][0], inputs.sizes.Lq
+    arrays = {}
+    for name in ("query", "key", "value"):
+        arrays[name] = inputs.arrays[name].copy()
+        arrays[name][:poisoned] = np.nan
+    got = p.values(inputs.replace(**arrays))
+    if got is None:
+        raise Deviation("election", "NaN in one segment raised")
+    others = np.arange(rows) >= poisoned
+    return "others" if np.isnan(got[others]).any() else "nobody"
+
+
 def _padded_sample(p: Probe) -> str:
     inputs = p.inputs("padempty")
     return p.rows(p.values(inputs), inputs)
@@ -302,6 +318,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "no-keys": _no_keys,
     "lse-of-empty-row": _lse_of_empty,
     "lse-gradient": _gradient_of_lse,
+    "nan-in-other-segment": _nan_in_other_segment,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,
     "mask-polarity": _polarity,

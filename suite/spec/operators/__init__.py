@@ -14,6 +14,7 @@ from suite.spec.operators.dot import DOT
 from suite.spec.operators.layer_norm import LAYER_NORM
 from suite.spec.operators.masked import MASKED
 from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.packed import PACKED
 from suite.spec.operators.rotary import ROTARY
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.operators.self_attention import SELF_ATTENTION
@@ -22,7 +23,7 @@ OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
         SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
-        ROTARY,
+        ROTARY, PACKED,
     )
 }  # fmt: skip
 """Every operator by name."""

@@ -1,0 +1,55 @@
+"""Packed attention by its definition: segment after segment."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends._numpy.attention import definition
+from backends._numpy.engine import Rounded
+from backends.declared import PACKED_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import PACKED, allowed_pairs, summed
+
+
+class SegmentBySegment(Implementation):
+    """The definition over each segment, rounded once to the case's dtype."""
+
+    name = "segment-by-segment"
+    operator = PACKED
+    declared = Declared(
+        numerics="exact",
+        features=PACKED_FEATURES,
+        refusals={"gradient": "NumPy differentiates nothing"},
+        elections={"nan-in-other-segment": "nobody"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, fmt, case = self.backend, inputs.dtype, inputs.case
+        alignment, scale = case.option("alignment"), case.option("scale")
+        arguments = {n: backend.array(inputs.arrays[n], fmt) for n in ("query", "key", "value")}
+        arguments |= {
+            name: backend.array(summed(inputs.arrays[name]), None)
+            for name in ("query_lengths", "key_lengths")
+        }
+
+        def call(
+            query: Rounded,
+            key: Rounded,
+            value: Rounded,
+            query_lengths: Rounded,
+            key_lengths: Rounded,
+        ) -> Rounded:
+            out = np.zeros((*query.values.shape[:2], value.values.shape[-1]))
+            starts, of = query_lengths.values, key_lengths.values
+            for n in range(len(starts) - 1):
+                rows, keys = slice(starts[n], starts[n + 1]), slice(of[n], of[n + 1])
+                arrays = (x.values[at] for x, at in ((query, rows), (key, keys), (value, keys)))
+                q, k, v = (x.transpose(1, 0, 2)[None] for x in arrays)
+                mask = allowed_pairs(q.shape[2], k.shape[2], alignment)
+                answer = definition(q, k, v, mask=mask, scale=scale, fmt=fmt)
+                out[rows] = answer[0].transpose(1, 0, 2)
+            return Rounded(out, fmt)
+
+        return PreparedCall(call, arguments)

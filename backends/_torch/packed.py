@@ -1,0 +1,118 @@
+"""Packed attention in PyTorch: jagged nested tensors, and `flex_attention` with a mask of documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends._torch.engine import TorchEngine
+from backends._torch.flex import uncompiled
+from backends.declared import PACKED_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import PACKED, summed
+
+NAMES = ("query", "key", "value")
+
+
+class NestedSdpa(Implementation):
+    """`scaled_dot_product_attention` of jagged nested tensors, (B, H, length, D)."""
+
+    backend: TorchEngine
+
+    name = "nested-sdpa"
+    operator = PACKED
+    declared = Declared(
+        numerics="eager",
+        features=PACKED_FEATURES,
+        refusals={
+            "causal": "on a CPU nested tensors are not taken with is_causal",
+            "causal-bottom-right": "on a CPU nested tensors are not taken with is_causal",
+            "grouped-heads": "on a CPU nested tensors of fewer key/value heads are not taken",
+        },
+        elections={"nan-in-other-segment": "nobody"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        torch, backend = self.backend.torch, self.backend
+        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in NAMES}
+        for name in ("query_lengths", "key_lengths"):
+            arguments[name] = backend.array(summed(inputs.arrays[name]), None)
+        settings: dict[str, Any] = {"scale": inputs.scale}
+        if inputs.case.option("alignment") != "all":
+            settings["is_causal"] = True
+        if inputs.sizes.H != inputs.sizes.Hkv:
+            settings["enable_gqa"] = True
+
+        def call(query: Any, key: Any, value: Any, query_lengths: Any, key_lengths: Any) -> Any:
+            def jagged(x: Any, offsets: Any) -> Any:
+                nested = torch.nested.nested_tensor_from_jagged(x, offsets)
+                return nested.transpose(1, 2)
+
+            answer = torch.nn.functional.scaled_dot_product_attention(
+                jagged(query, query_lengths), jagged(key, key_lengths), jagged(value, key_lengths),
+                **settings,
+            )  # fmt: skip
+            return answer.transpose(1, 2).values()
+
+        return PreparedCall(call, arguments)
+
+
+class FlexPacked(Implementation):
+    """`flex_attention` over one sample, with a block mask that compares the documents of a query and a
+    key, as its documentation shows it."""
+
+    backend: TorchEngine
+
+    name = "flex-packed"
+    operator = PACKED
+    declared = Declared(
+        numerics="eager",
+        features=PACKED_FEATURES,
+        refusals={"gradient": "flex_attention has no backward pass on CPU"},
+        elections={"nan-in-other-segment": "others"},
+    )
+
+    def __init__(self, backend: TorchEngine) -> None:
+        declared = self.declared if backend.device == "cpu" else self.declared.taking("gradient")
+        super().__init__(backend, declared=declared)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch, backend, s = self.backend.torch, self.backend, inputs.sizes
+        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in NAMES}
+        for name in ("query_lengths", "key_lengths"):
+            arguments[name] = backend.array(summed(inputs.arrays[name]), None)
+        alignment = inputs.case.option("alignment")
+        settings: dict[str, Any] = {} if inputs.scale is None else {"scale": inputs.scale}
+        if s.H != s.Hkv:
+            settings["enable_gqa"] = True
+        called = uncompiled(flex_attention)
+
+        def call(query: Any, key: Any, value: Any, query_lengths: Any, key_lengths: Any) -> Any:
+            def documents(offsets: Any, count: int) -> Any:
+                places = torch.arange(count, device=query.device)
+                return torch.searchsorted(offsets, places, right=True) - 1
+
+            of_query, of_key = documents(query_lengths, s.Lq), documents(key_lengths, s.Lk)
+            of_rows, of_keys = query_lengths.diff(), key_lengths.diff()
+
+            def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
+                document = of_query[i]
+                same = document == of_key[j]
+                if alignment == "all":
+                    return same
+                row, key_place = i - query_lengths[document], j - key_lengths[document]
+                if alignment == "causalbr":
+                    row = row + of_keys[document] - of_rows[document]
+                return same & (key_place <= row)
+
+            block_mask = create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
+            operands = (x.transpose(0, 1)[None] for x in (query, key, value))
+            differentiated = any(x.requires_grad for x in (query, key, value))
+            function: Any = flex_attention if differentiated else called
+            answer = function(*operands, block_mask=block_mask, **settings)
+            return answer[0].transpose(0, 1)
+
+        return PreparedCall(call, arguments)

@@ -1,0 +1,88 @@
+"""Packing by positions, as transformers' models do it: one sample, whose positions begin at 0 again where
+a sequence begins. `masking_utils.create_causal_mask` finds the sequences in them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from backends._torch.engine import TorchEngine
+from backends._transformers.models import modeling
+from backends.declared import PACKED_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import PACKED
+
+ONE_LENGTH = "positions say how long a sequence of queries is, and its keys are as many"
+
+
+class PackedByPositions(Implementation):
+    """The mask of positions, with the attention function that configurations call "sdpa"."""
+
+    backend: TorchEngine
+
+    name = "packed-sdpa"
+    operator = PACKED
+    declared = Declared(
+        numerics="eager",
+        features=PACKED_FEATURES,
+        refusals={"cross-lengths": ONE_LENGTH, "causal-bottom-right": ONE_LENGTH},
+        elections={"nan-in-other-segment": "others"},
+    )
+    chosen = "sdpa"
+    """What configurations call the attention function."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("alignment") == "all":
+            return "models that pack by positions are causal"
+        return super().unsupported(case)
+
+    @property
+    def function(self) -> Any:
+        """The attention function as models call it."""
+        return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from transformers import LlamaConfig
+        from transformers.masking_utils import create_causal_mask
+
+        torch, backend, s = self.backend.torch, self.backend, inputs.sizes
+        names = ("query", "key", "value")
+        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in names}
+        lengths = inputs.arrays["query_lengths"].astype(int)
+        places = np.concatenate([np.arange(n) for n in lengths])
+        arguments["position"] = backend.array(places[None], None)
+        config = LlamaConfig(num_attention_heads=s.H, num_key_value_heads=s.Hkv)
+        config._attn_implementation = self.chosen
+        layer = torch.nn.Module().eval()
+        layer.num_key_value_groups = s.H // s.Hkv
+        function, scale = self.function, inputs.effective_scale
+
+        def call(query: Any, key: Any, value: Any, position: Any) -> Any:
+            embeddings = query.new_zeros(1, len(query), 1)
+            mask = create_causal_mask(config, embeddings, None, None, position_ids=position)
+            operands = (x.transpose(0, 1)[None] for x in (query, key, value))
+            output, _ = function(layer, *operands, mask, scaling=scale, dropout=0.0)
+            return output[0]
+
+        return PreparedCall(call, arguments)
+
+
+class PackedEager(PackedByPositions):
+    """The mask of positions, with Llama's eager attention function."""
+
+    name = "packed-eager"
+    declared = PackedByPositions.declared.but(
+        # Softmax runs in float32 whatever the dtype, float64 with it.
+        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
+    )
+    chosen = "eager"
+
+    @property
+    def function(self) -> Any:
+        return modeling("llama").eager_attention_forward

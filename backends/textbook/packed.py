@@ -1,0 +1,104 @@
+"""Packed attention, written out: all pairs at once under a mask, and segment after segment."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from backends.declared import PACKED_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Numerics, Operations
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import PACKED, allowed_pairs, hidden_pairs, segments
+
+
+class TextbookPacked(Implementation):
+    """Packed attention in the operations that frameworks have in common."""
+
+    operator = PACKED
+    declared = Declared(features=PACKED_FEATURES)
+
+    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
+        super().__init__(backend, declared=self.declared.but(numerics=numerics))
+        self.ops = ops
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend = self.backend
+        names = ("query", "key", "value")
+        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in names}
+        arguments |= self.masks(inputs)
+        scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
+
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            return self.compute(query, key, value, rest, scale, inputs)
+
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
+        return self.ops.called(self, PreparedCall(call, arguments, constants=constants))
+
+    @abstractmethod
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """What the call is given besides the operands."""
+
+    @abstractmethod
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+    ) -> Any:
+        """The output (Lq, H, Dv)."""
+
+    def attend(self, query: Any, key: Any, value: Any, hidden: Any, scale: Any) -> Any:
+        """Plain attention of (L, H, D) operands; pairs that are `hidden` (Lq, Lk) have no weight."""
+        ops, group = self.ops, query.shape[1] // key.shape[1]
+        q, k, v = (ops.transpose(x, (1, 0, 2)) for x in (query, key, value))
+        if group > 1:
+            k, v = (ops.repeat(x, group, 0) for x in (k, v))
+        scores = (q @ ops.transpose(k, (0, 2, 1))) * scale
+        if hidden is not None:
+            scores = ops.fill(scores, hidden, -np.inf)
+        return ops.transpose(ops.softmax(scores) @ v, (1, 0, 2))
+
+
+class AllPairs(TextbookPacked):
+    """Scores of all pairs; those that do not attend are set to -inf before the softmax."""
+
+    name = "textbook-packed"
+    declared = TextbookPacked.declared.electing({"nan-in-other-segment": "others"})
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        return {"hidden": self.backend.array(hidden_pairs(inputs.case)[None], None)}
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+    ) -> Any:
+        return self.attend(query, key, value, rest["hidden"], scale)
+
+
+class Segments(TextbookPacked):
+    """Plain attention over slices, one after the other."""
+
+    name = "textbook-packed-segments"
+    declared = TextbookPacked.declared.electing({"nan-in-other-segment": "nobody"})
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        if inputs.case.option("alignment") == "all":
+            return {}
+        return {
+            f"hidden_{n}": self.backend.array(~self.allowed(rows, keys, inputs)[None], None)
+            for n, (rows, keys) in enumerate(segments(inputs.case))
+        }
+
+    def allowed(self, rows: slice, keys: slice, inputs: Inputs) -> np.ndarray:
+        count, of = rows.stop - rows.start, keys.stop - keys.start
+        return allowed_pairs(count, of, inputs.case.option("alignment"))
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+    ) -> Any:
+        answers = [
+            self.attend(query[rows], key[keys], value[keys], rest.get(f"hidden_{n}"), scale)
+            for n, (rows, keys) in enumerate(segments(inputs.case))
+            if rows.stop > rows.start
+        ]
+        return self.ops.concat(answers, 0)

@@ -1,0 +1,111 @@
+"""A person's own packed attention as an implementation; see docs/packed.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends.claims import Claims
+from backends.declared import PACKED_FEATURES
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.user import Keywords, check_unused
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.packed import PACKED, hidden_pairs, summed
+
+ARRAYS = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")
+"""What a function is handed by place."""
+
+SCALES = ("scale", "softmax_scale")
+"""What interfaces call the scale."""
+
+LONGEST = ("max_seqlen_q", "max_seqlen_k")
+"""The longest segments, of queries and of keys, as whole numbers."""
+
+KEYWORDS = (*LONGEST, "causal", *SCALES)
+"""What a function may be told by keyword."""
+
+
+class UserPacked(Implementation):
+    """A person's `function(query, key, value, cu_seqlens_q, cu_seqlens_k, ...)`: query (Lq, H, D), key
+    (Lk, Hkv, D), value (Lk, Hkv, Dv), lengths summed up from 0 on, (B + 1,) of int32; it returns
+    (Lq, H, Dv). Of `KEYWORDS` it is passed those that it takes.
+
+    One that takes `causal` is judged in the alignment that it was seen to follow where a segment has more
+    keys than queries. Raises TypeError where the signature does not fit, and UsageError for parameters
+    that nobody passes, unless the claims allow them.
+    """
+
+    operator = PACKED
+
+    def __init__(
+        self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
+    ) -> None:
+        self.judged, self.signature = function, Keywords.of(function, name, ARRAYS, KEYWORDS)
+        taken = self.signature.taken
+        self.scale = next((word for word in SCALES if word in taken), None)
+        if not claims.allow_unused:
+            check_unused(f"function {name}", self.signature.unused, KEYWORDS, taken)
+        lacking: dict[str, str] = {}
+        if "causal" not in taken:
+            none = "the function has no parameter causal"
+            lacking |= {"causal": none, "causal-bottom-right": none}
+        if self.scale is None:
+            lacking["scale"] = f"the function has neither {' nor '.join(SCALES)}"
+        super().__init__(backend, name, claims.declared(PACKED_FEATURES, refusals=lacking))
+        if "causal" in taken and not self.aligns_last():
+            self.declared = self.declared.refusing(
+                {"causal-bottom-right": "its causal flag is not aligned at the last query"}
+            )
+
+    def aligns_last(self) -> bool:
+        """Whether the last query of a causal segment attends all of its keys."""
+        fmt = DTYPES[self.declared.dtypes[0]]
+        inputs = draw(Case.parse(PROBE.format(dt=fmt.name)))
+        try:
+            got = self.backend.to_numpy(self.prepare(inputs)())
+        except Exception:
+            return False  # what it raises is said of the cells
+        want = expected(inputs)
+        return got.shape == want.shape and bool(np.abs(got - want).max() < 0.1)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, taken = self.backend, self.signature.taken
+        queries, keys = (inputs.arrays[name] for name in ("query_lengths", "key_lengths"))
+        longest = {
+            name: int(n.max(initial=0)) for name, n in zip(LONGEST, (queries, keys), strict=True)
+        }
+        keywords: dict[str, Any] = {name: n for name, n in longest.items() if name in taken}
+        if "causal" in taken:
+            keywords["causal"] = inputs.case.option("alignment") != "all"
+        if self.scale is not None and inputs.scale is not None:
+            keywords[self.scale] = inputs.scale
+        arguments = {
+            name: backend.array(inputs.arrays[name], inputs.dtype)
+            for name in ("query", "key", "value")
+        }
+        arguments |= {
+            "cu_seqlens_q": backend.array(summed(queries).astype(np.int32), None),
+            "cu_seqlens_k": backend.array(summed(keys).astype(np.int32), None),
+        }
+
+        def call(query: Any, key: Any, value: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+            return self.judged(query, key, value, cu_seqlens_q, cu_seqlens_k, **keywords)
+
+        return PreparedCall(call, arguments, constants=tuple(keywords.items()))
+
+
+PROBE = "packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causalbr/integers"
+"""What tells alignments apart."""
+
+
+def expected(inputs: Inputs) -> np.ndarray:
+    """Packed attention in float64, (Lq, H, Dv), of as many key/value heads as query heads."""
+    scores = np.einsum("qhd,khd->hqk", inputs.query, inputs.key) * inputs.effective_scale
+    scores = np.where(hidden_pairs(inputs.case), -np.inf, scores)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("hqk,khv->qhv", weights / weights.sum(-1, keepdims=True), inputs.value)

@@ -1,0 +1,214 @@
+"""Packed attention: sequences of different lengths one after the other in one array, without padding.
+
+query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), Lq and Lk the lengths of all segments together;
+query_lengths and key_lengths (B,) are those of each of the B segments. The queries of a segment attend
+its keys, as in plain attention, and nothing else; output (Lq, H, Dv). Interfaces take the lengths summed
+up, from 0 on, (B + 1,), called `cu_seqlens` (Dao, FlashAttention-2, 2023, "varlen").
+
+Segments may be empty. One that has queries must have keys: rows without keys are asked of plain
+attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator, Option, choice, number
+from suite.spec.recipes import DRAWS
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+    from suite.spec.inputs import Inputs
+
+LENGTHS = r"seg(\d+(?:\.\d+)*(?:x\d+(?:\.\d+)*)?)"
+"""Lengths of segments in an id: "seg5.7.12" of queries and keys, "seg2.0.3x9.4.7" of both apart."""
+
+ALIGNMENTS = ("all", "causal", "causalbr")
+"""Which keys of its segment a query attends: all; those up to its own place; or so that the last query
+attends all (bottom-right). Where queries and keys are as many, the latter two are one, called causal."""
+
+EVERY_DTYPE = ("b3h4q24k24d8",)
+
+Lengths = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def lengths(text: str) -> Lengths:
+    """Lengths of queries and of keys by segment, of "5.7.12" or "2.0.3x9.4.7"."""
+    queries, _, keys = text.partition("x")
+    read = [tuple(int(n) for n in part.split(".")) for part in (queries, keys or queries)]
+    return read[0], read[1]
+
+
+def written(pair: Lengths) -> str:
+    """The token of lengths in an id."""
+    queries, keys = (".".join(map(str, part)) for part in pair)
+    return f"seg{queries}" if queries == keys else f"seg{queries}x{keys}"
+
+
+def segments(case: Case) -> Iterator[tuple[slice, slice]]:
+    """Which queries and which keys each segment has."""
+    edges = (pairwise(summed(part).tolist()) for part in case.option("segments"))
+    return ((slice(*rows), slice(*keys)) for rows, keys in zip(*edges, strict=True))
+
+
+def summed(part: Collection[int] | np.ndarray) -> np.ndarray:
+    """Lengths summed up, from 0 on, (B + 1,) of int64: where segments begin, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(np.asarray(part, np.int64))]).astype(np.int64)
+
+
+def allowed_pairs(queries: int, keys: int, alignment: str) -> np.ndarray:
+    """Which keys of its segment a query attends, boolean (queries, keys)."""
+    if alignment == "all":
+        return np.ones((queries, keys), bool)
+    return np.tri(queries, keys, keys - queries if alignment == "causalbr" else 0, dtype=bool)
+
+
+def hidden_pairs(case: Case) -> np.ndarray:
+    """Which pairs of a query and a key do not attend, boolean (Lq, Lk): those of two segments, and those
+    that the alignment hides."""
+    hidden = np.ones((case.sizes.Lq, case.sizes.Lk), bool)
+    for rows, keys in segments(case):
+        count, of = rows.stop - rows.start, keys.stop - keys.start
+        hidden[rows, keys] = ~allowed_pairs(count, of, case.option("alignment"))
+    return hidden
+
+
+def axes(case: Case) -> Axes:
+    return {
+        "query": "qhd", "key": "kgd", "value": "kgv", "query_lengths": "b", "key_lengths": "b"
+    }  # fmt: skip
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    s = case.sizes
+    one = Sizes(1, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv)
+    drawn = DRAWS[case.recipe](rng, one, case.dtype)
+    arrays = {
+        name: np.ascontiguousarray(array[0].transpose(1, 0, 2))
+        for name, array in zip(("query", "key", "value"), drawn, strict=True)
+    }
+    queries, keys = (np.asarray(part, np.float64) for part in case.option("segments"))
+    return {**arrays, "query_lengths": queries, "key_lengths": keys}
+
+
+def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
+    """The inputs with some of their segments, in this order."""
+    case, parts = inputs.case, list(segments(inputs.case))
+    queries, keys = (tuple(part[n] for n in order) for part in case.option("segments"))
+    sizes = replace(case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    options = tuple(dict(case.options, segments=(queries, keys)).items())
+    arrays = {
+        "query": np.concatenate([inputs.query[parts[n][0]] for n in order]),
+        "key": np.concatenate([inputs.key[parts[n][1]] for n in order]),
+        "value": np.concatenate([inputs.value[parts[n][1]] for n in order]),
+        "query_lengths": np.asarray(queries, np.float64),
+        "key_lengths": np.asarray(keys, np.float64),
+    }
+    chosen = replace(case, sizes=sizes, options=options)
+    return replace(inputs, case=chosen, arrays=arrays, sizes=sizes)
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    queries, keys = case.option("segments")
+    return {
+        "scale": case.option("scale") is not None,
+        "causal": case.option("alignment") != "all",
+        "causal-bottom-right": case.option("alignment") == "causalbr",
+        "cross-lengths": queries != keys,
+        "empty-segments": 0 in (*queries, *keys),
+        "grouped-heads": sizes.H != sizes.Hkv,
+        "value-size": sizes.D != sizes.Dv,
+    }
+
+
+def validate(case: Case) -> None:
+    pair = case.option("segments")
+    if pair is None:
+        raise ValueError(f"{case.operator} needs lengths of segments, as in seg5.7.12: {case.id}")
+    s = case.sizes
+    for what, part, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
+        if (len(part), sum(part)) != (s.B, total):
+            raise ValueError(
+                f"{case.operator} has b segments whose lengths add up to the number of {what}: "
+                f"expected {s.B} with {total}, got {len(part)} with {sum(part)}: {case.id}"
+            )
+    if not (s.Lq and s.Lk):
+        raise ValueError(f"{case.operator} needs a query and a key in some segment: {case.id}")
+    queries, keys = pair
+    alignment = case.option("alignment")
+    if alignment == "causalbr" and queries == keys:
+        raise ValueError(f"as many queries as keys: causal, not causalbr: {case.id}")
+    for count, of in zip(queries, keys, strict=True):
+        if of < (count if alignment == "causalbr" else min(count, 1)):
+            raise ValueError(f"rows without keys are asked of plain attention alone: {case.id}")
+
+
+def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
+    """Segments of these lengths: an even number of them is half of queries and half of keys, which are
+    more; an odd one of both at once."""
+    queries = keys = tuple(numbers)
+    if len(numbers) % 2 == 0:
+        pairs = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        queries = tuple(min(pair) for pair in pairs)
+        keys = tuple(max(pair) for pair in pairs)
+    own = replace(sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    return own, {"segments": (queries, keys)}
+
+
+SMOKE = (
+    "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+)
+STANDARD = (
+    "packed/none/gqa2/{dt}/b4h4q24k24d8/seg12.0.11.1/causal",
+    "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
+    "packed/none/mqa/{dt}/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+    "packed/none/gqa2/{dt}/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12/causal/scale0.3",
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12/large",
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12/tiny",
+    "packed/none/mha/{dt}/b1h4q24k24d8/seg24/causal",
+    "packed/none/mha/{dt}/b9h2q9k9d8/seg1.1.1.1.1.1.1.1.1",
+    "packed/none/gqa2/{dt}/b3h4q129k129d64/seg1.64.64/causal",
+)
+
+PACKED = Operator(
+    name="packed",
+    text="attention over sequences packed into one array, each by itself",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "qhv"},
+    needs=needs,
+    validate=validate,
+    cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
+    gradients=listed(
+        ("packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",),
+        (
+            *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
+            *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),
+            *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
+            "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+        ),
+    ),
+    options=(
+        Option("segments", LENGTHS, lengths, written),
+        choice("alignment", ALIGNMENTS),
+        number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
+    ),
+    recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
+    elections=("nan-in-other-segment",),
+    probe="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    attends=False,
+    integers=("query_lengths", "key_lengths"),
+    every_dtype=EVERY_DTYPE,
+    completed=completed,
+    choose=choose,
+)

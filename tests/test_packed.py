@@ -1,0 +1,161 @@
+"""Promise: packed attention is plain attention segment by segment, forward and backward; ids say lengths,
+and what they cannot mean is refused; a person's function is judged by the words that it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.registry import UsageError, function_implementation, load
+from references.plain import attention as plain_attention
+from suite.checks import all_checks
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.run import run
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
+
+FUNCTIONS = Path(__file__).parent / "functions" / "varlen.py"
+PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
+CROSS = "packed/none/gqa2/f64/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"
+CASES = (PLAIN, f"{PLAIN}/causal", CROSS, "packed/none/mqa/f64/b3h4q10k24d8v6/seg3.1.6x5.12.7")
+
+
+def by_a_mask(inputs: Inputs) -> np.ndarray:
+    """The answer (Lq, H, Dv) as plain attention over all pairs under one mask gives it."""
+    group = inputs.sizes.H // inputs.sizes.Hkv
+    query, key, value = (
+        inputs.arrays[name].transpose(1, 0, 2)[None] for name in ("query", "key", "value")
+    )
+    key, value = (np.repeat(x, group, 1) for x in (key, value))
+    shown = ~hidden_pairs(inputs.case)
+    answer = plain_attention(query, key, value, mask=shown, scale=inputs.effective_scale)
+    out: np.ndarray = np.asarray(answer)[0].transpose(1, 0, 2)
+    return out
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_reference_is_plain_attention_under_a_mask(text: str) -> None:
+    inputs = draw(Case.parse(text))
+    expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    assert expected.value.shape == inputs.output_shape("output")
+    assert np.allclose(expected.value.astype(float), by_a_mask(inputs), rtol=0, atol=1e-13)
+    assert (expected.error > 0).all()
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_derivatives_agree_with_differences(text: str) -> None:
+    """<cotangent, J tangent> is <gradient, tangent>, and both are what two answers nearby say."""
+    inputs = draw(Case.parse(text))
+    names = ("query", "key", "value")
+    cotangent, tangents = draw_cotangent(inputs.case), draw_tangents(inputs.case, names)
+    gradients = Oracle.vjp(inputs, cotangent, Rounding("exact")).expected
+    moved = Oracle.jvp(inputs, tangents, Rounding("exact")).expected["output"].value
+    forward = float((cotangent * moved).sum())
+    backward = float(sum((gradients[name].value * tangents[name]).sum() for name in names))
+    step = 1e-6
+    there, back = (
+        by_a_mask(inputs.replace(**{n: inputs.arrays[n] + d * tangents[n] for n in names}))
+        for d in (step, -step)
+    )
+    between = float((cotangent * (there - back)).sum()) / (2 * step)
+    assert forward == pytest.approx(backward, rel=1e-12)
+    assert forward == pytest.approx(between, rel=1e-6)
+
+
+def test_keys_that_no_query_attends_have_no_gradient() -> None:
+    inputs = draw(Case.parse(CROSS))
+    gradients = Oracle.vjp(inputs, draw_cotangent(inputs.case), Rounding("exact")).expected
+    for name in ("key", "value"):
+        assert not gradients[name].value[5:16].any()
+        assert gradients[name].error[5:16].max() < 1e-300  # an underflow at most
+        assert gradients[name].value[:5].all()
+
+
+def test_lengths_and_their_token_determine_each_other() -> None:
+    assert lengths("5.7.12") == ((5, 7, 12), (5, 7, 12))
+    assert lengths("3.0x4.1") == ((3, 0), (4, 1))
+    for token in ("seg5.7.12", "seg3.0x4.1", "seg7"):
+        assert written(lengths(token.removeprefix("seg"))) == token
+    assert summed([3, 0, 4]).tolist() == [0, 3, 3, 7]
+    parts = list(segments(Case.parse(CROSS)))
+    assert parts[1] == (slice(3, 3), slice(5, 16))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("packed/none/mha/f32/b3h4q24k24d8", "needs lengths of segments, as in seg5.7.12"),
+        (
+            "packed/none/mha/f32/b3h4q24k24d8/seg5.7.11",
+            "queries: expected 3 with 24, got 3 with 23",
+        ),
+        (
+            "packed/none/mha/f32/b2h4q24k24d8/seg5.7.12",
+            "queries: expected 2 with 24, got 3 with 24",
+        ),
+        ("packed/none/mha/f32/b2h4q4k9d8/seg2.2x4.6", "keys: expected 2 with 9, got 2 with 10"),
+        ("packed/none/mha/f32/b2h4q4k4d8/seg2.2x4.0", "rows without keys"),
+        ("packed/none/mha/f32/b2h4q4k4d8/seg1.3x2.2/causalbr", "rows without keys"),
+        ("packed/none/mha/f32/b1h4q4k4d8/seg4/causalbr", "causal, not causalbr"),
+        ("packed/none/mha/f32/b1h4q0k0d8/seg0", "needs a query and a key"),
+        ("packed/none/mha/f32/b1h4q4k4d8/seg4x4", "not a canonical case id"),
+        ("packed/none/mha/f32/b1h4q4k4d8/seg-4", "unknown option 'seg-4'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Case.parse(text)
+
+
+def test_segments_are_chosen_as_samples_are() -> None:
+    inputs = draw(Case.parse(CROSS))
+    chosen = inputs.taken("b", [2, 0])
+    assert chosen.case.id == "packed/none/gqa2/f64/b2h4q9k12d8/seg6.3x7.5/causalbr"
+    assert np.array_equal(chosen.query, np.concatenate([inputs.query[3:9], inputs.query[:3]]))
+    whole, part = (
+        Oracle.forward(x, Rounding("exact")).expected["output"].value for x in (inputs, chosen)
+    )
+    assert np.array_equal(part, np.concatenate([whole[3:9], whole[:3]]))
+
+
+def statuses(name: str, level: str = "smoke") -> dict[str, set[str]]:
+    """Statuses of a function's cells of the check values, by the alignment of the case."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "packed")
+    found: dict[str, set[str]] = {}
+    for check in all_checks():
+        for cell in check.cells(level, [judged]) if check.name == "values" else ():
+            found.setdefault(cell.case.option("alignment"), set()).add(run(cell).status)
+    return found
+
+
+def test_a_persons_function() -> None:
+    assert statuses("right", "standard") == {
+        "all": {"pass"}, "causal": {"pass"}, "causalbr": {"pass"}
+    }  # fmt: skip
+
+
+def test_a_function_is_judged_in_the_alignment_that_it_was_seen_to_follow() -> None:
+    found = statuses("top_left", "standard")
+    assert found["causalbr"] == {"unsupported"}
+    assert found["causal"] == {"pass", "unsupported"}  # it has no scale
+
+
+def test_segments_that_begin_later_fail() -> None:
+    found = statuses("shifted")
+    assert found["all"] == {"fail"}
+    assert found["causal"] == {"unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("misspelt", "never passed: is_causal; did you mean causal.*Passed are max_seqlen_q"),
+        ("padded", "expected padded\\(query, key, value, cu_seqlens_q, cu_seqlens_k"),
+    ],
+)
+def test_functions_that_do_not_fit(name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "packed")
