@@ -63,6 +63,11 @@ PACKED_FEATURES = frozenset(
 )  # fmt: skip
 """What packed attention can be asked."""
 
+MERGE_FEATURES = frozenset(
+    {"empty-parts", "several-parts", "empty-batch", "empty-queries", "gradient", "other-shapes"}
+)
+"""What merging can be asked."""
+
 THROUGH = "@"
 """Stands between the names of an implementation and of the compiler it goes through."""
 

@@ -23,6 +23,7 @@ from backends.protocol import (
     checked_name,
 )
 from backends.user_layer import UserLayer
+from backends.user_merge import UserMerge
 from backends.user_packed import UserPacked
 from backends.user_rotary import UserRotation
 from suite.spec.operator import Operator
@@ -183,7 +184,7 @@ def load_object(text: str, what: str) -> Any:
 
 
 OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
-    kind.operator: kind for kind in (UserPacked, UserRotation)
+    kind.operator: kind for kind in (UserMerge, UserPacked, UserRotation)
 }
 """What makes an implementation of a person's function, by the operator that it is, besides layers."""
 

@@ -141,11 +141,16 @@ class Keywords:
         if len(by_place) < count or needed:
             raise TypeError(
                 f"{name}{inspect.signature(function)} does not fit; expected {name}("
-                f"{', '.join(arrays)}, *, {', '.join(f'{word}=...' for word in known)}), any of the "
-                "keywords"
+                f"{', '.join([*arrays, *keyword_only(known)])})"
+                f"{', any of the keywords' if known else ''}"
             )
         names = [p.name for p in rest]
         return cls(frozenset(names) & {*known}, tuple(n for n in names if n not in known))
+
+
+def keyword_only(names: Sequence[str]) -> list[str]:
+    """Keywords as a signature shows them."""
+    return ["*", *(f"{name}=..." for name in names)] if names else []
 
 
 def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:

@@ -90,7 +90,9 @@ def test_kept_answers(cell: Cell) -> None:
 
 
 def other_values(inputs: Inputs) -> Inputs:
-    """The inputs with the signs of the values turned; of what has none, of the query."""
+    """The inputs with the signs of the values turned; of what has none, of the query, or of its first
+    array."""
     last = [name for name in ("query", "key", "value") if name in inputs.arrays]
+    last = last or list(inputs.arrays)[:1]
     last = last if inputs.self_attention else last[-1:]
     return inputs.replace(**dict.fromkeys(last, -inputs.arrays[last[-1]]))

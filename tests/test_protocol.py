@@ -13,6 +13,7 @@ from backends._numpy import NumpyBackend, Rounded
 from backends.declared import (
     ATTENTION_FEATURES,
     LAYER_FEATURES,
+    MERGE_FEATURES,
     OF_BACKENDS,
     PACKED_FEATURES,
     ROTARY_FEATURES,
@@ -91,13 +92,14 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     asked: dict[str, set[str]] = {
-        "sdpa": set(), "rotary": set(), "packed": set(), "layers": set()
+        "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "layers": set()
     }  # fmt: skip
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
         asked[kind] |= set(case.needs)
     assert asked["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse"}
     assert asked["rotary"] <= ROTARY_FEATURES
+    assert asked["merge"] <= MERGE_FEATURES
     assert asked["packed"] <= PACKED_FEATURES
     assert asked["layers"] <= LAYER_FEATURES
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backends._numpy.attention import Definition
 from backends._numpy.engine import NumpyEngine
+from backends._numpy.merge import WeightedSum
 from backends._numpy.packed import SegmentBySegment
 from backends._numpy.rotary import ComplexRotation
 from backends.protocol import Implementation
@@ -15,4 +16,4 @@ class NumpyBackend(NumpyEngine):
     name = "numpy"
 
     def implementations(self) -> list[Implementation]:
-        return [Definition(self), ComplexRotation(self), SegmentBySegment(self)]
+        return [Definition(self), ComplexRotation(self), SegmentBySegment(self), WeightedSum(self)]

@@ -25,6 +25,9 @@ def layers(backend: TensorflowEngine) -> list[Implementation]:
         sin=tf.sin,
         power=tf.pow,
         clip=tf.clip_by_value,
+        exp=tf.exp,
+        log=tf.math.log,
+        largest=lambda x, axis: tf.reduce_max(x, axis),
         cast=lambda x, dtype: tf.cast(x, dtype),
         overflowing_fill="nan",
     )

@@ -48,6 +48,9 @@ def _operations() -> Operations:
         sin=torch.sin,
         power=torch.pow,
         clip=torch.clamp,
+        exp=torch.exp,
+        log=torch.log,
+        largest=lambda x, axis: x.amax(axis),
         cast=lambda x, dtype: x.to(getattr(torch, dtype)),
         overflowing_fill="raises",
     )

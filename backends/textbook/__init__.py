@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from backends.protocol import Backend, Implementation
 from backends.textbook.layer import Numerics, Operations, Textbook
+from backends.textbook.merge import MergeAtOnce, MergeInTurn
 from backends.textbook.multi_head import PackedHeads, PerHead, SingleSample
 from backends.textbook.norms import TextbookBatchNorm, TextbookLayerNorm
 from backends.textbook.one_head import (
@@ -29,5 +30,6 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
     )  # fmt: skip
     packed = (AllPairs(backend, ops, numerics), Segments(backend, ops, numerics))
+    merges = (MergeAtOnce(backend, ops), MergeInTurn(backend, ops))
     rotations = (TextbookRotary(backend, ops), TextbookRotaryCast(backend, ops))
-    return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *rotations]
+    return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *merges, *rotations]

@@ -43,6 +43,9 @@ class Operations:
     sin: Callable[[Any], Any]
     power: Callable[[Any, Any], Any]
     clip: Callable[[Any, float, float], Any]
+    exp: Callable[[Any], Any]
+    log: Callable[[Any], Any]
+    largest: Callable[[Any, int], Any]
     cast: Callable[[Any, str], Any]
     overflowing_fill: str
     """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""

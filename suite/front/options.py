@@ -97,7 +97,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "like": Option(
         f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
-        "(docs/layers.md, docs/rotary.md, docs/packed.md)", "LAYER"
+        "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/merge.md)", "LAYER"
     ),
     "numerics": Option(
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",

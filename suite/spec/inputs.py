@@ -329,12 +329,17 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     if bias is not None:
         arrays["bias"] = bias
     rounded = {
-        name: array if name in case.operator.integers else round_to(array, case.dtype)
+        name: array if name in case.operator.integers else round_to(array, dtype_of(name, case))
         for name, array in arrays.items()
     }
     for array in rounded.values():
         array.flags.writeable = False
     return Inputs(case, rounded, case.sizes, seed=seed)
+
+
+def dtype_of(name: str, case: Case) -> DType:
+    """The dtype in which an array is given."""
+    return case.dtype.widened if name in case.operator.wide_arrays else case.dtype
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
@@ -352,6 +357,8 @@ def draw_tangents(case: Case, names: Sequence[str], seed: int = 0) -> dict[str, 
     rng = generator(f"{case.id}/tangents", seed)
     sizes, axes = case.letters, case.axes
     return {
-        name: round_to(rng.standard_normal(tuple(sizes[x] for x in axes[name])), case.dtype)
+        name: round_to(
+            rng.standard_normal(tuple(sizes[x] for x in axes[name])), dtype_of(name, case)
+        )
         for name in names
     }

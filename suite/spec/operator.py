@@ -131,7 +131,7 @@ class Operator:
 
     `is_layer`: it takes sequences (B, L, width), and parameters. `squeezed_axis` is the axis that the
     option `squeezed` leaves out, "b" or "q". `wide_outputs` come in float32 where the case's dtype is a
-    16-bit one. `work` counts operations and bytes of a direction; None
+    16-bit one, and `wide_arrays` are given in it. `work` counts operations and bytes of a direction; None
     where nobody has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`:
     a mask of several parts is one array, since flags may exclude each other.
     """
@@ -159,6 +159,7 @@ class Operator:
     statistics: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     wide_outputs: tuple[str, ...] = ()
+    wide_arrays: tuple[str, ...] = ()
     is_layer: bool = False
     attends: bool = True
     squeezed_axis: str = "b"

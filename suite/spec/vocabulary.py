@@ -166,6 +166,8 @@ FEATURES = {
     "rotary-scaling": "frequencies scaled for longer sequences",
     "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "
     "last query",
+    "empty-parts": "partial answers without keys, to be merged",
+    "several-parts": "more than two partial answers to be merged",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
     "empty-segments": "packed segments without a query, or without a token",
 }

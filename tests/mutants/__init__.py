@@ -26,6 +26,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_long_rows,
     faults_lse,
     faults_masks,
+    faults_merge,
     faults_modes,
     faults_packed,
     faults_persons,

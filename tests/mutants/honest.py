@@ -90,6 +90,13 @@ from tests.mutants.layer_gradient_kernel import (
     SelfAttentionDifferentiable,
 )
 from tests.mutants.layer_kernel import MultiHeadKernel
+from tests.mutants.merge_kernel import (
+    MergeByLogistic,
+    MergeInTurn,
+    MergeKernel,
+    MergeOfFloat64,
+    MergeRunningSum,
+)
 from tests.mutants.norm_gradient_kernel import (
     BatchNormChain,
     BatchNormDifferentiable,
@@ -294,5 +301,10 @@ HONEST: tuple[type[Implementation], ...] = (
     PackedAllPairs,
     PackedPadded,
     PackedEager,
+    MergeKernel,
+    MergeInTurn,
+    MergeRunningSum,
+    MergeByLogistic,
+    MergeOfFloat64,
 )
 """Every honest variant, in the order in which they are judged."""

@@ -13,6 +13,7 @@ from suite.spec.operators.concat import CONCAT
 from suite.spec.operators.dot import DOT
 from suite.spec.operators.layer_norm import LAYER_NORM
 from suite.spec.operators.masked import MASKED
+from suite.spec.operators.merge import MERGE
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.rotary import ROTARY
@@ -23,7 +24,7 @@ OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
         SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
-        ROTARY, PACKED,
+        ROTARY, PACKED, MERGE,
     )
 }  # fmt: skip
 """Every operator by name."""

@@ -1,0 +1,48 @@
+"""Merging of partial answers by its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends._numpy.engine import Rounded
+from backends.declared import MERGE_FEATURES, Declared
+from backends.prepared import WITH_LSE, PreparedCall
+from backends.protocol import Implementation
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.merge import MERGE
+
+
+class WeightedSum(Implementation):
+    """The sum of the parts weighed by exp(l_i - log sum_j exp(l_j)), rounded once to the case's dtype; in
+    extended precision for float64."""
+
+    name = "weighted-sum"
+    operator = MERGE
+    declared = Declared(
+        numerics="exact",
+        features=MERGE_FEATURES,
+        refusals={"gradient": "NumPy differentiates nothing"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, fmt = self.backend, inputs.dtype
+        arguments = {
+            "partial_output": backend.array(inputs.arrays["partial_output"], fmt),
+            "partial_lse": backend.array(inputs.arrays["partial_lse"], fmt.widened),
+        }
+        precision = np.longdouble if fmt.name == "f64" else np.float64
+
+        def call(partial_output: Rounded, partial_lse: Rounded) -> tuple[Rounded, Rounded]:
+            parts: np.ndarray = partial_output.values.astype(precision)
+            lse: np.ndarray = partial_lse.values.astype(precision)
+            total = np.logaddexp.reduce(lse, 0)
+            with np.errstate(invalid="ignore"):
+                weights = np.where(np.isneginf(lse), 0, np.exp(lse - total))
+            merged = (weights[..., None] * parts).sum(0)
+            return (
+                Rounded(round_to(merged, fmt), fmt),
+                Rounded(round_to(total, fmt.widened), fmt.widened),
+            )
+
+        return PreparedCall(call, arguments, WITH_LSE)

@@ -1,0 +1,91 @@
+"""Merging of partial answers, written out: all parts at once, and one after the other, in float32 (in
+float64 for float64)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from backends.declared import MERGE_FEATURES, Declared
+from backends.prepared import WITH_LSE, PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Operations
+from suite.spec.inputs import Inputs
+from suite.spec.operators.merge import MERGE
+
+
+class TextbookMerge(Implementation):
+    """Merging in the operations that frameworks have in common."""
+
+    operator = MERGE
+    declared = Declared(numerics="exact", features=MERGE_FEATURES)
+
+    def __init__(self, backend: Backend, ops: Operations) -> None:
+        super().__init__(backend)
+        self.ops = ops
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, ops, wide = self.backend, self.ops, inputs.dtype.widened
+        output, lse = inputs.arrays["partial_output"], inputs.arrays["partial_lse"]
+        arguments = {
+            "partial_output": backend.array(output, inputs.dtype),
+            "partial_lse": backend.array(lse, wide),
+        }
+        nothing = backend.array(np.zeros(lse.shape[1:]), wide)
+
+        def call(partial_output: Any, partial_lse: Any) -> Any:
+            wider = ops.cast(partial_output, wide.long_name)
+            merged, total = self.merged(wider, partial_lse, nothing)
+            return ops.cast(merged, inputs.dtype.long_name), total
+
+        constants = (inputs.sizes, inputs.dtype.name)
+        return ops.called(self, PreparedCall(call, arguments, WITH_LSE, constants=constants))
+
+    @abstractmethod
+    def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
+        """The merged output and log-sum-exp; `nothing` are zeros (B, H, Lq)."""
+
+    def of(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
+        """All of some parts at once. Of a row without keys the largest log-sum-exp is -inf, which must
+        not be taken off itself."""
+        ops = self.ops
+        largest = ops.largest(lse, 0)
+        empty = largest == -np.inf
+        offset = ops.fill(largest, empty, 0.0)
+        sizes = ops.exp(lse - ops.reshape(offset, (1, *offset.shape)))
+        total = ops.total(sizes, 0)
+        divisor = ops.fill(total, empty, 1.0)
+        weights = sizes / ops.reshape(divisor, (1, *divisor.shape))
+        merged = ops.total(ops.reshape(weights, (*weights.shape, 1)) * output, 0)
+        logarithm = ops.fill(offset + ops.log(divisor), empty, -np.inf)
+        return merged, logarithm + nothing
+
+
+class MergeAtOnce(TextbookMerge):
+    """A softmax over all parts."""
+
+    name = "textbook-merge"
+
+    def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
+        return self.of(output, lse, nothing)
+
+
+class MergeInTurn(TextbookMerge):
+    """One part after the other is merged with what was merged before, as in ring attention."""
+
+    name = "textbook-merge-in-turn"
+
+    def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
+        ops, state = self.ops, None
+        for n in range(lse.shape[0]):
+            part = output[n : n + 1], lse[n : n + 1]
+            if state is not None:
+                part = tuple(
+                    ops.concat([ops.reshape(old, (1, *old.shape)), new], 0)
+                    for old, new in zip(state, part, strict=True)
+                )
+            state = self.of(*part, nothing)
+        assert state is not None, "there is a part"
+        return state

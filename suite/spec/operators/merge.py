@@ -1,0 +1,107 @@
+"""Merging of partial answers: attention over some of the keys, and attention over others, become
+attention over all of them.
+
+partial_output (P, B, H, Lq, Dv) holds the answers of P parts, partial_lse (P, B, H, Lq) the log-sum-exps
+of their scores; P stands where plain attention has the keys, Lk. The merged answer weighs the parts by
+w_i = exp(l_i) / sum_j exp(l_j): output = sum_i w_i o_i, lse = log sum_i exp(l_i) (Dao et al.,
+FlashAttention, 2022; Ye et al., FlashInfer, 2025). Log-sum-exps of 16-bit answers are float32.
+
+A part that saw no key of a row has the answer 0 and the log-sum-exp -inf, and changes nothing; where all
+parts are such, so is the merged one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator, choice, flag
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+HEIGHTS = {"level": 0.0, "high": 200.0, "low": -200.0}
+"""About where the log-sum-exps of a case lie: those far from 0 overflow, or underflow, where the largest
+is not taken off first."""
+
+SPREAD, APART = 3.0, 40.0
+"""The standard deviation of log-sum-exps, and that of those that are apart: most parts weigh nothing."""
+
+EVERY_DTYPE = ("b2h3q5k2d8",)
+
+
+def axes(case: Case) -> Axes:
+    return {"partial_output": "kbhqv", "partial_lse": "kbhq"}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Unit normals, and log-sum-exps of a height and a spread. Where parts are empty, a third of them is;
+    the last row of every head is empty in all of them."""
+    s = case.sizes
+    output = rng.standard_normal((s.Lk, s.B, s.H, s.Lq, s.Dv))
+    spread = APART if case.option("apart") else SPREAD
+    lse = HEIGHTS[case.option("height")] + spread * rng.standard_normal(output.shape[:-1])
+    if case.option("empty"):
+        empty = rng.random(lse.shape) < 1 / 3
+        empty[..., -1] = True
+        lse = np.where(empty, -np.inf, lse)
+        output = np.where(empty[..., None], 0.0, output)
+    return {"partial_output": output, "partial_lse": lse}
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    return {
+        "empty-parts": case.option("empty"),
+        "several-parts": sizes.Lk > 2,
+        "empty-batch": sizes.B == 0,
+        "empty-queries": sizes.Lq == 0,
+    }
+
+
+def validate(case: Case) -> None:
+    if case.sizes.Lk < 1:
+        raise ValueError(f"{case.operator} needs a part: {case.id}")
+
+
+MERGE = Operator(
+    name="merge",
+    text="partial answers over parts of the keys, merged by their log-sum-exps",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bhqv", "lse": "bhq"},
+    wide_outputs=("lse",),
+    wide_arrays=("partial_lse",),
+    needs=needs,
+    ties=lambda options: ("dv", "hg"),
+    validate=validate,
+    cases=designed(
+        (
+            "merge/none/mha/{dt}/b2h3q5k2d8",
+            "merge/none/mha/{dt}/b2h3q5k2d8/empty",
+            "merge/none/mha/{dt}/b2h3q5k2d8/high",
+        ),
+        (
+            "merge/none/mha/{dt}/b2h3q5k2d8/low",
+            "merge/none/mha/{dt}/b2h3q5k2d8/apart",
+            "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
+            "merge/none/mha/{dt}/b2h3q5k4d8",
+            "merge/none/mha/{dt}/b2h3q5k4d8/empty",
+            "merge/none/mha/{dt}/b2h3q5k1d8/empty",
+            "merge/none/mha/{dt}/b1h2q17k9d64/apart",
+        ),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("merge/none/mha/f32/b2h3q5k2d8",),
+        filled(
+            ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"], ("f32", "f64")
+        ),
+    ),
+    options=(choice("height", HEIGHTS), flag("apart", "apart"), flag("empty", "empty")),
+    attends=False,
+    every_dtype=EVERY_DTYPE,
+)

@@ -1,0 +1,76 @@
+"""Promise: partial answers may be merged in any nesting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.comparison import expect_close
+from suite.spec.catalogue import asked
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+
+FOUR = "merge/none/mha/{dt}/b2h3q5k4d8"
+CASES = (FOUR, f"{FOUR}/empty", f"{FOUR}/apart")
+
+
+class Part:
+    """A merged answer, and how far it may be off: output (B, H, Lq, Dv) and lse (B, H, Lq)."""
+
+    def __init__(
+        self, output: np.ndarray, lse: np.ndarray, output_error: np.ndarray, lse_error: np.ndarray
+    ) -> None:
+        self.output, self.lse = output, lse
+        self.output_error, self.lse_error = output_error, lse_error
+
+
+def parts_of(inputs: Inputs) -> list[Part]:
+    """The parts of a case, which are exact."""
+    arrays = zip(inputs.arrays["partial_output"], inputs.arrays["partial_lse"], strict=True)
+    return [Part(o, lse, np.zeros(o.shape), np.zeros(lse.shape)) for o, lse in arrays]
+
+
+def merged(cell: Cell, parts: list[Part]) -> Part:
+    """What the implementation makes of parts, as they are, and how far that is off what it would make of
+    exact ones: its own bound, and the errors of two parts as `references.merge` says."""
+    inputs = with_parts(cell.inputs, parts)
+    answer = cell.run(inputs)
+    bound = {name: cell.oracle(inputs).bound(name) for name in ("output", "lse")}
+    output_error, lse_error = bound["output"], bound["lse"]
+    if any(part.output_error.any() or part.lse_error.any() for part in parts):
+        one, two = parts
+        moved = np.tanh((one.lse_error + two.lse_error) / 4)[..., None]
+        # Of a part that weighs nothing, nothing comes through.
+        apart = np.where(np.isneginf(one.lse) | np.isneginf(two.lse), 0.0, 1.0)[..., None]
+        output_error = output_error + moved * apart * np.abs(one.output - two.output)
+        output_error = output_error + one.output_error + two.output_error
+        lse_error = lse_error + np.maximum(one.lse_error, two.lse_error)
+    return Part(
+        answer.arrays["output"].copy(), answer.arrays["lse"].copy(), output_error, lse_error
+    )
+
+
+def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
+    """The case with other parts, which are numbers of its dtypes."""
+    output = np.stack([round_to(part.output, inputs.dtype) for part in parts])
+    lse = np.stack([round_to(part.lse, inputs.dtype.widened) for part in parts])
+    return inputs.replace(partial_output=output, partial_lse=lse)
+
+
+@check(asked(*CASES), needs=("several-parts",))
+def test_nesting(cell: Cell) -> None:
+    """Four parts merged at once, one after the other, and two and two, are one answer."""
+    parts = parts_of(cell.inputs)
+    whole = merged(cell, parts)
+    one_by_one = parts[0]
+    for part in parts[1:]:
+        one_by_one = merged(cell, [one_by_one, part])
+    pairs = [merged(cell, parts[:2]), merged(cell, parts[2:])]
+    for what, other in (("one after the other", one_by_one), ("two and two", merged(cell, pairs))):
+        for name in ("output", "lse"):
+            got, want = getattr(other, name), getattr(whole, name)
+            limit = getattr(other, f"{name}_error") + getattr(whole, f"{name}_error")
+            same = np.isneginf(got) & np.isneginf(want)
+            got, want = np.where(same, 0.0, got), np.where(same, 0.0, want)
+            expect_close(got, want, limit, f"the {name} of parts merged {what}, and at once")

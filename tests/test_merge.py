@@ -1,0 +1,143 @@
+"""Promise: merging is attention over all keys, part by part, forward and backward, in any nesting; a
+person's function is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.registry import UsageError, function_implementation, load
+from references.plain import attention as plain_attention
+from suite.checks import all_checks
+from suite.judge.comparison import against_oracle
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.run import run
+from suite.judge.verdict import Deviation
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+
+FUNCTIONS = Path(__file__).parent / "functions" / "merging.py"
+FOUR = "merge/none/mha/f64/b2h3q5k4d8"
+
+
+def test_parts_of_the_keys_make_the_whole() -> None:
+    """Plain attention over thirds of the keys, merged, is plain attention over all of them."""
+    rng = np.random.default_rng(5)
+    query, key, value = (rng.standard_normal((2, 3, L, 8)) for L in (5, 12, 12))
+    parts = [slice(0, 3), slice(3, 4), slice(4, 12)]
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(8)
+    lse = np.stack([np.logaddexp.reduce(scores[..., part], -1) for part in parts])
+    outputs = np.stack([plain_attention(query, key[:, :, p], value[:, :, p]) for p in parts])
+    case = Case.parse("merge/none/mha/f64/b2h3q5k3d8")
+    inputs = draw(case).replace(partial_output=outputs, partial_lse=lse)
+    expected = Oracle.forward(inputs, Rounding("exact")).expected
+    assert np.allclose(
+        expected["output"].value.astype(float), plain_attention(query, key, value), atol=1e-13
+    )
+    assert np.allclose(
+        expected["lse"].value.astype(float), np.logaddexp.reduce(scores, -1), atol=1e-13
+    )
+    assert (expected["output"].error > 0).all()
+
+
+def test_where_all_parts_are_empty_the_answer_is_promised() -> None:
+    inputs = draw(Case.parse(f"{FOUR}/empty"))
+    expected = Oracle.forward(inputs, Rounding("exact")).expected
+    assert (expected["output"].value[:, :, -1] == 0).all()
+    assert np.isneginf(expected["lse"].value[:, :, -1]).all()
+    assert np.isfinite(expected["output"].error).all()
+
+
+@pytest.mark.parametrize("got", [np.nan, 0.0, np.inf])
+def test_nothing_but_minus_infinity_is_minus_infinity(got: float) -> None:
+    want = np.full(3, -np.inf)
+    arrays = np.full(3, got), want, np.zeros(3), np.ones(3, bool)
+    try:
+        _, _, deviation = against_oracle(*arrays, DTYPES["f32"], "exact")
+    except Deviation as error:
+        deviation = error
+    assert deviation is not None
+    assert against_oracle(want, *arrays[1:], DTYPES["f32"], "exact")[2] is None
+
+
+def answered(inputs: Inputs) -> np.ndarray:
+    lse = inputs.arrays["partial_lse"]
+    weights = np.exp(lse - np.logaddexp.reduce(lse, 0))
+    out: np.ndarray = (weights[..., None] * inputs.arrays["partial_output"]).sum(0)
+    return out
+
+
+def test_derivatives_agree_with_differences() -> None:
+    inputs = draw(Case.parse(FOUR))
+    names = ("partial_output", "partial_lse")
+    cotangent, tangents = draw_cotangent(inputs.case), draw_tangents(inputs.case, names)
+    gradients = Oracle.vjp(inputs, cotangent, Rounding("exact")).expected
+    moved = Oracle.jvp(inputs, tangents, Rounding("exact")).expected["output"].value
+    forward = float((cotangent * moved).sum())
+    backward = float(sum((gradients[name].value * tangents[name]).sum() for name in names))
+    there, back = (
+        answered(inputs.replace(**{n: inputs.arrays[n] + step * tangents[n] for n in names}))
+        for step in (1e-6, -1e-6)
+    )
+    between = float((cotangent * (there - back)).sum()) / 2e-6
+    assert forward == pytest.approx(backward, rel=1e-12)
+    assert forward == pytest.approx(between, rel=1e-6)
+
+
+def test_errors_of_log_sum_exps_move_the_answer_no_further_than_said() -> None:
+    """tanh((|d1| + |d2|) / 4) |o1 - o2|, and nearly that far."""
+    rng, nearest = np.random.default_rng(3), 0.0
+    for _ in range(200):
+        lse, d = rng.standard_normal(2), rng.uniform(0, 2, 2)
+        o = rng.standard_normal(2)
+        limit = np.tanh(d.sum() / 4) * abs(o[0] - o[1])
+        for signs in ((1, -1), (-1, 1), (1, 1)):
+            weights = [np.exp(x - np.logaddexp.reduce(x)) for x in (lse, lse + d * signs)]
+            error = abs(weights[0] @ o - weights[1] @ o)
+            assert error <= limit * (1 + 1e-12)
+            nearest = max(nearest, error / limit)
+    assert nearest > 0.95
+
+
+def test_a_merge_needs_a_part() -> None:
+    with pytest.raises(ValueError, match="needs a part"):
+        Case.parse("merge/none/mha/f32/b2h3q5k0d8")
+
+
+def test_log_sum_exps_are_drawn_in_float32_beside_sixteen_bits() -> None:
+    lse = draw(Case.parse("merge/none/mha/bf16/b2h3q5k2d8/high")).arrays["partial_lse"]
+    assert np.array_equal(lse, lse.astype(np.float32))
+    assert 150 < lse.min()
+    assert len(np.unique(lse)) == lse.size
+
+
+def statuses(name: str) -> dict[str, set[str]]:
+    """Statuses of a function's cells of the check values, by what the id says of log-sum-exps."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "merge")
+    found: dict[str, set[str]] = {}
+    for check in all_checks():
+        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
+            height = "empty" if cell.case.option("empty") else cell.case.option("height")
+            found.setdefault(height, set()).add(run(cell).status)
+    return found
+
+
+def test_a_persons_merge() -> None:
+    assert statuses("right") == {"level": {"pass"}, "empty": {"pass"}, "high": {"pass"}}
+
+
+def test_a_merge_that_knows_no_empty_part_fails() -> None:
+    assert statuses("empty_is_nan") == {"level": {"pass"}, "empty": {"fail"}, "high": {"pass"}}
+
+
+def test_a_merge_that_overflows_fails() -> None:
+    assert statuses("overflows")["high"] == {"fail"}
+    assert statuses("overflows")["level"] == {"pass"}
+
+
+def test_parameters_that_nobody_passes_are_named() -> None:
+    with pytest.raises(UsageError, match="with_scale has parameters that are never passed: scale"):
+        function_implementation(load("torch"), f"{FUNCTIONS}:with_scale", {}, "merge")
