@@ -14,10 +14,22 @@ from backends.masks import rank4
 from backends.protocol import ForwardOnly, Implementation
 from suite.judge.answer import parts, turned
 from suite.judge.derivative import native_cotangent
-from suite.vectors.asked import Asked, operands
+from suite.vectors.asked import Asked, Selection, operands
+from suite.vectors.export import export
 from suite.vectors.index import RUNTIME, read_index
 from suite.vectors.judge import as_drawn_here
 from suite.vectors.tensors import encoded, type_of, typed
+
+
+def made(folder: Path, *dtypes: str) -> Path:
+    """Vectors of plain attention in some dtypes, in a new folder below this one."""
+    export(Selection("smoke", operators=("sdpa",), dtypes=dtypes), folder / "vectors")
+    return folder / "vectors"
+
+
+def file_of(folder: Path, case: str) -> Path:
+    """The file of a case, or of the answer to it."""
+    return folder / f"{case.replace('/', '__')}.safetensors"
 
 
 def answer(
