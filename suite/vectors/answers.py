@@ -12,7 +12,6 @@ from suite.spec.vocabulary import FEATURES
 from suite.vectors.index import (
     INDEX,
     RUNTIME,
-    SUFFIX,
     Entry,
     Index,
     Runtime,
@@ -21,7 +20,7 @@ from suite.vectors.index import (
     read_index,
     read_runtime,
 )
-from suite.vectors.tensors import NoTensors, Tensor, decoded, sha256
+from suite.vectors.tensors import SUFFIX, NoTensors, Tensor, decoded, sha256
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from suite.spec.masks import Causal
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import FEATURES
-from suite.vectors.tensors import encoded, sha256, type_of, typed
+from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
 
 StoredCase = Case | ElectionCase
 
@@ -72,7 +72,7 @@ class Asked:
     @property
     def file(self) -> str:
         """The name of its file."""
-        return f"{self.id.replace('/', '__')}.safetensors"
+        return f"{self.id.replace('/', '__')}{SUFFIX}"
 
     def inputs(self) -> Inputs:
         """The values that it asks with."""

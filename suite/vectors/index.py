@@ -24,8 +24,6 @@ SCHEMA = 1
 INDEX, RUNTIME, JSON_SCHEMA = "index.json", "runtime.json", "index.schema.json"
 """The files beside tensors."""
 
-SUFFIX = ".safetensors"
-
 
 class VectorsError(Exception):
     """Vectors or answers cannot be used; the message names the file and what to do."""

@@ -40,6 +40,7 @@ WIDER = {"f64": ("f64",), "f32": ("f32", "f64")}
 """The dtypes, by short name, that an answer in float64 or float32 may have; in 16 bits also its own."""
 
 Answered = Mapping[str, Tensor]
+"""The tensors of an answer by name."""
 
 Arrays = dict[str, np.ndarray]
 

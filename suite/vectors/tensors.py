@@ -23,6 +23,9 @@ TYPES: dict[str, type] = {
 }
 """The types of safetensors that vectors are made of, and NumPy's."""
 
+SUFFIX = ".safetensors"
+"""How the name of a file of tensors ends."""
+
 FORMATS = {"F64": "f64", "F32": "f32", "BF16": "bf16", "F16": "f16"}
 """The floating-point types among them, with the short names of their dtypes."""
 
