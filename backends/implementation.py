@@ -65,6 +65,10 @@ class Implementation(ABC):
         """The call to differentiate: where it can be, it takes canonical parameters as arguments, too."""
         return self.prepare(inputs)
 
+    def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
+        """`differentiable`, as a probe asks for it that nothing before may have a part in."""
+        return self.differentiable(inputs)
+
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The same problem by other flags that must not change the answer, by the flags' names."""
         return {}

@@ -21,7 +21,7 @@ def of_compiled(level: str) -> list[ElectionCase]:
     return [case for case in asked if case.dtype.name in names]
 
 
-@check(lambda level: ELECTION_CASES, compiled=of_compiled)
+@check(lambda level: ELECTION_CASES, compiled=of_compiled, stored=True)
 def test_election(cell: Cell) -> None:
     if not isinstance(cell.case, ElectionCase):
         raise HarnessError(f"{cell.case.id} asks no question")

@@ -43,7 +43,10 @@ def test_one_hot_weights(cell: Cell) -> None:
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "one-hot weights")
 
 
-@check(asked("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"))
+@check(
+    asked("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
+    stored=True,
+)
 def test_single_key(cell: Cell) -> None:
     """With one key the weight is 1 and the answer its value, exactly."""
     s = cell.inputs.sizes
@@ -52,7 +55,10 @@ def test_single_key(cell: Cell) -> None:
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "single key")
 
 
-@check(asked("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
+@check(
+    asked("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
+    stored=True,
+)
 def test_first_row(cell: Cell) -> None:
     """Under a causal mask the first row sees the first key alone: its value, exactly."""
     s = cell.inputs.sizes
@@ -108,7 +114,8 @@ def test_nearest(cell: Cell) -> None:
         "sdpa/causal/mha/{dt}/b0h3q5k7d8",
         "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
         "sdpa/pad/mha/{dt}/b2h4q0k7d8",
-    )
+    ),
+    stored=True,
 )
 def test_empty(cell: Cell) -> None:
     """No samples or no queries give an empty answer of the right shape."""

@@ -38,7 +38,7 @@ from suite.test_masking import last_seen_by_some, never_attended, with_slots
 OPERANDS = ("query", "key", "value")
 
 
-@check(gradient_cases, ("gradient",), compiled_gradient_cases)
+@check(gradient_cases, ("gradient",), compiled_gradient_cases, stored=True)
 def test_gradients(cell: Cell) -> None:
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer takes no parameters: its gradients are no one's to know")

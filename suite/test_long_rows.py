@@ -39,6 +39,6 @@ def long_rows(level: str) -> Sequence[Case]:
     return parsed(ids)
 
 
-@check(long_rows)
+@check(long_rows, stored=True)
 def test_long_rows(cell: Cell) -> None:
     cell.judge(cell.run())

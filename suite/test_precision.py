@@ -32,6 +32,6 @@ LAYERS = (
 )
 
 
-@check(lambda level: parsed((*ATTENTION, *LAYERS)))
+@check(lambda level: parsed((*ATTENTION, *LAYERS)), stored=True)
 def test_precision(cell: Cell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

@@ -27,7 +27,7 @@ CASES = (
 )
 
 
-@check(lambda level: parsed(CASES))
+@check(lambda level: parsed(CASES), stored=True)
 def test_score_variance(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     if s.Lk > s.Dv or cell.dtype.name in ("f16", "bf16"):

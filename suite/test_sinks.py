@@ -45,7 +45,7 @@ def test_sink_of_nothing(cell: Cell) -> None:
     compare(cell, nothing, plain, "a sink of -inf and no sink")
 
 
-@check(asked(*EMPTY))
+@check(asked(*EMPTY), stored=True)
 def test_sink_without_keys(cell: Cell) -> None:
     """A row that sees its sink alone is exactly 0, whatever is elected for rows without keys."""
     rows = ~cell.inputs.attends.any(-1)

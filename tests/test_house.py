@@ -45,13 +45,10 @@ ROOMS = {
     "backends._torch": Room(("backends", "suite.spec"), ("numpy", "torch")),
     "backends._jax": Room(("backends", "suite.spec"), ("numpy", "jax", "jaxlib", "flax")),
     # TensorFlow's own layers are those of Keras.
-    "backends._tensorflow": Room(
-        ("backends", "suite.spec", "backends._keras"), ("numpy", "tensorflow")
-    ),
+    "backends._tensorflow": Room(("backends", "suite.spec", "backends._keras"), ("numpy", "tensorflow")),
     # Keras on an engine uses that engine's package.
     "backends._keras": Room(
-        ("backends", "suite.spec", "backends._torch", "backends._jax"),
-        ("numpy", "keras", "torch", "jax"),
+        ("backends", "suite.spec", "backends._torch", "backends._jax"), ("numpy", "keras", "torch", "jax")
     ),
     # So do libraries whose arrays are a framework's.
     "backends._transformers": Room(
@@ -69,11 +66,9 @@ ROOMS = {
         ("jinja2", "matplotlib", "numpy", "pandas"),
     ),
     "suite.front": Room(
-        (
-            "suite", "suite.measure", "suite.mutation", "suite.search", "suite.report", "suite.checks",
-            "suite.judge", "suite.records", "suite.spec", "backends", "attention_conformance.impostors",
-        ),
-        ("matplotlib", "numpy", "pytest"),
+        ("suite", "suite.measure", "suite.mutation", "suite.search", "suite.vectors", "suite.report",
+         "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
+         "attention_conformance.impostors"), ("matplotlib", "numpy", "pytest"),
     ),
     "suite.measure": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
@@ -82,7 +77,12 @@ ROOMS = {
     "suite.mutation": Room(("suite.records", "suite.spec.text", "suite.spec.vocabulary")),
     "suite.search": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
-        ("hypothesis", "numpy"),
+        ("hypothesis", "numpy")),
+    # What lies in files is judged as a backend whose arrays are NumPy's.
+    "suite.vectors": Room(
+        ("suite", "suite.front", "suite.checks", "suite.judge", "suite.records", "suite.report",
+         "suite.spec", "references", "backends", "backends._numpy"),
+        ("ml_dtypes", "msgspec", "numpy", "safetensors"),
     ),
     "suite.benchmarks": Room(("suite.measure",)),
     "suite.plugin": Room(("suite.front.plugin",)),
@@ -335,7 +335,7 @@ def test_adapters_are_not_named_like_frameworks() -> None:
         "suite.judge.oracle, suite.checks, suite.front.plan, suite.front.commands, suite.plugin",
         "backends, backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
-        "suite.search.command, suite.search.script",
+        "suite.search.command, suite.search.script, suite.vectors.export, suite.vectors.judge",
         "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",
     ],
 )

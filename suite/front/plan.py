@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -217,17 +217,9 @@ class Plan:
     def stale_expectations(self) -> list[str]:
         """Entries that match no supported cell of the full catalogue, as messages for people."""
         messages = []
-        checks = all_checks()
         for manifest in (*self.manifests.values(), self.of_functions):
             present = [i for i in self.implementations if self.manifest(i) is manifest]
             names = {i.name for i in present}
-            candidates = (
-                (i.name, check.name, case.id)
-                for i in present
-                for check in checks
-                for case in asked_at_full(check, i)
-                if i.unsupported(case) is None
-            )
             filtered = self.options.implementation or self.options.function
             left = Manifest([], {}, "")
             left.entries = [
@@ -240,7 +232,7 @@ class Plan:
             messages += [
                 f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell of "
                 "the catalogue; correct or remove it"
-                for e in left.unmatched(candidates)
+                for e in left.unmatched(self.candidates(present))
             ]
         named = {name for e in self.of_functions.entries for name in e.implementation}
         if named and not named & {i.name for i in self.functions}:
@@ -249,6 +241,14 @@ class Plan:
                 f"({', '.join(i.name for i in self.functions)}); they name {', '.join(sorted(named))}"
             )
         return messages
+
+    def candidates(self, present: Sequence[Implementation]) -> Iterator[tuple[str, str, str]]:
+        """What an entry can speak of: implementations, checks and cases of the full catalogue."""
+        for i in present:
+            for check in all_checks():
+                for case in asked_at_full(check, i):
+                    if i.unsupported(case) is None:
+                        yield i.name, check.name, case.id
 
     def speaks_of(self, entry: Expectation) -> bool:
         """Whether an entry names an implementation of the modes that are asked."""

@@ -7,7 +7,7 @@ With `-v` every group and every failure is shown in full.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -115,14 +115,7 @@ class Listing:
 
     def explanation(self) -> Iterator[str]:
         """Why cells fail, as lines of text; none where none fails."""
-        if self._groups:
-            yield from ("", "Why cells fail", "--------------")
-        for number, group in enumerate(self._groups[: self._most], 1):
-            yield from self._in_lines(number, group)
-        rest = self._groups[self._most :]
-        if rest:
-            yield f"and {len(rest)} more, with their cases and commands under -v:"
-        yield from (f"    {_head(group)}; {group.separation}" for group in rest)
+        return why(self._run, self._groups, self._most, self._commands)
 
     def chosen(self, reports: list[Any]) -> list[Any]:
         """Of pytest's reports of failures those to show in full: of cells as many as `most`, the smallest
@@ -132,15 +125,32 @@ class Listing:
         first = [by_node[node] for node in self._in_full if node in by_node]
         return first + [report for report in reports if report.nodeid not in cells]
 
-    def _in_lines(self, number: int, group: Group) -> Iterator[str]:
-        smallest = self._run.cells[group.cells[0]]
+    def _commands(self, cell: CellRecord) -> dict[str, str]:
+        commands = {"again": again(self._nodes[cell.key], self._options)}
+        if command := go_on(cell, self._options):
+            commands["go on"] = command
+        return commands
+
+
+Commands = Callable[[CellRecord], Mapping[str, str]]
+"""What can be done about a failing cell: commands, by what they are for."""
+
+
+def why(run: Run, groups: Sequence[Group], most: int, commands: Commands) -> Iterator[str]:
+    """Why cells fail, as lines of text; none where none fails. `most` groups are shown in full."""
+    if groups:
+        yield from ("", "Why cells fail", "--------------")
+    for number, group in enumerate(groups[:most], 1):
+        smallest = run.cells[group.cells[0]]
         yield f"{number:2}. {_head(group)}"
         yield f"    {group.separation}"
         yield f"    smallest  {smallest.case}"
         yield f"              {' '.join(smallest.message.split())}"
-        yield f"    again     {again(self._nodes[smallest.key], self._options)}"
-        if command := go_on(smallest, self._options):
-            yield f"    go on     {command}"
+        yield from (f"    {name:9} {text}" for name, text in commands(smallest).items())
+    rest = groups[most:]
+    if rest:
+        yield f"and {len(rest)} more, with their cases and commands under -v:"
+    yield from (f"    {_head(group)}; {group.separation}" for group in rest)
 
 
 def _head(group: Group) -> str:

@@ -54,8 +54,9 @@ class Cell:
 
     @cached_property
     def cotangent(self) -> np.ndarray:
-        """What the case's output is differentiated with: unit normals of its shape."""
-        return draw_cotangent(self.inputs.case, self.seed)
+        """What the case's output is differentiated with: unit normals of its shape, the same for every
+        implementation, whatever its causal flag means."""
+        return draw_cotangent(self.inputs.case, self.seed, f"{self.case.id}/cotangent")
 
     def release(self) -> None:
         """Forget the drawn values: a run keeps thousands of cells."""

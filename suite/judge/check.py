@@ -29,7 +29,8 @@ class Check:
     """A promise: its name, the function that judges it, the cases of a level it is asked on, the features
     it needs besides those of its cases, and the cases of a level that it is asked on of compiled
     implementations, which pay for every new shape; None for none. `whom` says of which implementations it
-    is asked at all, by what they declare."""
+    is asked at all, by what they declare. `stored`: it asks for one answer to each of its cases, and none
+    to a variation, so that it can be asked of answers that lie in files."""
 
     name: str
     function: Callable[[Cell], None]
@@ -37,6 +38,7 @@ class Check:
     needs: tuple[str, ...] = ()
     compiled: Asked | None = None
     whom: Callable[[Declared], bool] = everybody
+    stored: bool = False
 
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
@@ -74,17 +76,18 @@ def check(
     needs: tuple[str, ...] = (),
     compiled: Asked | None = None,
     whom: Callable[[Declared], bool] = everybody,
+    stored: bool = False,
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
     The check is called what the function is, without `test_`. `needs` are the features it needs besides
     those of its cases, `compiled` the cases of a level that it is asked on of compiled implementations,
-    `whom` says of which implementations it is asked at all.
+    `whom` says of which implementations it is asked at all, `stored` that answers from files will do.
     """
 
     def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
         name = function.__name__.removeprefix("test_")
-        CHECKS[function] = Check(name, function, cases, needs, compiled, whom)
+        CHECKS[function] = Check(name, function, cases, needs, compiled, whom, stored)
         return function
 
     return mark

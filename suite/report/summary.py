@@ -22,7 +22,8 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
     probes = semantics.asked(frame)
-    of_operators = dict(list(probes.groupby("operator", sort=False)))
+    put = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
+    of_operators = dict(list(put.groupby("operator", sort=False)))
     for operator, cells in of_operators.items():
         name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
         tables[name] = semantics.by_question(cells)

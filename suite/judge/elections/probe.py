@@ -146,7 +146,7 @@ class Probe:
         """Gradients of query, key and value, or None where the framework raises."""
         self.require(inputs)
         backend = self.implementation.backend
-        prepared = self.implementation.differentiable(inputs)
+        prepared = self.implementation.differentiable_fresh(inputs)
         names = names_of(prepared, inputs)
         wrt = [name for name in ("query", "key", "value") if name in names]
         native = backend.array(np.ascontiguousarray(turned(cotangent, prepared)), self.dtype)

@@ -1,0 +1,117 @@
+"""A folder of answers: who answered, and which cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from suite.spec.vocabulary import FEATURES
+from suite.vectors.index import (
+    INDEX,
+    RUNTIME,
+    Entry,
+    Index,
+    Runtime,
+    VectorsError,
+    digest_of,
+    read_index,
+    read_runtime,
+)
+from suite.vectors.tensors import SUFFIX, NoTensors, Tensor, decoded, sha256
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a runtime answered to the vectors of an index: its files by case id."""
+
+    folder: Path
+    index: Index
+    runtime: Runtime
+    files: Mapping[str, Path]
+
+    def read(self, case_id: str) -> dict[str, Tensor]:
+        """The tensors of the answer to a case. Raises NoTensors."""
+        try:
+            return decoded(self.files[case_id].read_bytes())
+        except OSError as error:
+            raise NoTensors(str(error)) from error
+
+    def reason(self, entry: Entry) -> str:
+        """Why a case has no answer."""
+        reasons = self.runtime.unsupported
+        return next((why for key, why in reasons.items() if speaks_of(key, entry)), "no answer")
+
+
+def read_answers(folder: Path, vectors: Path) -> Answers:
+    """The answers in a folder to the vectors in another one.
+
+    Raises VectorsError: for a folder that is none, for vectors that were changed, for answers to other
+    vectors or to cases that there are not, and for a declaration that contradicts them.
+    """
+    index = checked_index(vectors)
+    if not folder.is_dir():
+        raise VectorsError(f"there is no folder {folder}")
+    runtime = read_runtime(folder)
+    if runtime.vectors not in ("", index.digest):
+        raise VectorsError(
+            f"{folder / RUNTIME}: these are answers to the vectors {runtime.vectors[:12]}..., and "
+            f"{vectors} holds {index.digest[:12]}...: answer these, or judge by those"
+        )
+    by_file = {entry.file: entry for entry in index.cases}
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    for path in found:
+        if path.name not in by_file:
+            near = get_close_matches(path.name, by_file, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise VectorsError(
+                f"{path} answers no case of {vectors / INDEX}: an answer is called like its case's "
+                f"`file`{meant}"
+            )
+    files = {by_file[path.name].case: path for path in found}
+    for problem in contradictions(runtime, index, files):
+        raise VectorsError(f"{folder / RUNTIME}: {problem}")
+    return Answers(folder, index, runtime, files)
+
+
+def contradictions(runtime: Runtime, index: Index, files: Mapping[str, Path]) -> Iterator[str]:
+    """What is declared unsupported and is not there, or is answered."""
+    for key in runtime.unsupported:
+        meant = [entry for entry in index.cases if speaks_of(key, entry)]
+        if not meant and key not in FEATURES:
+            near = get_close_matches(key, FEATURES, 1)
+            yield (
+                f"unsupported: {key!r} is neither a feature nor a pattern of a case of these vectors"
+                f"{f'; did you mean {near[0]!r}?' if near else ''}"
+            )
+        answered = next((entry for entry in meant if entry.case in files), None)
+        if answered is not None:
+            yield (
+                f"unsupported: {key!r} speaks of {answered.case}, which is answered: remove one of them"
+            )
+
+
+def speaks_of(key: str, entry: Entry) -> bool:
+    """Whether a key of `unsupported`, a feature or a shell pattern of ids, speaks of a case."""
+    return key in entry.needs if key in FEATURES else fnmatchcase(entry.case, key)
+
+
+def checked_index(vectors: Path) -> Index:
+    """The index of a folder whose files are as they were written. Raises VectorsError."""
+    index = read_index(vectors)
+    for entry in index.cases:
+        path = vectors / entry.file
+        try:
+            same = sha256(path.read_bytes()) == entry.sha256
+        except OSError as error:
+            raise VectorsError(f"{path} cannot be read: {error}; make the vectors anew") from error
+        if not same:
+            raise VectorsError(
+                f"{path} is not the file that {vectors / INDEX} speaks of: it was changed, or cut off; "
+                "make the vectors anew"
+            )
+    if digest_of((entry.file, entry.sha256) for entry in index.cases) != index.digest:
+        raise VectorsError(f"{vectors / INDEX} was changed: make the vectors anew")
+    return index

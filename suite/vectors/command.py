@@ -1,0 +1,198 @@
+"""The command `vectors` of `python -m suite`, and `vectors judge`.
+
+Exit codes: 0 where the vectors were made, or where no answer fails and some pass; 1 where an answer
+fails, or none passes; 2 where arguments, vectors or answers cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.front.options import add_options
+from suite.spec.dtypes import DTYPES
+from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import BROKEN, LEVELS, STATUSES
+
+if TYPE_CHECKING:
+    from suite.records.cells import CellRecord, Run
+    from suite.vectors.judge import StoredPlan
+
+MISSING = (
+    "vectors are safetensors files, and safetensors or ml_dtypes is not installed: "
+    'pip install "attention-conformance[vectors]", or pip install safetensors ml_dtypes'
+)
+
+
+def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add `vectors` to the subparsers of `argparse`; sets `run`."""
+    parser = subparsers.add_parser(
+        "vectors",
+        help="cases, expected values and bounds as files, for runtimes in other languages; `vectors "
+        "judge` judges what they answered",
+        description="Writes the cases of a level as safetensors files with a JSON index "
+        "(docs/vectors.md).",
+    )
+    parser.add_argument("--level", choices=LEVELS, default="smoke", help="default: smoke")
+    add_options(parser.add_argument, ("seed",))
+    parser.add_argument(
+        "--operator", action="append", default=[], choices=list(OPERATORS),
+        help="only cases of this operator; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", action="append", default=[], choices=list(DTYPES),
+        help="only cases of this dtype; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new or empty folder")
+    parser.set_defaults(run=make)
+    actions = parser.add_subparsers(metavar="judge")
+    judge = actions.add_parser(
+        "judge",
+        help="judge a folder of answers",
+        description="Judges a folder of answers to vectors, as a function of a framework is judged.",
+    )
+    judge.add_argument("answers", type=Path, metavar="ANSWERS", help="a folder of answers")
+    judge.add_argument(
+        "--vectors", type=Path, required=True, metavar="FOLDER", help="the vectors they answer"
+    )
+    judge.add_argument(
+        "--case", action="append", default=[], metavar="ID",
+        help="judge the answer to this case alone; repeatable",
+    )  # fmt: skip
+    helps = {
+        "numerics": "numerics class that answers are held to, before that of runtime.json",
+        "elect": "hold the runtime to an answer where the field has no single one: QUESTION=ANSWER, or "
+        "QUESTION=DTYPE:ANSWER, before what runtime.json elects; repeatable",
+        "expect": "a manifest of expected failures of the runtime; repeatable",
+    }
+    add_options(judge.add_argument, ("numerics", "elect", "expect", "results"), **helps)
+    judge.add_argument("-v", "--verbose", action="store_true", help="explain every failure in full")
+    judge.set_defaults(run=judge_answers)
+    return parser
+
+
+def make(arguments: argparse.Namespace) -> int:
+    """Write vectors; returns the exit code."""
+    if not _installed():
+        return 2
+    from suite.vectors.asked import Selection
+    from suite.vectors.export import export
+    from suite.vectors.index import VectorsError
+
+    if arguments.output is None:
+        print("name a new or empty folder for the vectors by --output=FOLDER", file=sys.stderr)
+        return 2
+    operators, dtypes = (tuple(dict.fromkeys(x)) for x in (arguments.operator, arguments.dtype))
+    selection = Selection(arguments.level, arguments.seed, operators, dtypes)
+    try:
+        index = export(selection, arguments.output, progress("vectors"))
+    except (OSError, VectorsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    size = sum((arguments.output / entry.file).stat().st_size for entry in index.cases)
+    print(
+        f"{len(index.cases)} cases, {size / 1e6:.1f} MB, in {arguments.output}; digest "
+        f"{index.digest[:12]}"
+    )
+    return 0
+
+
+def judge_answers(arguments: argparse.Namespace) -> int:
+    """Judge a folder of answers; returns the exit code."""
+    if not _installed():
+        return 2
+    from backends.claims import read_elections
+    from backends.registry import UsageError
+    from suite.records import cells as records
+    from suite.records.files import new_file
+    from suite.vectors.index import VectorsError
+    from suite.vectors.judge import judged, plan_of
+
+    try:
+        said: dict[str, Any] = {"elections": read_elections(arguments.elect)}
+        said |= {"numerics": arguments.numerics} if arguments.numerics else {}
+        plan = plan_of(
+            arguments.answers, arguments.vectors, said, arguments.case,
+            numerics=arguments.numerics, elect=tuple(arguments.elect),
+            expect=tuple(arguments.expect),
+        )  # fmt: skip
+        file = new_file(arguments.results) if arguments.results else None
+    except (OSError, UsageError, VectorsError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    head = plan.header()
+    writer = None if file is None else records.writer(arguments.results, head, file)
+    said_of, found = progress(plan.options.backend[0]), []
+    for one in judged(plan):
+        found.append(one)
+        if writer is not None:
+            writer.write(one)
+        said_of(one.seconds, head.cells)
+    run = records.Run(head, tuple(found))
+    if writer is not None:
+        writer.close()
+    print("\n".join(lines(run, plan, arguments)))
+    return exit_code(run)
+
+
+def progress(name: str) -> Callable[[float, int], None]:
+    """What is called after each step with its seconds and the number of all steps, and says now and then
+    what is left."""
+    from suite.front.progress import EVERY, Progress
+
+    shown = Progress(EVERY[sys.stderr.isatty()])
+
+    def step(seconds: float, steps: int) -> None:
+        shown.owe({name: steps})
+        if line := shown.take(name, seconds):
+            print(line, file=sys.stderr)
+
+    return step
+
+
+def exit_code(run: Run) -> int:
+    """0 where no cell fails and some pass, else 1."""
+    return int(not run.totals["pass"] or any(run.totals[status] for status in BROKEN))
+
+
+def lines(run: Run, plan: StoredPlan, arguments: argparse.Namespace) -> Iterator[str]:
+    """What a run over stored answers says: tables, why cells fail, what is left to say."""
+    from suite.front.terminal import MOST, why
+    from suite.report import explanation, frames, summary
+
+    def commands(cell: CellRecord) -> Mapping[str, str]:
+        return {"again": again(arguments, [cell.case])}
+
+    yield from summary.lines(run, {})
+    groups = explanation.groups(frames.cells(run))
+    yield from why(run, groups, len(groups) if arguments.verbose else MOST, commands)
+    counts = ", ".join(f"{run.totals[name]} {name}" for name in STATUSES if run.totals[name])
+    yield f"\n{plan.title}: {counts or 'no cell'}"
+    if not run.totals["pass"]:
+        yield "no cell passed: the run fails"
+    if arguments.results:
+        yield f"records: {arguments.results}"
+
+
+def again(arguments: argparse.Namespace, cases: Sequence[str]) -> str:
+    """The command that judges the answers to some cases once more."""
+    words = ["python", "-m", "suite", "vectors", "judge", str(arguments.answers)]
+    words += [f"--vectors={arguments.vectors}", *(f"--case={case}" for case in cases)]
+    words += [f"--elect={text}" for text in arguments.elect]
+    words += [f"--expect={path}" for path in arguments.expect]
+    words += [f"--numerics={arguments.numerics}"] if arguments.numerics else []
+    return shlex.join(words)
+
+
+def _installed() -> bool:
+    try:
+        import ml_dtypes  # noqa: F401
+        import safetensors  # noqa: F401
+    except ImportError:
+        print(MISSING, file=sys.stderr)
+        return False
+    return True

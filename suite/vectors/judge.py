@@ -1,0 +1,120 @@
+"""The plan of a run over stored answers: the same cells, verdicts and records as of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import suite
+from backends.protocol import Implementation
+from backends.registry import ALIASES, REGISTRY, UsageError
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan, header, record
+from suite.judge.cell import Cell
+from suite.judge.check import Check
+from suite.records.cells import CellRecord, Header
+from suite.vectors.answers import read_answers
+from suite.vectors.asked import Asked, Selection, asked
+from suite.vectors.index import Index, Runtime, VectorsError
+from suite.vectors.runtime import StoredBackend
+
+
+@dataclass
+class StoredPlan(Plan):
+    """The plan of a run over the answers to some cases, by their ids."""
+
+    ids: frozenset[str] = frozenset()
+    filtered: bool = False
+    digest_of_vectors: str = ""
+
+    def cells(self, check: Check, whole: bool = False) -> list[Cell]:
+        """The cells of a check that needs no more than one answer to each case."""
+        if not check.stored:
+            return []
+        return [cell for cell in super().cells(check, whole) if cell.case.id in self.ids]
+
+    def candidates(self, present: Sequence[Implementation]) -> Iterator[tuple[str, str, str]]:
+        """Whatever a runtime may be asked at any level, answered here or not."""
+        for check in all_checks():
+            for case in check.cases("full") if check.stored else ():
+                yield from ((i.name, check.name, case.id) for i in present)
+
+    def every_cell(self) -> list[Cell]:
+        """The cells of all checks."""
+        return [cell for check in all_checks() for cell in self.cells(check)]
+
+    @property
+    def title(self) -> str:
+        """Who is judged, and by what."""
+        (name,) = self.options.backend
+        seed = f", seed {self.options.seed}" if self.options.seed else ""
+        return f"{name} {self.versions[name]}, vectors of level {self.options.level}{seed}"
+
+    def header(self) -> Header:
+        """The header of the records."""
+        return header(self.options, self.identity(), self.filtered, vectors=self.digest_of_vectors)
+
+
+def plan_of(
+    folder: Path, vectors: Path, said: dict[str, Any], cases: Sequence[str] = (), **options: Any
+) -> StoredPlan:
+    """The plan that judges the answers in a folder to the vectors in another one.
+
+    `said` are claims that go before those of `runtime.json`: "numerics", "elections". `cases` are the ids
+    to judge, all by default; `options` are further fields of the options. Raises VectorsError and
+    UsageError.
+    """
+    answers = read_answers(folder, vectors)
+    index, runtime = answers.index, answers.runtime
+    if runtime.name in (*REGISTRY, *ALIASES):
+        raise UsageError(
+            f"a runtime cannot be called {runtime.name!r}, which is a backend of the suite: tables would "
+            "mix them"
+        )
+    ids = frozenset(entry.case for entry in index.cases)
+    if unknown := sorted(set(cases) - ids):
+        raise UsageError(f"{unknown[0]!r} is no case of {vectors}")
+    backend = StoredBackend(answers, as_drawn_here(index, vectors), claimed(runtime, said))
+    plan = StoredPlan(
+        Options((runtime.name,), level=index.level, seed=index.seed, **options),
+        ids=frozenset(cases) or ids,
+        filtered=bool(cases or index.operators or index.dtypes),
+        digest_of_vectors=index.digest,
+    )
+    plan.add(backend)
+    if stale := plan.stale_expectations():
+        raise UsageError("stale expectations: " + "; ".join(stale))
+    return plan
+
+
+def claimed(runtime: Runtime, said: dict[str, Any]) -> dict[str, Any]:
+    """What is claimed of a runtime: by its declaration, and before that by options."""
+    own: dict[str, Any] = {"numerics": runtime.numerics, "elections": runtime.elections}
+    elections = {**runtime.elections, **said.get("elections", {})}
+    return {**own, **said, "elections": elections}
+
+
+def as_drawn_here(index: Index, vectors: Path) -> list[Asked]:
+    """What an index asks, as this version of the suite draws it. Raises VectorsError where that is
+    something else."""
+    selection = Selection(index.level, index.seed, index.operators, index.dtypes)
+    found = {one.id: one for one in asked(selection)}
+    theirs = {entry.case: entry.inputs_sha256 for entry in index.cases}
+    other = [name for name in theirs if name not in found or found[name].digest() != theirs[name]]
+    other += [name for name in found if name not in theirs]
+    if other:
+        raise VectorsError(
+            f"{vectors} was made by version {index.suite} of the suite, and this is {suite.__version__}, "
+            f"which asks otherwise: {len(other)} cases differ, the first is {other[0]}. Judge with that "
+            "version, or make the vectors anew and answer them"
+        )
+    return list(found.values())
+
+
+def judged(plan: StoredPlan) -> Iterator[CellRecord]:
+    """The records of all cells, as they are judged."""
+    for cell in plan.every_cell():
+        yield record(cell, plan.judge(cell, 0.0))

@@ -1,0 +1,89 @@
+"""Plays the other runtime: answers vectors by an implementation of a backend, through the files alone in
+which its answers end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.masks import rank4
+from backends.protocol import ForwardOnly, Implementation
+from suite.judge.answer import parts, turned
+from suite.judge.derivative import native_cotangent
+from suite.vectors.asked import Asked, Selection, operands
+from suite.vectors.export import export
+from suite.vectors.index import RUNTIME, read_index
+from suite.vectors.judge import as_drawn_here
+from suite.vectors.tensors import encoded, type_of, typed
+
+
+def made(folder: Path, *dtypes: str) -> Path:
+    """Vectors of plain attention in some dtypes, in a new folder below this one."""
+    export(Selection("smoke", operators=("sdpa",), dtypes=dtypes), folder / "vectors")
+    return folder / "vectors"
+
+
+def file_of(folder: Path, case: str) -> Path:
+    """The file of a case, or of the answer to it."""
+    return folder / f"{case.replace('/', '__')}.safetensors"
+
+
+def answer(
+    vectors: Path, folder: Path, implementations: Iterable[Implementation], **runtime: Any
+) -> Path:
+    """A folder with the answers of implementations, one an operator, and with what `runtime` declares."""
+    folder.mkdir()
+    by_operator = {one.operator.name: one for one in implementations}
+    for one in as_drawn_here(read_index(vectors), vectors):
+        implementation = by_operator.get(one.case.operator.name)
+        if implementation is None or implementation.unsupported(one.case) is not None:
+            continue
+        arrays = answered(one, implementation)
+        if arrays:
+            (folder / one.file).write_bytes(encoded(arrays))
+    declare(folder, **runtime)
+    return folder
+
+
+def declare(folder: Path, **runtime: Any) -> None:
+    """Write what is declared of the runtime, by default its name and version."""
+    text = json.dumps({"name": "other", "version": "1.2", **runtime})
+    (folder / RUNTIME).write_text(text, encoding="utf-8")
+
+
+def answered(one: Asked, implementation: Implementation) -> dict[str, np.ndarray]:
+    """The tensors with which an implementation answers; none where it raises."""
+    inputs, backend = one.inputs(), implementation.backend
+    prepared = implementation.prepare(inputs)
+    try:
+        native = parts(prepared(), prepared)
+    except Exception:
+        return {}
+    arrays = {
+        name: typed(
+            turned(backend.to_numpy(native[name]), prepared).reshape(inputs.full_shape(name)),
+            type_of(inputs.output_dtype(name)),
+        )
+        for name in one.outputs()
+    }
+    cotangent = one.cotangent()
+    if cotangent is None or implementation.missing(["gradient"]) is not None:
+        return arrays
+    prepared = implementation.differentiable(inputs)
+    given = backend.array(native_cotangent(cotangent, inputs, prepared), inputs.dtype)
+    try:
+        _, gradients = backend.vjp(prepared, one.gradients(), given)
+    except ForwardOnly:
+        return arrays
+    for name, gradient in gradients.items():
+        values = backend.to_numpy(gradient)
+        values = turned(values, prepared) if values.ndim == 4 and name != "bias" else values
+        shape = operands(inputs)[name].shape
+        # A layer of one head may leave out the axis of heads; a merged bias has more than its own.
+        values = values.reshape(shape) if values.size == np.prod(shape) else rank4(values)
+        arrays[f"grad.{name}"] = typed(values, type_of(inputs.dtype))
+    return arrays

@@ -1,0 +1,343 @@
+"""Answers in files are judged as those of a framework: the same verdicts, records and explanations."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from functools import reduce
+from operator import and_
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from backends.registry import load
+from suite.__main__ import main
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.records import cells as records
+from suite.records.cells import CellRecord, Run
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+from tests.mutants.gradient_kernel import Differentiable
+from tests.mutants.honest_attention import NanRows, UniformRows
+from tests.mutants.kernel import Kernel
+
+pytest.importorskip("safetensors")
+
+from suite.vectors.index import read_index
+from suite.vectors.judge import judged, plan_of
+from suite.vectors.tensors import decoded, encoded
+from tests.answering import answer, declare, file_of, made
+
+HONEST = load("tests.mutants:honest")
+BROKEN = {"fail", "error", "crash"}
+PLAIN = "sdpa/none/mha/f16/b1h2q33k33d600/scale-0.2/onehot"
+GRADIENTS = "sdpa/padempty/mha/f16/b2h3q5k13d8v10/bias.qk/scale-0.2/integers/dense"
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attention in float32."""
+    return made(tmp_path_factory.mktemp("vectors"), "f32")
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attention in the 16-bit dtypes."""
+    return made(tmp_path_factory.mktemp("vectors"), "bf16", "f16")
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attention in float16: few cases."""
+    return made(tmp_path_factory.mktemp("vectors"), "f16")
+
+
+@pytest.fixture(scope="module")
+def right(half: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Right answers in float16, with gradients."""
+    folder = tmp_path_factory.mktemp("answers") / "right"
+    return answer(half, folder, [Differentiable(HONEST)], numerics="exact")
+
+
+@pytest.fixture
+def mine(right: Path, tmp_path: Path) -> Path:
+    """A copy of the right answers, to be changed."""
+    return Path(shutil.copytree(right, tmp_path / "mine"))
+
+
+def verdicts(answers: Path, vectors: Path, **said: Any) -> dict[tuple[str, str], CellRecord]:
+    """The records by check and case."""
+    return {(one.check, one.case): one for one in judged(plan_of(answers, vectors, said))}
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    return {name: np.array(tensor.values) for name, tensor in decoded(path.read_bytes()).items()}
+
+
+def failing(found: dict[tuple[str, str], CellRecord]) -> dict[tuple[str, str], str]:
+    return {key: one.kind for key, one in found.items() if one.status in BROKEN}
+
+
+def test_verdicts_are_those_of_the_implementation_itself(narrow: Path, tmp_path: Path) -> None:
+    """The control and an honest kernel with gradients, through files and called: the same statuses,
+    grades, observations and ratios."""
+    for implementation in (load("numpy").implementations()[0], Differentiable(HONEST)):
+        folder = answer(narrow, tmp_path / implementation.name, [implementation], numerics="exact")
+        plan = plan_of(folder, narrow, {})
+        statuses: Counter[str] = Counter()
+        for cell in plan.every_cell():
+            got = plan.judge(cell, 0.0)
+            statuses[got.status] += 1
+            assert got.status not in BROKEN, (cell.case.id, got.message)
+            if not cell.check.whom(implementation.declared):
+                continue  # what is asked of persons alone
+            want = run(Cell(cell.check, cell.case, implementation))
+            if want.status == "unsupported" or got.message == "no answer":
+                assert got.status == "unsupported"
+                continue
+            assert facts(got) == facts(want), (cell.check.name, cell.case.id)
+        assert statuses["pass"] > 60 + 40 * isinstance(implementation, Differentiable)
+
+
+def facts(verdict: Verdict) -> tuple[Any, ...]:
+    measured = verdict.measured
+    return verdict.status, measured.grade, measured.error_ratio, measured.observed
+
+
+class Wrong(Kernel):
+    """A kernel that is asked something else than the case."""
+
+    change: Callable[[Inputs], Inputs] = staticmethod(lambda inputs: inputs)
+
+    def prepare(self, inputs: Inputs) -> Any:
+        return super().prepare(type(self).change(inputs))
+
+
+class WrongScale(Wrong):
+    change = staticmethod(lambda inputs: inputs.replace(scale=1.01 * inputs.effective_scale))
+
+
+class NoMask(Wrong):
+    change = staticmethod(lambda inputs: inputs.replace(mask=None, mask_array=None, form="native"))
+
+
+class NoBias(Wrong):
+    change = staticmethod(lambda inputs: inputs.replace(bias=None))
+
+
+@pytest.mark.parametrize("kernel", [WrongScale, NoMask, NoBias])
+def test_a_wrong_runtime_dies(
+    kernel: type[Wrong], vectors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = answer(vectors, tmp_path / "wrong", [kernel(HONEST, "wrong")], numerics="exact")
+    assert main(["vectors", "judge", str(folder), f"--vectors={vectors}"]) == 1
+    told = capsys.readouterr().out
+    assert "Why cells fail" in told
+    assert "values of other:sdpa" in told
+    again = shlex.split(told.split("again     python -m suite ")[1].splitlines()[0])
+    assert main(again) == 1
+    assert again[-1].removeprefix("--case=") in capsys.readouterr().out
+
+
+def test_records_are_read_by_every_command(
+    right: Path, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "right.jsonl"
+    words = ["vectors", "judge", str(right), f"--vectors={half}", f"--results={path}"]
+    assert main(words) == 0
+    assert f"records: {path}" in capsys.readouterr().out
+    loaded: Run = records.load(path)
+    assert loaded.header.options["vectors"] == read_index(half).digest
+    assert loaded.header.versions["other"] == "1.2"
+    assert loaded.header.cells == len(loaded.cells)
+    assert {(c.backend, c.implementation) for c in loaded.cells} == {("other", "sdpa")}
+    assert main(["report", str(path)]) == 0
+    assert "other:sdpa" in capsys.readouterr().out
+    assert main(["diff", str(path), str(path)]) == 0
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], str]] = {
+    "NaN": (lambda t: {**t, "output": t["output"] * np.float16(np.nan)}, "non-finite"),
+    "a shape": (lambda t: {**t, "output": t["output"].swapaxes(1, 2)}, "shape"),
+    "a rank": (lambda t: {**t, "output": t["output"][0]}, "shape"),
+    "integers": (lambda t: {**t, "output": t["output"].astype(np.int64)}, "dtype"),
+    "a foreign type": (lambda t: {**t, "output": t["output"].astype(np.uint8)}, "dtype"),
+    "another name": (lambda t: {"out": t["output"]}, "type"),
+    "no output": (lambda t: {n: x for n, x in t.items() if n != "output"}, "type"),
+    "a tensor nobody asks for": (lambda t: {**t, "weights": t["output"]}, "type"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_answer_fails_its_case_alone(fault: str, mine: Path, half: Path) -> None:
+    break_it, kind = FAULTS[fault]
+    path = file_of(mine, GRADIENTS)
+    path.write_bytes(encoded(break_it(tensors_of(path))))
+    assert failing(verdicts(mine, half)) == {("gradients", GRADIENTS): kind}
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -1])
+def test_a_file_that_is_cut_off_fails_its_case_alone(size: int, mine: Path, half: Path) -> None:
+    path = file_of(mine, PLAIN)
+    path.write_bytes(path.read_bytes()[:size])
+    found = verdicts(mine, half)
+    assert failing(found) == {("precision", PLAIN): "type"}
+    assert "is no safetensors file" in found["precision", PLAIN].message
+
+
+def test_gradients_are_answered_together(mine: Path, half: Path) -> None:
+    path = file_of(mine, GRADIENTS)
+    tensors = tensors_of(path)
+    path.write_bytes(encoded({n: x for n, x in tensors.items() if n != "grad.key"}))
+    assert failing(verdicts(mine, half)) == {("gradients", GRADIENTS): "no-gradient"}
+    path.write_bytes(encoded({"output": tensors["output"]}))
+    found = verdicts(mine, half)
+    assert not failing(found)
+    assert found["gradients", GRADIENTS].message == "the answer has no gradients"
+
+
+def test_a_runtime_may_have_no_gradient_of_a_bias(mine: Path, half: Path) -> None:
+    path = file_of(mine, GRADIENTS)
+    tensors = tensors_of(path)
+    del tensors["grad.bias"]
+    path.write_bytes(encoded(tensors))
+    found = verdicts(mine, half)
+    assert found["gradients", GRADIENTS].status == "pass"
+    assert set(found["gradients", GRADIENTS].ratios) == {"query", "key", "value"}
+
+
+def test_a_bias_may_have_its_axes_written_out(mine: Path, half: Path) -> None:
+    path = file_of(mine, GRADIENTS)
+    tensors = tensors_of(path)
+    tensors["grad.bias"] = np.repeat(tensors["grad.bias"] / 2, 2, axis=0)
+    path.write_bytes(encoded(tensors))
+    found = verdicts(mine, half)["gradients", GRADIENTS]
+    assert found.kind == "value"  # read, and wrong: samples have gradients of their own
+    assert "gradient of the bias" in found.message
+
+
+def test_a_wider_answer_is_taken_as_it_is(mine: Path, half: Path, vectors: Path) -> None:
+    path = file_of(mine, PLAIN)
+    tensors = tensors_of(path)
+    for kind in (np.float32, np.float64):
+        path.write_bytes(encoded({n: x.astype(kind) for n, x in tensors.items()}))
+        assert not failing(verdicts(mine, half))
+    path.write_bytes(encoded({n: x.astype(np.float32) * 1.01 for n, x in tensors.items()}))
+    assert failing(verdicts(mine, half)) == {("precision", PLAIN): "value"}
+
+
+def test_what_is_not_answered_is_counted(mine: Path, half: Path) -> None:
+    whole = len(verdicts(mine, half))
+    file_of(mine, PLAIN).unlink()
+    declare(mine, unsupported={"sdpa/*/onehot": "too wide", "lse": "no log-sum-exp"})
+    file_of(mine, "elect/lse-of-empty-row/f16").unlink()
+    found = verdicts(mine, half)
+    assert len(found) == whole
+    assert found["precision", PLAIN].status == "unsupported"
+    assert found["precision", PLAIN].message == "too wide"
+    assert found["election", "elect/lse-of-empty-row/f16"].message == "no log-sum-exp"
+
+
+def test_nothing_answered_is_no_success(half: Path, tmp_path: Path) -> None:
+    declare(tmp_path)
+    assert main(["vectors", "judge", str(tmp_path), f"--vectors={half}"]) == 1
+
+
+def test_expected_failures(mine: Path, half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = file_of(mine, PLAIN)
+    path.write_bytes(encoded({"output": tensors_of(path)["output"] * np.float16(2)}))
+    entry = {
+        "implementation": ["sdpa"], "check": ["precision"], "case": ["sdpa/*/onehot"], "kind": "value",
+        "message": "beyond", "cause": "doubled", "issue": "none found", "versions": ["other>=1"],
+    }  # fmt: skip
+    words = ["vectors", "judge", str(mine), f"--vectors={half}"]
+    assert main(words) == 1
+    manifest = mine / "known.toml"
+    manifest.write_text(tomli_w.dumps({"expect": [entry]}))
+    assert main([*words, f"--expect={manifest}"]) == 0
+    assert "1 known" in capsys.readouterr().out
+    manifest.rename(mine / "other.toml")
+    assert main(words) == 0
+    (mine / "other.toml").write_text(tomli_w.dumps({"expect": [entry | {"case": ["sdpa/x"]}]}))
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "stale" in capsys.readouterr().err
+
+
+class BottomRight(Differentiable):
+    """A kernel whose causal flag is bottom-right, and which goes by its flag."""
+
+    def prepare(self, inputs: Inputs) -> Any:
+        flag = inputs.form == "native" and inputs.mask_array is None and inputs.mask is not None
+        parts = inputs.mask.parts if flag and inputs.mask is not None else ()
+        if Causal() in parts:
+            own = [Causal(True) if part == Causal() else part for part in parts]
+            inputs = inputs.replace(mask=reduce(and_, own))
+        return super().prepare(inputs)
+
+
+def test_a_causal_flag_means_what_the_runtime_shows(vectors: Path, tmp_path: Path) -> None:
+    kernel = BottomRight(HONEST, "bottom-right")
+    folder = answer(vectors, tmp_path / "flag", [kernel], numerics="exact")
+    found = verdicts(folder, vectors)
+    assert found["election", "elect/causal-alignment/f32"].observed == "bottom-right"
+    assert not failing(found)
+    differentiated = "sdpa/causal/gqa2/f32/b2h4q11k9d6/sinks"
+    assert found["gradients", differentiated].status == "pass"
+    file_of(folder, "elect/causal-alignment/f32").unlink()
+    file_of(folder, "elect/causal-with-mask/f32").unlink()
+    # Who does not speak of a flag is held to the masks as they lie in the files.
+    assert ("gradients", differentiated) in failing(verdicts(folder, vectors))
+    promised = {"causal-alignment": "bottom-right"}
+    assert not failing(verdicts(folder, vectors, elections=promised))
+
+
+@pytest.mark.parametrize("kernel", [NanRows, UniformRows])
+def test_rows_without_keys_are_elected(kernel: type[Kernel], vectors: Path, tmp_path: Path) -> None:
+    one = kernel(HONEST)
+    folder = answer(vectors, tmp_path / "rows", [one], numerics=dict.fromkeys(["f32"], "exact"))
+    wanted = dict(one.declared.elections)
+    rows = str(wanted["fully-masked-row"])
+    found = verdicts(folder, vectors)
+    assert found["election", "elect/fully-masked-row/f32"].observed == rows
+    assert {check for check, _ in failing(found)} <= {"forms_of_empty_rows"}
+    both = {n: wanted[n] for n in ("fully-masked-row", "minus-inf-row")}
+    assert not failing(verdicts(folder, vectors, elections=both))
+    held = verdicts(folder, vectors, elections=both | {"fully-masked-row": "zeros"})
+    assert ("election", "elect/fully-masked-row/f32") in failing(held)
+    assert {"values", "election"} <= {check for check, _ in failing(held)}
+
+
+def test_rows_that_nobody_speaks_of_are_not_judged(vectors: Path, tmp_path: Path) -> None:
+    folder = answer(vectors, tmp_path / "rows", [NanRows(HONEST)], numerics="exact")
+    for path in folder.glob("elect__*-row__*"):
+        path.unlink()
+    found = verdicts(folder, vectors)
+    assert not failing(found)
+    reasons = {one.message for (check, _), one in found.items() if check == "values"}
+    assert "no answer to elect/fully-masked-row/f32" in " ".join(sorted(reasons))
+    told = verdicts(folder, vectors, elections={"fully-masked-row": "nan", "minus-inf-row": "nan"})
+    assert not failing(told)
+    passed = [sum(one.status == "pass" for one in x.values()) for x in (found, told)]
+    assert passed[0] < passed[1]
+
+
+def test_an_answer_in_one_dtype_holds_in_the_others(narrow: Path, tmp_path: Path) -> None:
+    folder = answer(narrow, tmp_path / "rows", [Differentiable(HONEST)], numerics="exact")
+    for path in folder.glob("elect__*-row*__bf16*"):
+        path.unlink()
+    found = verdicts(folder, narrow)
+    assert not failing(found)
+    rows = ("elect/fully-masked-row/bf16", "elect/fully-masked-row-gradient/bf16")
+    assert {found["election", name].message for name in rows} == {"no answer"}
+    assert found["gradients", "sdpa/padempty/gqa2/bf16/b2h4q11k9d6"].status == "pass"
