@@ -14,6 +14,7 @@ from suite.checks import all_checks
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.run import run
 from suite.spec.case import Case
+from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
 
@@ -82,6 +83,13 @@ def test_lengths_and_their_token_determine_each_other() -> None:
     assert summed([3, 0, 4]).tolist() == [0, 3, 3, 7]
     parts = list(segments(Case.parse(CROSS)))
     assert parts[1] == (slice(3, 3), slice(5, 16))
+
+
+def test_facts_are_words_and_numbers() -> None:
+    """What a record can hold; of every operator."""
+    assert Case.parse(CROSS).facts["segments"] == "seg3.0.6.1x5.11.7.1"
+    for case in cases("standard"):
+        assert all(isinstance(fact, str | int | float | None) for fact in case.facts.values())
 
 
 @pytest.mark.parametrize(

@@ -190,9 +190,14 @@ class Case:
             **{f"{name}_width": width for name, width in widths.items()},
             "heads": self.sizes.heads,
             "mask": self.mask_token,
-            **{option.name: self.option(option.name) for option in self.operator.options},
+            **{option.name: self._fact(option) for option in self.operator.options},
             **{option.name: getattr(self, option.name) for option in _EVERY_CASE},
         }
+
+    def _fact(self, option: Option) -> Any:
+        """The value of an option; what is no word or number, as the id has it."""
+        value = self.option(option.name)
+        return option.write(value) if isinstance(value, tuple) else value
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
