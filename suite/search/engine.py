@@ -9,7 +9,6 @@ that still fails in that way, and the next batch begins.
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
 from suite.checks import all_checks
+from suite.front.jax_caches import FORGET_EVERY, forget_lowered
 from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
@@ -50,7 +50,6 @@ POOL = 4
 """Number of sizes to draw from, of each operator, where a backend compiles every new shape."""
 
 POOL_PAIRS = 4096
-FORGET_EVERY = 20
 
 T = TypeVar("T")
 
@@ -169,9 +168,7 @@ class Search:
         """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
         one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
         self.judged += 1
-        if self.judged % FORGET_EVERY == 0 and "jax" in sys.modules:
-            from suite.front.plugin import forget_lowered
-
+        if self.judged % FORGET_EVERY == 0:
             forget_lowered()
         self.judging(cell)
         verdict = self.plan.judge(cell)
