@@ -29,6 +29,9 @@ from suite.records.lines import CHANGED, BrokenLine, NewerSchema, NotARecordFile
 
 SWEEP = "sweep.json"
 CELLS = "cells"
+INSTALLED = "installed"
+"""The release that stands for what the machines have."""
+
 HEADER = b"attention-conformance"
 """The key of a file's metadata under which the header stands."""
 
@@ -173,24 +176,18 @@ class SweptRun:
 
     @property
     def release(self) -> str:
-        """The release that was judged, "" for what was installed."""
-        return str(self.header.options.get("release", ""))
+        """The release that was judged."""
+        return release_of(self.header)
 
     @property
     def seed(self) -> int:
         """The seed of the values."""
-        return int(self.header.options.get("seed", 0))
+        return seed_of(self.header)
 
     @property
     def title(self) -> str:
-        """Which run it is, but for the release and the seed: "torch tf standard", in one mode, of some
-        implementations or dtypes."""
-        options = self.header.options
-        words = [*options.get("backend", ()), options.get("level", "")]
-        mode = options.get("mode", "")
-        words += [mode] if mode != "eager" else []
-        words += [*options.get("implementation", ()), *options.get("dtype", ())]
-        return " ".join(map(str, words))
+        """Which run it is, but for the release and the seed."""
+        return title_of(self.header)
 
     def check(self) -> None:
         """Raise BrokenLine where all cells are recorded and are not those that the header's digest speaks
@@ -206,6 +203,28 @@ class SweptRun:
         self.check()
         cells = tuple(cell for batch in self.batches for cell in records(batch.table()))
         return Run(self.header, cells, str(self.folder), self.complete)
+
+
+def title_of(header: Header) -> str:
+    """Which run a header is of, but for the release and the seed: "torch tf standard", in one mode, of
+    some implementations or dtypes."""
+    options = header.options
+    words = [*options.get("backend", ()), options.get("level", "")]
+    mode = options.get("mode", "")
+    words += [mode] if mode != "eager" else []
+    words += [*options.get("implementation", ()), *options.get("dtype", ())]
+    words += ["audit"] if options.get("audit") else []
+    return " ".join(map(str, words))
+
+
+def release_of(header: Header) -> str:
+    """The release that a run judged, `INSTALLED` for what the machine had."""
+    return str(header.options.get("release") or INSTALLED)
+
+
+def seed_of(header: Header) -> int:
+    """The seed of a run's values."""
+    return int(header.options.get("seed", 0))
 
 
 def runs(folder: str | Path) -> Iterator[SweptRun]:

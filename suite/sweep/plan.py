@@ -19,10 +19,8 @@ from backends.registry import UsageError
 from suite.front.options import Options
 from suite.measure.releases import LOCKS, LockError, Release, read
 from suite.mutation.targets import FRAMEWORKS, targets
+from suite.records.sweeps import INSTALLED
 from suite.spec.vocabulary import LEVELS, MODES
-
-INSTALLED = "installed"
-"""The release that stands for what the machines have."""
 
 TIMING = ("bench", "benchmarks", "benchmark", "asv", "speed", "time", "times", "timing", "workload",
           "workloads")  # fmt: skip
