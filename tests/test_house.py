@@ -63,15 +63,18 @@ ROOMS = {
         ("suite.judge", "references", "suite.spec", "backends.protocol", "backends.memory"),
         ("numpy", "scipy"),
     ),
-    "suite.records": Room(("suite", "suite.spec.vocabulary"), ("msgspec", "packaging", "tomli_w")),
+    "suite.records": Room(
+        ("suite", "suite.spec.vocabulary"), ("msgspec", "packaging", "pyarrow", "tomli_w")
+    ),
     "suite.report": Room(
         ("suite.records", "suite.spec.text", "suite.spec.vocabulary"),
-        ("jinja2", "matplotlib", "numpy", "pandas"),
+        ("jinja2", "matplotlib", "numpy", "pandas", "pyarrow", "scipy"),
     ),
     "suite.front": Room(
         (
-            "suite", "suite.measure", "suite.mutation", "suite.search", "suite.report", "suite.checks",
-            "suite.judge", "suite.records", "suite.spec", "backends", "attention_conformance.impostors",
+            "suite", "suite.measure", "suite.mutation", "suite.search", "suite.sweep", "suite.report",
+            "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
+            "attention_conformance.impostors",
         ),
         ("matplotlib", "numpy", "pytest"),
     ),
@@ -83,6 +86,14 @@ ROOMS = {
     "suite.search": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
         ("hypothesis", "numpy"),
+    ),
+    # Runs of the front, searches and mutants as tasks; Ray inside functions alone.
+    "suite.sweep": Room(
+        (
+            "suite.front", "suite.measure.releases", "suite.mutation", "suite.search", "suite.report",
+            "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
+        ),
+        ("msgspec", "numpy", "ray"),
     ),
     "suite.benchmarks": Room(("suite.measure",)),
     "suite.plugin": Room(("suite.front.plugin",)),
@@ -336,6 +347,7 @@ def test_adapters_are_not_named_like_frameworks() -> None:
         "backends, backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.search.command, suite.search.script",
+        "suite.sweep.command, suite.sweep.run, suite.sweep.cluster, suite.sweep.alone",
         "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",
     ],
 )
