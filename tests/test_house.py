@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -387,26 +386,3 @@ def test_tolerances_live_in_one_module() -> None:
             if isinstance(node, ast.keyword | ast.arg | ast.Name)
         }
         assert not names & {"rtol", "atol", "allclose", "isclose"}, path
-
-
-def test_the_picture_is_that_of_the_imports() -> None:
-    """python -m suite architecture > docs/architecture.svg"""
-    drawn = arrows((ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8"))
-    rooms = architecture.rooms()
-    assert drawn == {(upper, lower) for upper, others in rooms.items() for lower in others}
-    assert {room for arrow in drawn for room in arrow} >= {"suite.judge", "suite.spec", "backends"}
-
-
-def test_the_command_draws_the_picture() -> None:
-    pytest.importorskip("matplotlib")
-    drawn = subprocess.run(
-        [sys.executable, "-m", "suite", "architecture"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert arrows(drawn) == arrows((ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8"))
-
-
-def arrows(svg: str) -> set[tuple[str, ...]]:
-    """The arrows of a picture."""
-    ids = (node.get("id", "") for node in ElementTree.fromstring(svg).iter())
-    return {tuple(name.split("--")) for name in ids if "--" in name}
