@@ -315,7 +315,7 @@ _TABLES: dict[str, Callable[[Swept], pd.DataFrame]] = {
 }
 
 
-def green(folder: Path) -> Iterator[str]:
+def not_green(folder: Path) -> Iterator[str]:
     """Why the runs of a folder are not green, one by one; nothing where they are."""
     for run in runs(folder):
         counts: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from collections import Counter
 
 from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
-from suite.report.sweeps import green
+from suite.report.sweeps import not_green
 from suite.spec.text import printable
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
@@ -57,7 +57,7 @@ class Sweep:
         for run in runs(self.store.folder / CELLS):
             run.check()
         reasons = [f"{name} is {why}" for name, why in self._failed_imports.items()]
-        reasons += green(self.store.folder / CELLS)
+        reasons += not_green(self.store.folder / CELLS)
         for reason in reasons[:TOLD]:
             say(reason)
         if len(reasons) > TOLD:
