@@ -59,8 +59,9 @@ class Search:
 
     `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
     `found` is told every failure once, when it is shrunk; `drawn` every case, and `judging` every cell,
-    before it is judged. `pool` draws from a few sizes; by default
-    where every new shape is compiled.
+    before it is judged; `judged` its verdict, but of cells on the way to a smaller case. `pool` draws
+    from a few sizes; by default where every new shape is compiled. Without `shrinks` failures stay as
+    they were drawn, and the search goes on.
     """
 
     def __init__(
@@ -74,11 +75,14 @@ class Search:
         found: Callable[[Failure], None] = lambda failure: None,
         drawn: Callable[[Case], None] = lambda case: None,
         judging: Callable[[Cell], None] = lambda cell: None,
+        judged: Callable[[Cell, Verdict], None] = lambda cell, verdict: None,
+        shrinks: bool = True,
     ) -> None:
         if minutes is None and examples is None:
             minutes = 1.0
         self.plan, self.limit = plan, examples
         self.found, self.drawn, self.judging = found, drawn, judging
+        self.told, self.shrinks = judged, shrinks
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
         by_name = {check.name: check for check in all_checks()}
@@ -119,8 +123,10 @@ class Search:
         for case in cases:
             self._count(case)
             for cell in self.cells(case):
-                failure = self._record(cell, self.judge(cell))
-                if failure is not None:
+                verdict = self.judge(cell)
+                self.told(cell, verdict)
+                failure = self._record(cell, verdict)
+                if failure is not None and self.shrinks:
                     self._shrink(failure)
         return self._summed_up(began)
 
@@ -268,8 +274,9 @@ class _Batch:
         search._count(case)
         for cell in search.cells(case):
             verdict = search.judge(cell)
+            search.told(cell, verdict)
             failure = search._record(cell, verdict)
-            if failure is not None and self.failure is None:
+            if failure is not None and self.failure is None and search.shrinks:
                 self.failure = failure
                 self.until = time.monotonic() + SHRINK_SECONDS
                 self.verdicts[case.id] = verdict

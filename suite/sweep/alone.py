@@ -74,19 +74,20 @@ def _judged(children: _Children, state: Loaded, position: int, seed: int) -> Cel
 
 def _crash(state: Loaded, position: int, seed: int, end: ChildEnded, place: str) -> CellRecord:
     cell = state.cells[position]
-    if place:
-        how = place
-    elif end.code < 0:
-        how = f"it died of {signal.Signals(-end.code).name}"
-    else:
-        how = f"it ended with exit code {end.code}, unasked"
     return crashed(
         cell.check.name,
         cell_name(cell),
         "timeout" if place else "crash",
-        f"the process that judged this cell died: {how}",
+        f"the process that judged this cell died: {place or how_it_ended(end)}",
         replace(state.plan.options, seed=seed),
     )
+
+
+def how_it_ended(end: ChildEnded) -> str:
+    """How a child ended, for people."""
+    if end.code < 0:
+        return f"it died of {signal.Signals(-end.code).name}"
+    return f"it ended with exit code {end.code}, unasked"
 
 
 class _Children:

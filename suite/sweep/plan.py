@@ -162,8 +162,11 @@ def made(document: Mapping[str, Any]) -> SweepPlan:
         _positive("examples", searching.examples)
         search_options(plan, searching)
         seeds_of(searching.seeds)
+    of_mutants = [(name, each.level) for each in plan.mutants for name in each.frameworks]
     for mutating in plan.mutants:
         _check_mutants(mutating)
+    if len(set(of_mutants)) < len(of_mutants):
+        raise UsageError("mutants of one framework at one level are asked for twice; name it once")
     return plan
 
 

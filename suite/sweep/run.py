@@ -10,9 +10,11 @@ from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
 from suite.report.sweeps import not_green
 from suite.spec.text import printable
+from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
 from suite.sweep.loaded import Survey
+from suite.sweep.mutating import Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
 from suite.sweep.source import Source
 from suite.sweep.store import Limits, Store, say
@@ -35,6 +37,14 @@ class Sweep:
         self._seconds = 0.0
         self._counted = Counted(EVERY[sys.stdout.isatty()], say)
         self.sources: list[Source] = [self._judging(series) for series in series_of(plan)]
+        self.searches = Searches(plan, store.folder, self._tell) if plan.search else None
+        self.sources += [self.searches] if self.searches else []
+        self.mutants = [
+            Mutants(table, name, store.folder, say)
+            for table in plan.mutants
+            for name in table.frameworks
+        ]
+        self.sources += self.mutants
         self.driver = Driver(engine, self.sources, limits)
         self._failed_imports: dict[str, str] = {}
 
@@ -43,25 +53,35 @@ class Sweep:
         began = time.monotonic()
         reached = self.driver.run()
         took = time.monotonic() - began
-        each = f", {1e3 * self._seconds / self.judged:.1f} ms each" if self.judged else ""
-        say(
-            f"{self.judged} cells in {span(took)}{each}; {self.limits.core_seconds / 3600:.2f} core-hours"
-            + (f", which cost {self.limits.spent:.2f}" if self.limits.core_hour else "")
-        )
+        say(f"{self._judged_text()}{span(took)}, {self._cost_text()}")
         if reached:
             say(f"{reached} is reached; the same command goes on with what is left")
             return UNFINISHED
         return self._verdict()
+
+    def _judged_text(self) -> str:
+        if not self.judged:
+            return ""
+        return f"{self.judged} cells, {1e3 * self._seconds / self.judged:.1f} ms each, in "
+
+    def _cost_text(self) -> str:
+        hours = f"{self.limits.core_seconds / 3600:.2f} core-hours"
+        return f"{hours} for {self.limits.spent:.2f}" if self.limits.core_hour else hours
 
     def _verdict(self) -> int:
         for run in runs(self.store.folder / CELLS):
             run.check()
         reasons = [f"{name} is {why}" for name, why in self._failed_imports.items()]
         reasons += not_green(self.store.folder / CELLS)
+        if self.searches is not None:
+            self.searches.write_corpus()
+            reasons += ["searches found something"] if self.searches.found else []
         for reason in reasons[:TOLD]:
             say(reason)
         if len(reasons) > TOLD:
             say(f"... and {len(reasons) - TOLD} more runs that are not green")
+        for each in self.mutants:
+            say(f"{each.title}: " + ", ".join(f"{n} {status}" for status, n in each.counts.items()))
         say(f"tables: python -m suite report {self.store.folder}")
         return FAILED if reasons else GREEN
 
