@@ -12,6 +12,7 @@ from scipy.stats import beta
 from suite.__main__ import main
 from suite.records.lines import RecordError
 from suite.report import sweeps as tables
+from suite.report import swept as reading
 from suite.report.diff import NothingInCommon
 from suite.report.kinds import SWEEPS, kind_of
 from suite.report.sweep_diff import difference
@@ -56,7 +57,7 @@ def test_a_folder_is_a_sweep_and_every_table_is_made(
 
 
 def test_counts_by_release_and_seed(folder: Path) -> None:
-    read = tables.Swept([folder])
+    read = reading.Swept([folder])
     by_release = tables.by_release(read)
     assert by_release.loc[("torch:sdpa", "installed"), ["cells", "pass", "fail"]].tolist() == [
         30, 19, 11,
@@ -75,7 +76,7 @@ def test_counts_by_release_and_seed(folder: Path) -> None:
 
 
 def test_quantiles_of_ratios(folder: Path) -> None:
-    table = tables.tightness(tables.Swept([folder]))
+    table = tables.tightness(reading.Swept([folder]))
     row = table.loc[("torch:sdpa", "f32", "installed")]
     ratios = [*np.arange(10) / 10, *[0.5] * 9, math.inf]
     assert row["cells"] == 20
@@ -85,12 +86,12 @@ def test_quantiles_of_ratios(folder: Path) -> None:
     assert row["90%"] == 0.9
     assert row["numerics"] == "exact"
     assert table.loc[("torch:sdpa", "f16", "installed"), "beyond"] == 10
-    checks = tables.tightness_of_checks(tables.Swept([folder]))
+    checks = tables.tightness_of_checks(reading.Swept([folder]))
     assert checks.loc[("values", "exact"), "cells"] == 20
 
 
 def test_rates_have_exact_intervals(folder: Path) -> None:
-    read = tables.Swept([folder])
+    read = reading.Swept([folder])
     row = tables.rates(read).loc[("torch:sdpa", "installed")]
     assert row[["asked", "failed", "seeds"]].tolist() == [30, 11, 10]
     assert row["rate"] == 11 / 30
@@ -105,7 +106,7 @@ def test_rates_have_exact_intervals(folder: Path) -> None:
 
 
 def test_failures_of_some_seeds_are_told_from_those_of_all(folder: Path) -> None:
-    read = tables.Swept([folder])
+    read = reading.Swept([folder])
     (row,) = tables.some_seeds(read).reset_index().to_dict("records")
     assert (row["case"], row["failed"], row["of"], row["seed"]) == (TWO, 1, 10, 3)
     assert row["error_ratio"] == math.inf
@@ -122,9 +123,9 @@ def test_unfinished_runs_and_green_ones(tmp_path: Path) -> None:
     swept(tmp_path, cell(ONE, seed=2, status="crash"), cell(TWO, seed=2), seed=2)
     swept(tmp_path, cell(ONE, seed=3, status="unsupported"), seed=3)
     swept(tmp_path, cell(ONE, seed=4, status="known"), cell(TWO, seed=4), seed=4)
-    overview = tables.overview(tables.Swept([tmp_path]))
+    overview = tables.overview(reading.Swept([tmp_path]))
     assert overview[["seeds", "whole", "cells", "owed"]].to_numpy().tolist() == [[5, 4, 8, 9]]
-    assert list(tables.not_green(tmp_path)) == [
+    assert list(reading.not_green(tmp_path)) == [
         "torch smoke installed seed 2: 1 crash",
         "torch smoke installed seed 3: no cell passed",
     ]
@@ -132,11 +133,11 @@ def test_unfinished_runs_and_green_ones(tmp_path: Path) -> None:
 
 def test_several_sweeps_are_read_together_and_none_twice(folder: Path, tmp_path: Path) -> None:
     more = swept(tmp_path / "more", cell(ONE, seed=77), seed=77)
-    assert len(tables.Swept([folder / "cells", more]).runs) == 11
+    assert len(reading.Swept([folder / "cells", more]).runs) == 11
     with pytest.raises(RecordError, match="is given twice"):
-        tables.Swept([folder, more])
-    with pytest.raises(RecordError, match="no run is recorded"):
-        tables.Swept([tmp_path / "empty"])
+        reading.Swept([folder, more])
+    with pytest.raises(RecordError, match="nothing is recorded"):
+        reading.Swept([tmp_path / "empty"])
 
 
 def test_differences_are_those_of_the_runs_that_both_have(

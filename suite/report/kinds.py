@@ -164,6 +164,11 @@ SWEEPS = Kind(
             "Cells that fail with some seeds and pass with others: what hangs on the values. Seed is "
             "the smallest that fails."
         ),
+        "searched": "Searches: cases drawn, problems of the corpus asked, and cells by status.",
+        "found": (
+            "What searches found, each cause once: the smallest case, and the name of the files in "
+            "search/findings."
+        ),
     },
 )
 

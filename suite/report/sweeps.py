@@ -1,28 +1,21 @@
-"""Tables of sweeps: read run by run, so that memory does not grow with their number.
-
-What is kept of a run are counts, error ratios (eight bytes each), and one line for every cell that failed
-with some seed. A run of ten thousand cells takes some hundredths of a second.
-"""
+"""Tables of sweeps: functions of what was read of them (`suite.report.swept`)."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 from scipy.stats import binomtest
 
-from suite.records.lines import RecordError
-from suite.records.sweeps import SweptRun, runs
-from suite.report.conformance import FAILING, UNSUPPORTED
+from suite.records.searches import Cause
+from suite.report.conformance import UNSUPPORTED
 from suite.report.precision import VALUES
+from suite.report.swept import Failing, Swept
 from suite.spec.vocabulary import BROKEN, STATUSES
 
 CONFIDENCE = 0.95
@@ -30,91 +23,12 @@ CONFIDENCE = 0.95
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "99.9%": 0.999, "99.99%": 0.9999, "max": 1.0}
 """The quantiles of error ratios, by what their columns are called."""
 
+_COUNTED = ["cells", "beyond", *QUANTILES]
+
 CONTROLS = ("numpy",)
 """Backends that are right by construction: where one fails, the suite is wrong."""
 
-_READ = (
-    "check", "case", "backend", "implementation", "mode", "dtype", "status", "kind", "message",
-    "error_ratio", "seconds", "numerics",
-)  # fmt: skip
-
 _CELL = ["release", "check", "case", "implementation"]
-
-Where = tuple[str, str, int]
-"""A run: its title, its release, its seed."""
-
-
-@dataclass
-class _Failing:
-    """What is kept of a cell that did not pass with some seeds."""
-
-    seeds: list[int] = field(default_factory=list)
-    statuses: Counter[str] = field(default_factory=Counter)
-    kind: str = ""
-    message: str = ""
-    ratio: float = -math.inf
-
-
-class Swept:
-    """Sweeps, read once. Raises RecordError where a folder holds no runs, or a file cannot be used."""
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self.runs: list[tuple[Where, SweptRun, float]] = []
-        self.counts: Counter[tuple[Where, str, str]] = Counter()
-        """Cells by run, implementation and status."""
-        self.ratios: dict[tuple[str, str, str, str, str], list[np.ndarray]] = defaultdict(list)
-        """Error ratios by release, implementation, check, dtype and class."""
-        self.failing: dict[tuple[str, str, str, str], _Failing] = defaultdict(_Failing)
-        """By release, check, case and implementation."""
-        for folder in folders:
-            for run in runs(folder):
-                self._take(run)
-        if not self.runs:
-            raise RecordError("no run is recorded in what was given; sweep first")
-        twice = [w for w, n in Counter(w for w, _, _ in self.runs).items() if n > 1]
-        if twice:
-            raise RecordError(
-                f"the run {' '.join(map(str, twice[0]))} is given twice; name it once"
-            )
-
-    def _take(self, run: SweptRun) -> None:
-        where: Where = (run.title, run.release, run.seed)
-        table = pa.concat_tables(batch.table(_READ) for batch in run.batches)
-        label = pc.binary_join_element_wise(table["backend"], table["implementation"], ":")
-        table = table.append_column("label", label)
-        self.runs.append((where, run, float(pc.sum(table["seconds"]).as_py() or 0.0)))
-        by = table.group_by(["label", "status"]).aggregate([([], "count_all")])
-        for row in by.to_pylist():
-            self.counts[where, row["label"], row["status"]] += row["count_all"]
-        self._take_ratios(run.release, table)
-        self._take_failing(run, table)
-
-    def _take_ratios(self, release: str, table: pa.Table) -> None:
-        judged = table.filter(pc.is_valid(table["error_ratio"]))
-        columns = ["label", "check", "dtype", "numerics"]
-        frame = judged.select([*columns, "error_ratio"]).to_pandas()
-        # A ratio of NaN is beyond every bound.
-        frame["error_ratio"] = frame["error_ratio"].fillna(math.inf)
-        for key, block in frame.groupby(columns, sort=False)["error_ratio"]:
-            label, check, dtype, numerics = map(str, key)
-            self.ratios[release, label, check, dtype, numerics].append(block.to_numpy())
-
-    def _take_failing(self, run: SweptRun, table: pa.Table) -> None:
-        rows = table.filter(pc.is_in(table["status"], pa.array(FAILING)))
-        for row in rows.to_pylist():
-            cell = self.failing[run.release, row["check"], row["case"], row["label"]]
-            cell.seeds.append(run.seed)
-            cell.statuses[row["status"]] += 1
-            ratio = row["error_ratio"]
-            ratio = -math.inf if ratio is None else math.inf if math.isnan(ratio) else ratio
-            if ratio > cell.ratio or not cell.message:
-                cell.kind, cell.message, cell.ratio = row["kind"], row["message"], ratio
-
-    @property
-    def seeds(self) -> Counter[tuple[str, str]]:
-        """With how many seeds each implementation was asked, by release and implementation."""
-        asked = {(where[1], label, where[2]) for where, label, _ in self.counts}
-        return Counter((release, label) for release, label, _ in asked)
 
 
 def build(folders: Iterable[Path], names: Iterable[str]) -> dict[str, pd.DataFrame]:
@@ -138,7 +52,8 @@ def overview(swept: Swept) -> pd.DataFrame:
         row["owed"] += run.header.cells
         row["core_hours"] += seconds / 3600
         row["versions"] = ", ".join(f"{n} {v}" for n, v in run.header.versions.items())
-    return _indexed(rows, ["runs", "release"])
+    columns = ["seeds", "whole", "cells", "owed", "core_hours", "versions"]
+    return _indexed(rows, ["runs", "release"], columns)
 
 
 def by_release(swept: Swept) -> pd.DataFrame:
@@ -166,7 +81,7 @@ def _scored(counts: Counter[Any], names: list[str]) -> pd.DataFrame:
         asked = total - row[UNSUPPORTED]
         score = row["pass"] / asked if asked else math.nan
         row |= {"score": score, "coverage": asked / total, "cells": total}
-    return _indexed(rows, names)[["score", "coverage", "cells", *STATUSES]]
+    return _indexed(rows, names, ["score", "coverage", "cells", *STATUSES])
 
 
 def tightness(swept: Swept) -> pd.DataFrame:
@@ -183,7 +98,7 @@ def tightness(swept: Swept) -> pd.DataFrame:
         key: {"numerics": ", ".join(filter(None, classes[key])), **_quantiles(arrays)}
         for key, arrays in groups.items()
     }
-    return _indexed(rows, names)
+    return _indexed(rows, names, ["numerics", *_COUNTED])
 
 
 def tightness_of_checks(swept: Swept) -> pd.DataFrame:
@@ -193,7 +108,7 @@ def tightness_of_checks(swept: Swept) -> pd.DataFrame:
     for (_, _, check, _, numerics), arrays in swept.ratios.items():
         groups[check, numerics] += arrays
     rows = {key: _quantiles(arrays) for key, arrays in sorted(groups.items())}
-    return _indexed(rows, ["check", "numerics"])
+    return _indexed(rows, ["check", "numerics"], _COUNTED)
 
 
 def _quantiles(arrays: Sequence[np.ndarray]) -> dict[str, float]:
@@ -220,7 +135,7 @@ def false_alarms(swept: Swept) -> pd.DataFrame:
     asked, failed = int(table["asked"].sum()), int(table["failed"].sum())
     if not asked:
         return table
-    total = _indexed({("all", ""): _rate(asked, failed)}, ["implementation", "release"])
+    total = _indexed({("all", ""): _rate(asked, failed)}, ["implementation", "release"], [*table])
     table = pd.concat([table, total])
     millions = table[["rate", "low", "high"]] * 1e6
     return table[["asked", "failed"]].assign(
@@ -253,7 +168,7 @@ def _rate(asked: int, failed: int) -> dict[str, Any]:
 def failing(swept: Swept) -> pd.DataFrame:
     """Failures by implementation, check and kind, the most frequent first: cells, with how many seeds,
     the largest error ratio, one of the cases, and its message."""
-    groups: dict[tuple[str, str, str, str], list[tuple[str, _Failing]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[tuple[str, Failing]]] = defaultdict(list)
     for (release, check, case, label), cell in swept.failing.items():
         if any(cell.statuses[status] for status in BROKEN):
             groups[label, check, cell.kind, release].append((case, cell))
@@ -293,13 +208,59 @@ def some_seeds(swept: Swept) -> pd.DataFrame:
     return table.sort_values("failed", kind="stable")
 
 
-def _indexed(
-    rows: dict[Any, dict[str, Any]], names: list[str], columns: list[str] | None = None
-) -> pd.DataFrame:
+def searched(swept: Swept) -> pd.DataFrame:
+    """Index backends: searches, the examples that they drew, problems of the corpus that they were asked,
+    hours, cells by status, and how many searches ended before their time."""
+    rows: dict[str, dict[str, Any]] = {}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in swept.searched:
+        name = " ".join(one.backends)
+        row = rows.setdefault(
+            name, dict.fromkeys(["searches", "examples", "corpus", "core_hours", "ended"], 0)
+        )
+        row["searches"] += not one.corpus
+        row["corpus" if one.corpus else "examples"] += one.examples
+        row["core_hours"] += one.seconds / 3600
+        row["ended"] += bool(one.ended)
+        counts[name].update(one.statuses)
+    statuses = sorted({status for found in counts.values() for status in found})
+    for name, row in rows.items():
+        row |= {status: counts[name][status] for status in statuses}
+    columns = ["searches", "examples", "corpus", "core_hours", "ended", *statuses]
+    return pd.DataFrame(
+        list(rows.values()), index=pd.Index(list(rows), name="backends"), columns=columns
+    )
+
+
+def found(swept: Swept) -> pd.DataFrame:
+    """What searches found, each cause once, the most frequent first: how often and with how many seeds it
+    was met, the smallest case, whether it repeats, and the name of its files."""
+    times: Counter[Cause] = Counter()
+    seeds: dict[Cause, set[int]] = defaultdict(set)
+    for one in swept.searched:
+        for hit in one.hits:
+            times[hit.cause] += hit.times
+            seeds[hit.cause].add(one.seed)
+    rows = {}
+    for cause, finding in sorted(swept.findings.items(), key=lambda entry: -times[entry[0]]):
+        implementation, check, *_ = cause
+        rows[implementation, check, finding.kind, finding.case] = {
+            "times": times[cause],
+            "seeds": len(seeds[cause]),
+            "repeats": finding.repeats,
+            "file": finding.id,
+            "message": finding.message,
+        }
+    columns = ["times", "seeds", "repeats", "file", "message"]
+    return _indexed(rows, ["implementation", "check", "kind", "case"], columns)
+
+
+def _indexed(rows: dict[Any, dict[str, Any]], names: list[str], columns: list[str]) -> pd.DataFrame:
     """A table with a row for every entry, whose key is its index."""
-    index = pd.MultiIndex.from_tuples(list(rows), names=names) if rows else None
-    frame = pd.DataFrame(list(rows.values()), index=index, columns=columns)
-    return frame if rows else pd.DataFrame(columns=[*names, *(columns or [])])
+    if not rows:
+        return pd.DataFrame(columns=[*names, *columns])
+    index = pd.MultiIndex.from_tuples(list(rows), names=names)
+    return pd.DataFrame(list(rows.values()), index=index, columns=columns)
 
 
 _TABLES: dict[str, Callable[[Swept], pd.DataFrame]] = {
@@ -312,19 +273,6 @@ _TABLES: dict[str, Callable[[Swept], pd.DataFrame]] = {
     "tightness_of_checks": tightness_of_checks,
     "failing": failing,
     "some_seeds": some_seeds,
+    "searched": searched,
+    "found": found,
 }
-
-
-def not_green(folder: Path) -> Iterator[str]:
-    """Why the runs of a folder are not green, one by one; nothing where they are."""
-    for run in runs(folder):
-        counts: Counter[str] = Counter()
-        for batch in run.batches:
-            for row in pc.value_counts(batch.table(["status"])["status"]).to_pylist():
-                counts[row["values"]] += row["counts"]
-        broken = {status: counts[status] for status in BROKEN if counts[status]}
-        name = " ".join(filter(None, [run.title, run.release, f"seed {run.seed}"]))
-        if broken:
-            yield f"{name}: {', '.join(f'{n} {status}' for status, n in broken.items())}"
-        elif not counts["pass"] and not counts["known"]:
-            yield f"{name}: no cell passed"

@@ -8,7 +8,7 @@ from collections import Counter
 
 from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
-from suite.report.sweeps import not_green
+from suite.report.swept import not_green
 from suite.spec.text import printable
 from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
