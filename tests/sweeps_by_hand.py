@@ -67,6 +67,10 @@ class Here:
             raise fate
         if fate:
             raise Died(fate)
+        return self.carry_out(task)
+
+    def carry_out(self, task: Task[Any]) -> Any:
+        """What a task that lives gives."""
         return task.run()
 
     def cancel(self, handle: int) -> None:
