@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,11 +30,11 @@ PACKAGES = ("attention_conformance", "backends", "references", "suite")
 STORE_BYTES = 256 * 2**20
 """Ray's object store on this machine: results are small, and fetched at once."""
 
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Without this Ray writes to the shell's history folder and asks the network for nothing else.
-    "RAY_DEDUP_LOGS": "0",
-}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""What keeps Ray from telling its makers that it is used."""
+
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+"""Where Ray looks for the token without which nobody may use a cluster."""
 
 
 class RayEngine:
@@ -45,6 +47,9 @@ class RayEngine:
 
     def __init__(self, cluster: str, cores: int = 0, compiled: Path | None = None) -> None:
         os.environ.update(QUIET)
+        if cluster == "local" and not any(name in os.environ for name in TOKENS):
+            # Of this process alone; Ray would write one into the home folder.
+            os.environ[TOKENS[0]] = secrets.token_hex(32)
         try:
             import ray
         except ImportError as error:
@@ -56,7 +61,7 @@ class RayEngine:
             if self._local:
                 self._begin(cores)
             else:
-                ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR)
+                self._join(cluster)
         except (ConnectionError, ValueError, RuntimeError) as error:
             self.end()
             raise UsageError(f"--cluster={cluster}: no cluster of Ray: {error}") from error
@@ -77,6 +82,19 @@ class RayEngine:
             address="local", num_cpus=cores or os.cpu_count(), include_dashboard=False,
             log_to_driver=False, logging_level=logging.ERROR, object_store_memory=STORE_BYTES,
             _temp_dir=self._folder.name,
+        )  # fmt: skip
+
+    def _join(self, cluster: str) -> None:
+        """Connect to a cluster, and send it the suite: machines have what the driver has."""
+        self._folder = tempfile.TemporaryDirectory(prefix="attention-")
+        for name in PACKAGES:
+            shutil.copytree(
+                ROOT / name, Path(self._folder.name, name),
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )  # fmt: skip
+        self._ray.init(
+            address=cluster, log_to_driver=False, logging_level=logging.ERROR,
+            runtime_env={"working_dir": self._folder.name},
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -112,8 +130,6 @@ class RayEngine:
             variables["PYTHONPATH"] = os.pathsep.join(paths)
             if self._compiled is not None:
                 variables.setdefault(FOLDER, str(self._compiled))
-        else:
-            found["py_modules"] = [str(ROOT / name) for name in PACKAGES]
         if task.release:
             found["pip"] = {"packages": pins(task.release), "pip_check": False}
         return found

@@ -4,6 +4,7 @@ reached. It imports no framework, and what it holds of a run is little: records 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
@@ -23,6 +24,9 @@ SHORTEST = 1.0
 
 WAIT = 1.0
 """Seconds between two looks at the limits."""
+
+TOLD_EVERY = 30.0
+"""Seconds after which it is written down what was spent."""
 
 GRACE = 60.0
 """Seconds that tasks have which run as a limit is reached; then they are given up."""
@@ -52,17 +56,18 @@ class Engine(Protocol):
 
 
 class Driver:
-    """Works off sources."""
+    """Works off sources. `spent` is called now and then, and at the end, as `limits` know more."""
 
     def __init__(
         self,
         engine: Engine,
         sources: Sequence[Source],
         limits: Limits,
+        spent: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine, self.sources, self.limits = engine, list(sources), limits
-        self._clock = clock
+        self._spent, self._clock = spent, clock
         self._out: dict[Any, tuple[Source, Task[Any]]] = {}
 
     def run(self) -> str:
@@ -70,7 +75,7 @@ class Driver:
 
         Raises what sources and tasks raise; tasks that still run are given up then.
         """
-        before = self._clock()
+        before = told = self._clock()
         cores = self.engine.cores()
         given_up_at = math.inf
         try:
@@ -86,12 +91,19 @@ class Driver:
                 now = self._clock()
                 self.limits.spend(now - before, cores)
                 before, cores = now, self.engine.cores()
+                if now - told >= TOLD_EVERY:
+                    told = now
+                    self._spent()
                 if now >= given_up_at:
                     break
         finally:
             for handle in self._out:
                 self.engine.cancel(handle)
             self._out.clear()
+            with contextlib.suppress(
+                OSError
+            ):  # of a full disk, which is told of by who met it first
+                self._spent()
         done = all(source.finished for source in self.sources)
         return "" if done else self.limits.reached
 
@@ -129,15 +141,19 @@ class Counted:
     """How far a sweep is: cells against those that it owes, by backend."""
 
     def __init__(self, every: float, say: Callable[[str], None]) -> None:
-        self._progress = Progress(every)
-        self._say = say
+        self._every, self._say = every, say
+        self._progress: Progress | None = None
 
     def owe(self, cells: Counter[str]) -> None:
-        """Take in how many more cells there are of each backend."""
+        """Take in how many more cells there are of each backend. Time counts from the first of them:
+        to make an environment takes minutes."""
+        if self._progress is None:
+            self._progress = Progress(self._every)
         self._progress.owe(self._progress.owed + cells)
 
     def take(self, backends: Sequence[str], seconds: Sequence[float]) -> None:
-        """Count judged cells."""
+        """Count judged cells, which were owed."""
+        assert self._progress is not None
         lines = [
             self._progress.take(backend, took)
             for backend, took in zip(backends, seconds, strict=True)

@@ -45,7 +45,8 @@ class Sweep:
             for name in table.frameworks
         ]
         self.sources += self.mutants
-        self.driver = Driver(engine, self.sources, limits)
+        limits.core_seconds += store.core_seconds
+        self.driver = Driver(engine, self.sources, limits, self._write_spent)
         self._failed_imports: dict[str, str] = {}
 
     def run(self) -> int:
@@ -59,13 +60,16 @@ class Sweep:
             return UNFINISHED
         return self._verdict()
 
+    def _write_spent(self) -> None:
+        self.store.spend(self.limits.core_seconds)
+
     def _judged_text(self) -> str:
         if not self.judged:
             return ""
         return f"{self.judged} cells, {1e3 * self._seconds / self.judged:.1f} ms each, in "
 
     def _cost_text(self) -> str:
-        hours = f"{self.limits.core_seconds / 3600:.2f} core-hours"
+        hours = f"{self.limits.core_seconds / 3600:.2f} core-hours in all"
         return f"{hours} for {self.limits.spent:.2f}" if self.limits.core_hour else hours
 
     def _verdict(self) -> int:

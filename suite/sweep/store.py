@@ -23,6 +23,8 @@ from suite.sweep.tasks import Judged
 
 SCHEMA = "sweep-1"
 
+SPENT = "spent.json"
+
 Span = tuple[int, int]
 """The first of some neighbouring cells, and the one after the last."""
 
@@ -72,6 +74,22 @@ class Store:
         """Write down what came back. Raises OSError."""
         name = sweeps.file_name(judged.first, judged.end)
         sweeps.write(self.run(series, judged.seed) / name, judged.data)
+
+    @property
+    def core_seconds(self) -> float:
+        """What was spent, also before the sweep was continued; 0 where nobody wrote it down."""
+        try:
+            return float(
+                json.loads((self.folder / SPENT).read_text(encoding="utf-8"))["core_seconds"]
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+    def spend(self, core_seconds: float) -> None:
+        """Write down what was spent. Raises OSError."""
+        part = self.folder / f"{SPENT}.part"
+        part.write_text(json.dumps({"core_seconds": round(core_seconds, 1)}), encoding="utf-8")
+        part.replace(self.folder / SPENT)
 
     def _begin(self, plan: SweepPlan) -> None:
         try:
@@ -123,9 +141,11 @@ def _gaps(batches: Iterable[Batch], count: int) -> Iterator[Span]:
 
 @dataclass
 class Limits:
-    """What ends a sweep before its end: hours, and money, at what an hour of one core costs.
+    """What ends a sweep before its end: hours of this process, and money, at what an hour of one core
+    costs.
 
     Money is paid for all cores that the cluster has, busy or not; `spend` is told how many those are.
+    What was spent before the sweep was continued counts; `core_seconds` begins with it.
     """
 
     hours: float = 0.0
