@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from suite.front import jax_caches
 from suite.records import cells as records
 from suite.records import schema1
 from suite.records.lines import TruncatedRun
@@ -381,18 +382,16 @@ def test_every_line_of_a_result_file_is_strict_json(smoke) -> None:  # type: ign
 
 def test_what_jax_lowered_is_forgotten_and_not_compiled_again() -> None:
     jax = pytest.importorskip("jax")
-    from suite.front import plugin
-
-    caches = [getattr(sys.modules[module], name) for module, name in plugin.LOWERED]
+    caches = [getattr(sys.modules[module], name) for module, name in jax_caches.LOWERED]
 
     def kept() -> int:
         return sum(cache.cache_info().currsize for cache in caches)
 
     x = jax.device_put(np.ones((3, 5), np.float32))
-    plugin.forget_lowered()
+    jax_caches.forget_lowered()
     first = x @ x.T
     assert kept()
-    plugin.forget_lowered()
+    jax_caches.forget_lowered()
     assert not kept()
     assert np.array_equal(x @ x.T, first)
     assert not kept(), "the executable went, too"

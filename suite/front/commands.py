@@ -1,5 +1,5 @@
-"""Command line: `python -m suite COMMAND`: list, describe, search, bench, releases, report, diff,
-expect, findings, mutants, vectors, and architecture."""
+"""Command line: `python -m suite COMMAND`: list, describe, search, sweep, bench, releases, report,
+diff, expect, findings, mutants, vectors, and architecture."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import draw
 from suite.spec.text import printed
 from suite.spec.vocabulary import FEATURES, KINDS, LEVELS, NUMERICS, STATUSES
+from suite.sweep.command import add_sweep_parser
 from suite.vectors.command import add_vectors_parser
 
 
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_mutants(commands)
     add_search_parser(commands)
     add_vectors_parser(commands)
+    add_sweep_parser(commands)
     add_bench_parser(commands)
     add_releases_parser(commands)
     add_report_parser(commands)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +24,7 @@ import suite
 from attention_conformance.impostors import refuse_impostors
 from backends.registry import UsageError
 from backends.threads import limit_threads
-from suite.front import watchdog
+from suite.front import jax_caches, watchdog
 from suite.front.again import failure_text
 from suite.front.ledger import RunState, cell_of
 from suite.front.options import NAMES, Options, add_options
@@ -48,13 +47,6 @@ RECORD = pytest.StashKey[records.CellRecord | None]()
 CONTROLLER = pytest.StashKey[Controller]()
 SECONDS = pytest.StashKey[float]()
 LAST = pytest.StashKey[bool]()
-FORGET_EVERY = 20
-"""Cells after which `forget_lowered` is called."""
-LOWERED = (
-    ("jax._src.interpreters.pxla", "_cached_lowering_to_hlo"),
-    ("jax._src.pjit", "_pjit_lower"),
-)
-"""Where JAX keeps what it lowered: module and function with a cache (see `forget_lowered`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -144,8 +136,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     found = record(cell, verdict)
     pyfuncitem.stash[RECORD] = found
     _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
-    if judged % FORGET_EVERY == 0:
-        forget_lowered()
+    if judged % jax_caches.FORGET_EVERY == 0:
+        jax_caches.forget_lowered()
     if found.status == "unsupported":
         pytest.skip(found.message)
     if found.status == "known":
@@ -304,19 +296,6 @@ def _identity(plan: Plan) -> dict[str, Any]:
     return _STATE["identity"]
 
 
-def forget_lowered() -> None:
-    """Have JAX forget the modules it lowered. Executables stay: nothing is compiled again.
-
-    JAX keeps the modules of the last 2048 compilations, each with an MLIR context of over a megabyte.
-    Among these 3 GB every further lowering takes three times as long. No public function drops them
-    alone; where a release keeps them elsewhere this does nothing.
-    """
-    for module, name in LOWERED:
-        cache = getattr(sys.modules.get(module), name, None)
-        if cache is not None and hasattr(cache, "cache_clear"):
-            cache.cache_clear()
-
-
 def _versions_line() -> str:
     found = []
     for name in ("torch", "tensorflow", "tensorflow-cpu", "jax", "keras", "numpy"):
@@ -351,11 +330,10 @@ def _names_checks(config: pytest.Config) -> bool:
 def _share_compile_cache(config: pytest.Config) -> None:
     """Let JAX keep its compilations in pytest's cache folder: a second run then compiles nothing."""
     cache = getattr(config, "cache", None)
-    if cache is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if cache is None or jax_caches.FOLDER in os.environ:
         return
     try:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache.mkdir("jax-compilations"))
+        folder = cache.mkdir("jax-compilations")
     except OSError:
         return  # a checkout that cannot be written to
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    jax_caches.keep_compilations(folder)

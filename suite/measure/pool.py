@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from backends.threads import thread_variables
+from suite.front.child import Child, ChildEnded
 from suite.measure.worker import cpus_for
-from suite.records.machine import ROOT
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
@@ -83,20 +76,9 @@ class Worker:
 
     def _start(self) -> None:
         options = self.options
-        environment = os.environ | thread_variables(options.threads)
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(
-                [options.python or sys.executable, "-m", "suite.measure.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-                encoding="utf-8",
-                env=environment,
+            self._child = Child(
+                "suite.measure.worker", thread_variables(options.threads), options.python
             )
         except OSError as error:
             raise WorkerFailure(
@@ -127,7 +109,7 @@ class Worker:
     @property
     def died(self) -> bool:
         """Whether it can answer no more."""
-        return self._process.poll() is not None
+        return self._child.ended
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The worker's answer. Raises WorkerFailure with what it says, or "error" where it died, or was
@@ -135,28 +117,18 @@ class Worker:
         return self._answer(request, self.options.seconds, request["do"])
 
     def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with _killed_after(seconds, self._process) as killed:
-            try:
-                stdin.write(json.dumps(request) + "\n")
-                stdin.flush()
-                line = stdout.readline()
-            except BrokenPipeError:
-                line = ""
-        if not line:
-            code = self._process.wait()
-            if killed.is_set():
+        try:
+            answer = self._child.ask(request, seconds)
+        except ChildEnded as end:
+            if end.late:
                 raise WorkerFailure(
                     "error",
                     "timeout",
                     f"the worker was ended: {do!r} took longer than {seconds:g} s",
-                )
-            self._errors.seek(0)
-            last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
-            raise WorkerFailure("error", "crash", f"the worker ended with exit code {code}: {last}")
-        answer = json.loads(line)
+                ) from end
+            raise WorkerFailure(
+                "error", "crash", f"the worker ended with exit code {end.code}: {end.last}"
+            ) from end
         if "failed" in answer:
             ratio = answer.get("error_ratio")
             raise WorkerFailure(answer["failed"], answer["kind"], answer["message"], ratio)
@@ -164,41 +136,13 @@ class Worker:
 
     def end(self) -> None:
         """Close its input, and end it where it does not end of itself."""
-        if self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
-        self._errors.close()
+        self._child.end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *details: Any) -> None:
         self.end()
-
-
-@contextlib.contextmanager
-def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[threading.Event]:
-    """A context that kills a process after so many seconds, 0 for never; the event says that it did."""
-    killed = threading.Event()
-
-    def kill() -> None:
-        killed.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, kill)
-    if seconds:
-        timer.start()
-    try:
-        yield killed
-    finally:
-        timer.cancel()
 
 
 class Pool:

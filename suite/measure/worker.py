@@ -1,13 +1,11 @@
 """The process that holds timed calls: one backend, its threads and CPUs fixed before it is imported.
 
-Reads requests from standard input and answers each by a line of JSON; whatever frameworks print goes to
-standard error. Started by `suite.measure.pool`, in this environment or in another one.
+A child (`suite.front.child`) of `suite.measure.pool`, in this environment or in another one.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import time
@@ -17,15 +15,13 @@ from dataclasses import asdict
 from typing import Any
 
 from backends.threads import thread_variables
+from suite.front.child import Fields, serve
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 """Rows of the square matrices whose product is the limit: the fastest of them counts."""
 
 GEMM_SECONDS = 0.5
 """A product that takes longer is the last one tried."""
-
-Fields = dict[str, Any]
-"""A request, or the answer to one, as JSON has it."""
 
 
 class Server:
@@ -179,21 +175,18 @@ def pin(threads: int) -> None:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    server: Server | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
+    servers: list[Server] = []
+
+    def answer(request: Fields) -> Fields:
         try:
-            if server is None:
-                server = Server(request)
-                answer = server.hello()
-            else:
-                answer = getattr(server, request["do"])(request)
+            if not servers:
+                servers.append(Server(request))
+                return servers[0].hello()
+            return getattr(servers[0], request["do"])(request)
         except Exception as error:
-            answer = _failure(error)
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            return _failure(error)
+
+    serve(answer)
 
 
 def _failure(error: Exception) -> Fields:

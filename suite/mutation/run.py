@@ -76,9 +76,13 @@ class Judge:
         for target in dict.fromkeys(mutant.target for mutant in chosen):
             key = (target.backend, target.implementations)
             if key not in self.limits:
-                self.limits[key] = 3 * self._as_it_is(target) + BESIDES
+                self.limits[key] = self.limit(target)
         with ThreadPoolExecutor(self.jobs) as threads:
             yield from threads.map(self.judge, chosen)
+
+    def limit(self, target: Target) -> float:
+        """The seconds that a mutant of the target has; runs the target as it is. Raises NotGreen."""
+        return 3 * self._as_it_is(target) + BESIDES
 
     def judge(self, mutant: Mutant) -> FaultRecord:
         """What becomes of one mutant."""

@@ -11,6 +11,7 @@ semantics    elections, invariance, layers
 tables       the tables of judged cells by name: build
 build        result files of a kind -> its tables
 speed        speed records -> DataFrames; asv, the results of asv; plots, pictures of speed
+swept        sweeps, read run by run; sweeps, their tables; sweep_diff, what changed between two
 diff         what changed between two runs: compare, new_failures, summary, header_changes
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
 summary      what a person who just ran the suite wants to see

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from suite.records import speed
 from suite.records.cells import IncompleteShards, Run, load, merge
 from suite.records.lines import RecordError
-from suite.report.kinds import ASV, CONFORMANCE, SPEED, Kind
+from suite.report.kinds import ASV, CONFORMANCE, SPEED, SWEEPS, Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +78,12 @@ def _speed(paths: list[Path], names: list[str], request: Request) -> dict[str, p
     return tables
 
 
+def _sweeps(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
+    from suite.report.sweeps import build
+
+    return build(paths, names)
+
+
 def _asv(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
     from suite.report.asv import build
 
@@ -87,5 +93,6 @@ def _asv(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.
 _BUILD: dict[Kind, Callable[[list[Path], list[str], Request], dict[str, pd.DataFrame]]] = {
     CONFORMANCE: _conformance,
     SPEED: _speed,
+    SWEEPS: _sweeps,
     ASV: _asv,
 }

@@ -56,8 +56,12 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="What changed between two runs, cell by cell. Where either is partial, only "
         "the cells in both are compared. Exit code 1 on new failures, else 0.",
     )
-    parser.add_argument("old", type=Path, metavar="OLD", help="result file of the old run")
-    parser.add_argument("new", type=Path, metavar="NEW", help="result file of the new run")
+    parser.add_argument(
+        "old", type=Path, metavar="OLD", help="result file of the old run, or a sweep"
+    )
+    parser.add_argument(
+        "new", type=Path, metavar="NEW", help="result file of the new run, or a sweep"
+    )
     parser.add_argument(
         "--map",
         action="append",
@@ -128,17 +132,20 @@ def diff(args: argparse.Namespace) -> int:
     def work() -> int:
         from suite.report.diff import compare, header_changes, mapped, new_failures, summary
         from suite.report.render import render
+        from suite.report.sweep_diff import difference, is_of_sweeps
 
-        old, new = (load(path, args.partial) for path in (args.old, args.new))
         renames = dict(args.map)
         if len(renames) < len(args.map):
             raise RecordError("--map names the same old implementation twice; name it once")
-        changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
-        tables = {
-            "summary": summary(changes),
-            "changes": changes,
-            "headers": header_changes(old, new),
-        }
+        if is_of_sweeps(args.old, args.new):
+            found = difference(args.old, args.new, renames, args.partial)
+            changes, headers = found.changes, found.headers
+            more = {} if found.alone.empty else {"alone": found.alone}
+        else:
+            old, new = (load(path, args.partial) for path in (args.old, args.new))
+            changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
+            headers, more = header_changes(old, new), {}
+        tables = {"summary": summary(changes), "changes": changes, "headers": headers, **more}
         render(tables, args.format, args.output, f"From {args.old} to {args.new}")
         return 1 if new_failures(changes) else 0
 

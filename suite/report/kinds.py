@@ -41,6 +41,15 @@ class Kind:
         return [name for name in self.tables if name in wanted]
 
 
+def _is_sweep(path: Path) -> bool:
+    """Whether a path is the folder of a sweep; a file is none, which needs no PyArrow to be known."""
+    if not path.is_dir():
+        return False
+    from suite.records.sweeps import is_sweep
+
+    return is_sweep(path)
+
+
 CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
@@ -123,6 +132,46 @@ SPEED = Kind(
     },
 )
 
+SWEEPS = Kind(
+    name="a folder of a sweep",
+    title="Attention conformance: sweeps",
+    accepts=_is_sweep,
+    rare=(),
+    tables={
+        "swept": "What was swept: runs that differ in their seeds, and what they took.",
+        "by_release": "Cells per status and release, over all seeds. The score is pass / asked, coverage "
+        "asked / all cells.",
+        "by_seed": "Cells per status and seed.",
+        "rates": (
+            "How often cells that were asked fail, with exact 95 % intervals; what is known counts "
+            "beside it."
+        ),
+        "false_alarms": (
+            "Failures of the control a million cells, with exact 95 % intervals: where it fails, the "
+            "suite is wrong."
+        ),
+        "tightness": (
+            "How near answers come to their bounds: quantiles of max |error| / bound over the cells and "
+            "seeds of the check values; beyond counts those outside."
+        ),
+        "tightness_of_checks": (
+            "The same quantiles by check and numerics class, over all implementations."
+        ),
+        "failing": (
+            "Failures by implementation, check and kind, the most frequent first, with the worst."
+        ),
+        "some_seeds": (
+            "Cells that fail with some seeds and pass with others: what hangs on the values. Seed is "
+            "the smallest that fails."
+        ),
+        "searched": "Searches: cases drawn, problems of the corpus asked, and cells by status.",
+        "found": (
+            "What searches found, each cause once: the smallest case, and the name of the files in "
+            "search/findings."
+        ),
+    },
+)
+
 ASV = Kind(
     name="a folder of asv's results",
     title="Attention speed",
@@ -134,7 +183,7 @@ ASV = Kind(
     },
 )
 
-KINDS = (CONFORMANCE, SPEED, ASV)
+KINDS = (CONFORMANCE, SPEED, SWEEPS, ASV)
 """Every kind, in the order of a report."""
 
 TABLES = {name: text for kind in KINDS for name, text in kind.tables.items()}

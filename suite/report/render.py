@@ -32,6 +32,7 @@ CAPTIONS = TABLES | {
     "killers": "Which check sees how many mutants first, by framework; expectations: a known failure "
     "that is gone.",
     "survivors": "What was not seen, and what it is.",
+    "alone": "Runs that only one of the sweeps has; they are not compared.",
     "headers": "What else differs: versions, options, machine, commit.",
 }
 

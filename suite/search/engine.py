@@ -9,7 +9,6 @@ that still fails in that way, and the next batch begins.
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
 from suite.checks import all_checks
+from suite.front.jax_caches import FORGET_EVERY, forget_lowered
 from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
@@ -50,7 +50,6 @@ POOL = 4
 """Number of sizes to draw from, of each operator, where a backend compiles every new shape."""
 
 POOL_PAIRS = 4096
-FORGET_EVERY = 20
 
 T = TypeVar("T")
 
@@ -60,8 +59,9 @@ class Search:
 
     `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
     `found` is told every failure once, when it is shrunk; `drawn` every case, and `judging` every cell,
-    before it is judged. `pool` draws from a few sizes; by default
-    where every new shape is compiled.
+    before it is judged; `judged` its verdict, but of cells on the way to a smaller case. `pool` draws
+    from a few sizes; by default where every new shape is compiled. Without `shrinks` failures stay as
+    they were drawn, and the search goes on.
     """
 
     def __init__(
@@ -75,11 +75,14 @@ class Search:
         found: Callable[[Failure], None] = lambda failure: None,
         drawn: Callable[[Case], None] = lambda case: None,
         judging: Callable[[Cell], None] = lambda cell: None,
+        judged: Callable[[Cell, Verdict], None] = lambda cell, verdict: None,
+        shrinks: bool = True,
     ) -> None:
         if minutes is None and examples is None:
             minutes = 1.0
         self.plan, self.limit = plan, examples
         self.found, self.drawn, self.judging = found, drawn, judging
+        self.told, self.shrinks = judged, shrinks
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
         by_name = {check.name: check for check in all_checks()}
@@ -120,8 +123,10 @@ class Search:
         for case in cases:
             self._count(case)
             for cell in self.cells(case):
-                failure = self._record(cell, self.judge(cell))
-                if failure is not None:
+                verdict = self.judge(cell)
+                self.told(cell, verdict)
+                failure = self._record(cell, verdict)
+                if failure is not None and self.shrinks:
                     self._shrink(failure)
         return self._summed_up(began)
 
@@ -169,9 +174,7 @@ class Search:
         """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
         one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
         self.judged += 1
-        if self.judged % FORGET_EVERY == 0 and "jax" in sys.modules:
-            from suite.front.plugin import forget_lowered
-
+        if self.judged % FORGET_EVERY == 0:
             forget_lowered()
         self.judging(cell)
         verdict = self.plan.judge(cell)
@@ -271,8 +274,9 @@ class _Batch:
         search._count(case)
         for cell in search.cells(case):
             verdict = search.judge(cell)
+            search.told(cell, verdict)
             failure = search._record(cell, verdict)
-            if failure is not None and self.failure is None:
+            if failure is not None and self.failure is None and search.shrinks:
                 self.failure = failure
                 self.until = time.monotonic() + SHRINK_SECONDS
                 self.verdicts[case.id] = verdict

@@ -1,0 +1,42 @@
+"""What JAX keeps: what it compiled, which a second run needs, and what it lowered, which nobody does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+FORGET_EVERY = 20
+"""Cells after which `forget_lowered` is called."""
+
+LOWERED = (
+    ("jax._src.interpreters.pxla", "_cached_lowering_to_hlo"),
+    ("jax._src.pjit", "_pjit_lower"),
+)
+"""Where JAX keeps what it lowered: module and function with a cache (see `forget_lowered`)."""
+
+FOLDER = "JAX_COMPILATION_CACHE_DIR"
+"""The variable that says where compilations are kept."""
+
+
+def keep_compilations(folder: str | Path) -> None:
+    """Let JAX keep its compilations in a folder, before it is imported: a second run then compiles
+    nothing. Where somebody has named a folder already, that stays."""
+    if FOLDER in os.environ:
+        return
+    os.environ[FOLDER] = str(folder)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def forget_lowered() -> None:
+    """Have JAX forget the modules it lowered. Executables stay: nothing is compiled again.
+
+    JAX keeps the modules of the last 2048 compilations, each with an MLIR context of over a megabyte.
+    Among these 3 GB every further lowering takes three times as long. No public function drops them
+    alone; where a release keeps them elsewhere this does nothing.
+    """
+    for module, name in LOWERED:
+        cache = getattr(sys.modules.get(module), name, None)
+        if cache is not None and hasattr(cache, "cache_clear"):
+            cache.cache_clear()

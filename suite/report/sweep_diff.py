@@ -1,0 +1,142 @@
+"""Differences of sweeps: the runs that both have, pair by pair, as `suite.report.diff` compares two runs.
+
+A run is the same in both where its title, its release and its seed are. Where each side has one release
+alone, these are what is compared, and need not be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from suite.records.cells import Header, Run, load
+from suite.records.sweeps import is_sweep, release_of, runs, seed_of, title_of
+from suite.report.diff import (
+    CHANGES,
+    COLUMNS,
+    NothingInCommon,
+    UnknownImplementation,
+    compare,
+    header_changes,
+    mapped,
+)
+
+
+class Side(Protocol):
+    """One of two runs that are compared, read when it is its turn."""
+
+    @property
+    def header(self) -> Header: ...
+
+    def load(self) -> Run: ...
+
+
+@dataclass(frozen=True)
+class _File:
+    """A result file, which is read already."""
+
+    run: Run
+
+    @property
+    def header(self) -> Header:
+        return self.run.header
+
+    def load(self) -> Run:
+        return self.run
+
+
+Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between two sweeps: changes of cells, of headers, and runs that only one of them
+    has."""
+
+    changes: pd.DataFrame
+    headers: pd.DataFrame
+    alone: pd.DataFrame
+    compared: int
+
+
+def is_of_sweeps(*paths: Path) -> bool:
+    """Whether one of the paths is a folder of a sweep."""
+    return any(is_sweep(path) for path in paths)
+
+
+def difference(
+    old: Path, new: Path, renames: Mapping[str, str] | None = None, partial: bool = False
+) -> Difference:
+    """Compare two sweeps, or a sweep with a result file.
+
+    Raises RecordError where one cannot be read, and NothingInCommon where no run is in both. Of
+    implementations that `renames` maps only those runs speak that have them.
+    """
+    before, after = _sides(old, partial), _sides(new, partial)
+    releases = [{key[1] for key in sides} for sides in (before, after)]
+    if all(len(names) == 1 for names in releases) and releases[0] != releases[1]:
+        before, after = ({_but_release(k): side for k, side in s.items()} for s in (before, after))
+    both = [key for key in after if key in before]
+    if not both:
+        raise NothingInCommon(
+            f"{old} and {new} have no run in common: compare sweeps of the same backends, level, "
+            "mode and seeds"
+        )
+    changes, headers = [], []
+    for key in both:
+        pair = _pair(before[key].load(), after[key].load(), renames or {})
+        if pair is None:
+            continue
+        changes.append(compare(*pair))
+        headers.append(header_changes(*pair).assign(runs=_shown(key)))
+    if not changes:
+        raise NothingInCommon(f"no run of {old} and {new} has the implementations of --map")
+    order = list(CHANGES)
+    every = pd.concat(changes, ignore_index=True)[COLUMNS].sort_values(
+        "change", key=lambda s: s.map(order.index), kind="stable", ignore_index=True
+    )
+    return Difference(every, _once(pd.concat(headers)), _alone(before, after), len(changes))
+
+
+def _sides(path: Path, partial: bool) -> dict[Key, Side]:
+    """The runs of a folder, or that of a file, by what they are."""
+    if not is_sweep(path):
+        found: Iterator[Side] = iter([_File(load(path, partial))])
+    else:
+        found = iter(runs(path))
+    return {(title_of(s.header), release_of(s.header), seed_of(s.header)): s for s in found}
+
+
+def _but_release(key: Key) -> Key:
+    return key[0], "", key[2]
+
+
+def _shown(key: Key) -> str:
+    title, release, seed = key
+    return " ".join([title, *filter(None, [release]), f"seed {seed}"])
+
+
+def _pair(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run] | None:
+    if not renames:
+        return old, new
+    try:
+        return mapped(old, new, renames)
+    except UnknownImplementation:
+        return None
+
+
+def _once(headers: pd.DataFrame) -> pd.DataFrame:
+    """Changes of headers, each once, with how many runs have it, and one of them."""
+    grouped = headers.groupby(["field", "old", "new"], sort=False)["runs"]
+    table = grouped.agg(["size", "first"]).reset_index()
+    return table.rename(columns={"size": "runs", "first": "one"})
+
+
+def _alone(before: Mapping[Key, Side], after: Mapping[Key, Side]) -> pd.DataFrame:
+    rows = [{"runs": _shown(key), "in": "old"} for key in before if key not in after]
+    rows += [{"runs": _shown(key), "in": "new"} for key in after if key not in before]
+    return pd.DataFrame(rows, columns=["runs", "in"])

@@ -1,0 +1,103 @@
+"""The command `sweep` of `python -m suite`.
+
+Exit codes: 0 where everything is recorded and green, 1 where a cell failed, broke or crashed, or a search
+found something, 2 where plan, folder or arguments cannot be used, 3 where the sweep is unfinished: a
+limit is reached, it was interrupted, or it cannot go on. The same command continues it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add `sweep PLAN.toml` to the subparsers of `argparse`; sets `run`."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="many runs at once, on many machines: seeds, releases, searches, mutants",
+        description="Carries out a plan of runs on Ray (docs/scale.md), and writes their records into a "
+        "folder that reports read. A sweep that ended before its end is continued by the same command. "
+        "Exit code 0 where everything is recorded and green, 1 on failures, 2 where something cannot be "
+        "used, 3 where the sweep is unfinished.",
+    )
+    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="what is swept")
+    parser.add_argument(
+        "--results", type=Path, required=True, metavar="FOLDER",
+        help="the folder of records: new, or that of this sweep, which goes on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster", default="local", metavar="WHERE",
+        help="local (this machine, default), auto (the cluster that it is part of), or ray://HOST:PORT",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cores", type=int, default=0, metavar="N", help="of --cluster=local; 0 for all (default)"
+    )
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=0.0,
+        metavar="H",
+        help="end after so many hours; 0 for no limit",
+    )
+    parser.add_argument(
+        "--money", type=float, default=0.0, metavar="M",
+        help="end where so much is spent, at the plan's core_hour for every core of the cluster",
+    )  # fmt: skip
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run `sweep`; returns the exit code."""
+    from backends.registry import UsageError
+    from suite.records.lines import RecordError
+    from suite.sweep.cluster import RayEngine
+    from suite.sweep.plan import load
+    from suite.sweep.run import UNFINISHED, USAGE, Sweep
+    from suite.sweep.store import Limits, Store
+    from suite.sweep.tasks import SweepError
+
+    try:
+        _check(arguments)
+        plan = load(arguments.plan)
+        if arguments.money and not plan.core_hour:
+            raise UsageError(
+                "--money needs the plan to say what an hour of one core costs: core_hour"
+            )
+        with (
+            Store(arguments.results, plan) as store,
+            RayEngine(arguments.cluster, arguments.cores, store.folder / "compiled") as engine,
+        ):
+            limits = Limits(arguments.hours, arguments.money, plan.core_hour)
+            return Sweep(plan, store, engine, limits).run()
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    except (SweepError, RecordError, OSError) as error:
+        kind = f"{type(error).__name__}: " if isinstance(error, OSError) else ""
+        print(f"{kind}{error}\n{_how_to_go_on(arguments)}", file=sys.stderr)
+        return UNFINISHED
+    except KeyboardInterrupt:
+        print(f"interrupted\n{_how_to_go_on(arguments)}", file=sys.stderr)
+        return UNFINISHED
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    from backends.registry import UsageError
+
+    where = arguments.cluster
+    if where not in ("local", "auto") and not where.startswith("ray://"):
+        raise UsageError(f"unknown cluster {where!r}; valid: local, auto, ray://HOST:PORT")
+    if arguments.cores and where != "local":
+        raise UsageError("--cores are those of --cluster=local; a cluster has its own")
+    for name in ("cores", "hours", "money"):
+        value = getattr(arguments, name)
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"--{name} must not be negative, got {value}")
+
+
+def _how_to_go_on(arguments: argparse.Namespace) -> str:
+    return f"the sweep is unfinished; the same command goes on with what {arguments.results} lacks"

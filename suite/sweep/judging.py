@@ -1,0 +1,143 @@
+"""Judging: the batches of a series of runs, and what becomes of them.
+
+Cells lie in the order of `suite.front.order`: neighbours share an oracle, or what a framework compiled. A
+batch is a span of them, sized by what its cells were measured to take. Where programs are compiled a
+batch has all seeds, which share them; elsewhere one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from backends.registry import UsageError
+from suite.records.cells import digest
+from suite.records.lines import RecordError
+from suite.sweep.alone import AloneTask
+from suite.sweep.costs import Costs, batch_end
+from suite.sweep.loaded import Survey
+from suite.sweep.plan import Series
+from suite.sweep.source import Source
+from suite.sweep.store import Span, Store, gaps
+from suite.sweep.tasks import Judged, JudgeTask, SurveyTask, SweepError, Task
+
+MOST = 4000
+"""Cells of a batch at most: what is lost where it dies."""
+
+MOST_SEEDS = 64
+"""Seeds of a batch at most, where seeds share programs."""
+
+
+class Judging(Source):
+    """The runs of a series. `told` hears every failing cell, `judged` the cells by backend and status
+    with the seconds that they took, `surveyed` how many cells of each backend are left, once."""
+
+    def __init__(
+        self,
+        series: Series,
+        store: Store,
+        told: Callable[[str], None],
+        judged: Callable[[Judged, list[str]], None],
+        surveyed: Callable[[Survey, Counter[str]], None],
+    ) -> None:
+        super().__init__()
+        self.series, self.store = series, store
+        self.survey: Survey | None = None
+        self.gaps: dict[int, list[Span]] = {}
+        self._told, self._judged, self._surveyed = told, judged, surveyed
+        self._again: list[Task[Any]] = [SurveyTask(series.options, series.release)]
+        self._costs = Costs([])
+        self._digests: dict[int, str] = {}
+
+    def next(self, seconds: float) -> Task[Any] | None:
+        if self._again:
+            return self._again.pop(0)
+        if self.survey is None:
+            return None
+        seed = next((seed for seed, spans in self.gaps.items() if spans), None)
+        return None if seed is None else self._batch(self.survey, seed, seconds)
+
+    def _batch(self, survey: Survey, seed: int, seconds: float) -> JudgeTask:
+        """The batch that begins with the first cell that is left of a run."""
+        first, stop = self.gaps[seed][0]
+        costs = self._costs.of(first, min(stop, first + 2 * MOST))
+        seeds = [seed]
+        if survey.compiles:
+            same = [s for s, spans in self.gaps.items() if spans and spans[0][0] == first]
+            seeds = same[:MOST_SEEDS]
+            stop = min(self.gaps[s][0][1] for s in seeds)
+            costs = costs[: stop - first] * len(seeds)
+        seconds = seconds if self._costs.known else seconds / 4
+        most = max(1, MOST // len(seeds))
+        end = batch_end(costs, survey.places[first:stop], first, seconds, most)
+        for each in seeds:
+            _, last = self.gaps[each].pop(0)
+            if end < last:
+                self.gaps[each].insert(0, (end, last))
+        return JudgeTask(
+            self.series.options, self.series.release, survey.order, first, end, tuple(seeds),
+            tuple(self._identity(s) for s in seeds), self.store.commit, self.store.dirty,
+        )  # fmt: skip
+
+    def take(self, task: Task[Any], result: Any) -> None:
+        if isinstance(result, Survey):
+            self._begin(result)
+            return
+        for judged in result:
+            self.store.write(self.series, judged)
+            self._costs.learn(judged.first, judged.seconds)
+            self._judged(judged, self._backends(judged.first, judged.end))
+            for line in judged.failing:
+                self._told(line)
+
+    def died(self, task: Task[Any], why: str) -> None:
+        self.survive(task, why)
+        again = AloneTask.of(task) if isinstance(task, JudgeTask) else task
+        self._again.append(again)
+        how = ", cell by cell" if again is not task else ""
+        self._told(f"{task.name} died ({why}); it is run again{how}")
+
+    @property
+    def left(self) -> float:
+        return sum(float(self._costs.of(*span).sum()) for s in self.gaps.values() for span in s)
+
+    @property
+    def finished(self) -> bool:
+        return self.survey is not None and not (self.out or self._again or any(self.gaps.values()))
+
+    def _begin(self, survey: Survey) -> None:
+        """Find out what is recorded. Raises UsageError and SweepError."""
+        if survey.stale:
+            raise UsageError("stale expectations:\n  " + "\n  ".join(survey.stale))
+        if not survey.keys:
+            raise UsageError(f"{self.series.title}: no cell is left")
+        self.survey = survey
+        # A key is check, case, backend, implementation and so on.
+        self._costs = Costs([(key[0], key[2]) for key in survey.keys])
+        left: Counter[str] = Counter()
+        for seed in self.series.seeds:
+            try:
+                found = self.store.recorded(self.series, seed)
+                if found and found[0].header.digest != self._identity(seed)["digest"]:
+                    raise SweepError(
+                        f"{found[0].path.parent} holds other cells than the suite asks now; "
+                        "begin another folder"
+                    )
+            except RecordError as error:
+                raise SweepError(str(error)) from error
+            self.gaps[seed] = gaps(found, len(survey.keys))
+            for span in self.gaps[seed]:
+                left.update(self._backends(*span))
+        self._surveyed(survey, left)
+
+    def _backends(self, first: int, end: int) -> list[str]:
+        assert self.survey is not None
+        return [key[2] for key in self.survey.keys[first:end]]
+
+    def _identity(self, seed: int) -> dict[str, Any]:
+        """What headers say of one of the runs."""
+        assert self.survey is not None
+        if seed not in self._digests:
+            self._digests[seed] = digest((*key, seed) for key in self.survey.keys)
+        return self.survey.identity(self._digests[seed])

@@ -1,0 +1,179 @@
+"""The store: the folder of a sweep as its driver sees it. One process at a time writes into it.
+
+What is recorded is what its files' names say (`suite.records.sweeps`): a driver that was killed is
+continued from them, and nothing is asked twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.registry import UsageError
+from suite.records import machine, sweeps
+from suite.records.files import new_file, new_folder
+from suite.records.sweeps import CELLS, SWEEP, Batch
+from suite.sweep.plan import Series, SweepPlan
+from suite.sweep.tasks import Judged
+
+SCHEMA = "sweep-1"
+
+SPENT = "spent.json"
+
+Span = tuple[int, int]
+"""The first of some neighbouring cells, and the one after the last."""
+
+
+class Store:
+    """The folder of a sweep, new or to be continued; a context that nobody else may enter meanwhile.
+
+    Raises UsageError where the folder holds anything else, or another process writes into it, and OSError
+    where it cannot be written.
+    """
+
+    def __init__(self, folder: str | Path, plan: SweepPlan) -> None:
+        self.folder = Path(folder)
+        self.commit, self.dirty = machine.commit()
+        self.continued = (self.folder / SWEEP).is_file()
+        if not self.continued:
+            self._begin(plan)
+        self._lock = (self.folder / SWEEP).open("r", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise UsageError(f"another process sweeps into {self.folder}; wait for it") from error
+        try:
+            self._check(plan)
+        except UsageError:
+            self._lock.close()
+            raise
+        for part in self.folder.rglob("*.part"):
+            part.unlink()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._lock.close()
+
+    def run(self, series: Series, seed: int) -> Path:
+        """The folder of a run."""
+        return self.folder / CELLS / series.name(seed)
+
+    def recorded(self, series: Series, seed: int) -> list[Batch]:
+        """The files of a run. Raises RecordError."""
+        return sweeps.batches(self.run(series, seed))
+
+    def write(self, series: Series, judged: Judged) -> None:
+        """Write down what came back. Raises OSError."""
+        name = sweeps.file_name(judged.first, judged.end)
+        sweeps.write(self.run(series, judged.seed) / name, judged.data)
+
+    @property
+    def core_seconds(self) -> float:
+        """What was spent, also before the sweep was continued; 0 where nobody wrote it down."""
+        try:
+            return float(
+                json.loads((self.folder / SPENT).read_text(encoding="utf-8"))["core_seconds"]
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+    def spend(self, core_seconds: float) -> None:
+        """Write down what was spent. Raises OSError."""
+        part = self.folder / f"{SPENT}.part"
+        part.write_text(json.dumps({"core_seconds": round(core_seconds, 1)}), encoding="utf-8")
+        part.replace(self.folder / SPENT)
+
+    def _begin(self, plan: SweepPlan) -> None:
+        try:
+            new_folder(self.folder)
+        except FileExistsError as error:
+            raise UsageError(f"--results={self.folder} holds something, and no sweep") from error
+        stated = {"schema": SCHEMA, **machine.origin(), "digest": plan.digest, "plan": asdict(plan)}
+        # Beside, then renamed: a folder whose sweep.json is cut off could never be continued.
+        with new_file(self.folder / f"{SWEEP}.part") as file:
+            json.dump(stated, file, indent=1, ensure_ascii=False)
+        (self.folder / f"{SWEEP}.part").replace(self.folder / SWEEP)
+
+    def _check(self, plan: SweepPlan) -> None:
+        """Raise UsageError where the folder holds the sweep of another plan, or of another suite."""
+        try:
+            stated: dict[str, Any] = json.loads((self.folder / SWEEP).read_text(encoding="utf-8"))
+            digest, schema = stated["digest"], stated["schema"]
+            commit, dirty = stated["commit"], stated["dirty"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.folder / SWEEP} cannot be read: {error}") from error
+        if schema != SCHEMA:
+            raise UsageError(f"{self.folder}: expected schema {SCHEMA}, got {schema}")
+        if digest != plan.digest:
+            raise UsageError(
+                f"{self.folder} holds the sweep of another plan; name a folder of its own for this one "
+                "(reports read several)"
+            )
+        if commit != self.commit and not (dirty and self.dirty):
+            raise UsageError(
+                f"{self.folder} was begun with the suite's commit {commit[:12] or 'unknown'}, this is "
+                f"{self.commit[:12] or 'unknown'}: continue it with that one, or begin another folder"
+            )
+
+
+def gaps(batches: Iterable[Batch], count: int) -> list[Span]:
+    """Which of `count` cells no file holds."""
+    return list(_gaps(batches, count))
+
+
+def _gaps(batches: Iterable[Batch], count: int) -> Iterator[Span]:
+    done = 0
+    for batch in batches:
+        if batch.first > done:
+            yield done, batch.first
+        done = batch.end
+    if done < count:
+        yield done, count
+
+
+@dataclass
+class Limits:
+    """What ends a sweep before its end: hours of this process, and money, at what an hour of one core
+    costs.
+
+    Money is paid for all cores that the cluster has, busy or not; `spend` is told how many those are.
+    What was spent before the sweep was continued counts; `core_seconds` begins with it.
+    """
+
+    hours: float = 0.0
+    money: float = 0.0
+    core_hour: float = 0.0
+    seconds: float = 0.0
+    core_seconds: float = 0.0
+
+    def spend(self, seconds: float, cores: float) -> None:
+        """So many seconds went by, in which there were so many cores."""
+        self.seconds += seconds
+        self.core_seconds += seconds * cores
+
+    @property
+    def spent(self) -> float:
+        """The money that is spent."""
+        return self.core_seconds / 3600 * self.core_hour
+
+    @property
+    def reached(self) -> str:
+        """Which limit is reached, for people; "" for none."""
+        if self.hours and self.seconds >= 3600 * self.hours:
+            return f"--hours={self.hours:g}"
+        if self.money and self.spent >= self.money:
+            return f"--money={self.money:g}"
+        return ""
+
+
+def say(text: str) -> None:
+    """Tell people, at once."""
+    print(text, file=sys.stdout, flush=True)

@@ -1,0 +1,187 @@
+"""Tasks: what an engine carries out, on any machine. Each is plain data that travels, with what comes
+back.
+
+A task says in which release it is carried out, and which variables its process begins with. Tasks of one
+`group` share processes, and so the frameworks that these have imported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from backends.registry import KERAS_ENGINES
+from backends.threads import thread_variables
+from suite.front.options import Options
+from suite.records import sweeps
+from suite.records.cells import CellRecord
+from suite.spec.vocabulary import BROKEN
+from suite.sweep.loaded import Loaded, Survey, loaded
+
+R_co = TypeVar("R_co", covariant=True)
+
+SHOWN = 3
+"""Failing cells of a batch that are told of at once; all are in its file."""
+
+
+class Task(Protocol[R_co]):
+    """What an engine carries out: `run` is called once, in a process of the task's group."""
+
+    @property
+    def name(self) -> str:
+        """The task, for people, and in Ray's dashboard; no other task is called so."""
+
+    @property
+    def group(self) -> str:
+        """Tasks of one group share processes."""
+
+    @property
+    def release(self) -> str:
+        """The release whose environment it needs, "" for the machine's own."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of its process, set before anything is imported."""
+
+    def run(self) -> R_co:
+        """Carry it out."""
+
+
+class SweepError(Exception):
+    """The sweep cannot go on; the message says why. What is recorded stays, and can be continued."""
+
+
+class WrongMachine(SweepError):
+    """A machine is not like the one on which the sweep began; the message says how."""
+
+
+@dataclass(frozen=True)
+class OfSeries:
+    """What tasks of one series have in common."""
+
+    options: Options
+    release: str
+
+    @property
+    def group(self) -> str:
+        options = self.options
+        words = [
+            *options.backend,
+            options.level,
+            options.mode,
+            *options.implementation,
+            *options.dtype,
+        ]
+        return " ".join(
+            [*words, *filter(None, [self.release]), *(["audit"] if options.audit else [])]
+        )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        engines = {KERAS_ENGINES[name] for name in self.options.backend if name in KERAS_ENGINES}
+        engine = {"KERAS_BACKEND": engines.pop()} if engines else {}
+        return thread_variables(self.options.threads) | engine
+
+
+@dataclass(frozen=True)
+class SurveyTask(OfSeries):
+    """Find out which cells the runs of a series have. Raises UsageError."""
+
+    @property
+    def name(self) -> str:
+        return f"survey of {self.group}"
+
+    def run(self) -> Survey:
+        return loaded(self.options).survey()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The cells `first` to `end` - 1 of the run with this seed: their file, and what the driver has to
+    know of them at once: cells by backend and status, seconds by cell, failing ones for people."""
+
+    seed: int
+    first: int
+    end: int
+    data: bytes
+    counts: Counter[tuple[str, str]]
+    seconds: list[float]
+    failing: list[str]
+
+
+@dataclass(frozen=True)
+class JudgeTask(OfSeries):
+    """Judge the cells `first` to `end` - 1 of the runs with these seeds, whose identities
+    (`Survey.identity`) come in the same order. Raises WrongMachine.
+    """
+
+    order: str
+    first: int
+    end: int
+    seeds: tuple[int, ...]
+    identities: tuple[dict[str, Any], ...]
+    commit: str = ""
+    dirty: bool = False
+
+    @property
+    def name(self) -> str:
+        one = len(self.seeds) == 1
+        seeds = f"seed {self.seeds[0]}" if one else f"seeds {self.seeds[0]} to {self.seeds[-1]}"
+        return f"{self.group}, {seeds}, cells {self.first}-{self.end}"
+
+    def run(self) -> list[Judged]:
+        state = loaded(self.options)
+        self.check(state.order, state.plan.versions)
+        # Position by position: seeds share what is compiled for a cell.
+        found: dict[int, list[CellRecord]] = {seed: [] for seed in self.seeds}
+        for position in range(self.first, self.end):
+            for seed in self.seeds:
+                last = position == self.end - 1 and seed == self.seeds[-1]
+                found[seed].append(state.judge(position, seed, last))
+        return self.results(state, found)
+
+    def check(self, order: str, versions: dict[str, str]) -> None:
+        """Raise WrongMachine where this process would judge other cells, or other software."""
+        wanted = self.identities[0]["versions"]
+        if versions != wanted:
+            raise WrongMachine(
+                f"this machine has {_listed(versions)}, the sweep began with {_listed(wanted)}; have the "
+                "same on every machine"
+            )
+        if order != self.order:
+            raise WrongMachine(
+                "this machine's suite asks other cells than the one that began the sweep; have the same "
+                "on every machine"
+            )
+
+    def results(self, state: Loaded, found: dict[int, list[CellRecord]]) -> list[Judged]:
+        """What comes back of records by seed."""
+        made = []
+        for seed, identity in zip(self.seeds, self.identities, strict=True):
+            cells = found[seed]
+            header = state.header(
+                seed, identity, release=self.release, commit=self.commit, dirty=self.dirty
+            )
+            broken = [cell for cell in cells if cell.status in BROKEN]
+            made.append(
+                Judged(
+                    seed, self.first, self.end, sweeps.encoded(header, cells),
+                    Counter((cell.backend, cell.status) for cell in cells),
+                    [cell.seconds for cell in cells],
+                    [_told(cell) for cell in broken[:SHOWN]],
+                )
+            )  # fmt: skip
+        return made
+
+
+def _told(cell: CellRecord) -> str:
+    """A failing cell in a line."""
+    return (
+        f"{cell.status} {cell.kind}: {cell.check} of {cell.backend}:{cell.implementation}, {cell.case}, "
+        f"seed {cell.seed}: {' '.join(cell.message.split())[:200]}"
+    )
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in versions.items()) or "no framework"

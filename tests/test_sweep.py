@@ -1,0 +1,374 @@
+"""Sweeps: batches, the folder, what is continued, and what becomes of processes that die. No cluster."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backends.registry import UsageError
+from suite.__main__ import main
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan, record
+from suite.records import sweeps
+from suite.records.cells import CellRecord
+from suite.sweep import cluster, driver
+from suite.sweep.alone import AloneTask, CannotStart
+from suite.sweep.costs import USUAL, Costs, batch_end
+from suite.sweep.driver import Driver
+from suite.sweep.plan import SweepPlan, made
+from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
+from suite.sweep.source import DEATHS
+from suite.sweep.store import Limits, Store
+from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WrongMachine
+from tests.sweeps_by_hand import Here
+
+FEW = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"]}
+"""A dozen cells."""
+
+
+def plan(**fields: Any) -> SweepPlan:
+    return made({"judge": [FEW | fields]})
+
+
+def sweep(
+    folder: Path, asked: SweepPlan, engine: Here | None = None, limits: Limits | None = None
+) -> tuple[int, Here]:
+    """The exit code of a sweep in this process, and its engine."""
+    engine = engine or Here()
+    with Store(folder, asked) as store:
+        return Sweep(asked, store, engine, limits or Limits()).run(), engine
+
+
+def recorded(folder: Path) -> list[CellRecord]:
+    """All records below a folder, without the time they took."""
+    cells = [c for run in sweeps.runs(folder) for c in run.load().cells]
+    return sorted((replace(c, seconds=0.0) for c in cells), key=lambda c: c.key)
+
+
+def plainly(seed: int) -> tuple[str, list[CellRecord]]:
+    """The digest of a plain run, and its records."""
+    options = Options(("numpy",), level="smoke", dtype=("f16",), seed=seed)
+    judge = Plan.make(options)
+    cells = [cell for check in all_checks() for cell in judge.cells(check)]
+    found = [replace(record(c, judge.judge(c)), seconds=0.0) for c in cells]
+    return judge.digest()[0], sorted(found, key=lambda c: c.key)
+
+
+@pytest.fixture
+def batches_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches as small as can be."""
+    monkeypatch.setattr(driver, "BATCH_SECONDS", 1e-9)
+    monkeypatch.setattr(driver, "SHORTEST", 1e-9)
+
+
+@pytest.mark.usefixtures("batches_of_five")
+def test_records_and_digests_are_those_of_plain_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, engine = sweep(tmp_path / "s", plan(seeds="0-1"))
+    assert code == GREEN
+    plain = {seed: plainly(seed) for seed in (0, 1)}
+    for run in sweeps.runs(tmp_path / "s"):
+        digest, cells = plain[run.seed]
+        assert run.header.digest == digest
+        assert run.header.cells == run.recorded == len(cells)
+        assert run.complete
+        assert len(run.batches) > 1, "several batches"
+    assert recorded(tmp_path / "s") == sorted([*plain[0][1], *plain[1][1]], key=lambda c: c.key)
+    assert "seeds 0-1" in capsys.readouterr().out
+    names = [task.name for task in engine.tasks]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.usefixtures("batches_of_five")
+def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
+    """A driver that is gone at any time: nothing lost, nothing twice."""
+
+    class Gone(BaseException):
+        """What a driver does not see coming."""
+
+    count = itertools.count()
+
+    def fate(task: Task[Any]) -> BaseException | None:
+        return Gone() if next(count) in (3, 6) else None
+
+    asked = plan(seeds="0-1")
+    positions: Counter[tuple[int, int]] = Counter()
+    for _ in range(2):
+        with pytest.raises(Gone):
+            sweep(tmp_path / "s", asked, Here(fate))
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    assert len(done) >= 3
+    code, engine = sweep(tmp_path / "s", asked)
+    assert code == GREEN
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    for task in engine.tasks:
+        if isinstance(task, JudgeTask):
+            for seed in task.seeds:
+                positions.update((seed, n) for n in range(task.first, task.end))
+    assert set(positions.values()) == {1}
+    kept = sum(batch.end - batch.first for run in sweeps.runs(tmp_path) for batch in run.batches)
+    assert kept == len(plainly(0)[1]) * 2
+    assert len(positions) < kept
+    code, engine = sweep(tmp_path / "s", asked)
+    assert code == GREEN
+    assert [type(task) for task in engine.tasks] == [SurveyTask], "nothing is left"
+
+
+def test_a_folder_belongs_to_one_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path / "s", plan()) as store:
+        assert not store.continued
+        with pytest.raises(UsageError, match="another process sweeps"):
+            Store(tmp_path / "s", plan())
+    with Store(tmp_path / "s", plan()) as store:
+        assert store.continued
+    with pytest.raises(UsageError, match="the sweep of another plan"):
+        Store(tmp_path / "s", plan(seeds="0-1"))
+    monkeypatch.setattr("suite.records.machine.commit", lambda: ("0123456789abcdef", False))
+    with pytest.raises(UsageError, match="was begun with the suite's commit"):
+        Store(tmp_path / "s", plan())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("kept")
+    with pytest.raises(UsageError, match="holds something, and no sweep"):
+        Store(tmp_path / "other", plan())
+    assert (tmp_path / "other" / "mine.txt").read_text() == "kept"
+
+
+def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
+    """Positions mean nothing where the suite asks other cells than it did."""
+    asked = plan()
+    code, _ = sweep(tmp_path / "s", asked)
+    assert code == GREEN
+    batch = next(sweeps.runs(tmp_path)).batches[0]
+    data = sweeps.encoded(replace(batch.header, digest="0" * 16), sweeps.records(batch.table()))
+    batch.path.write_bytes(data)
+    with pytest.raises(SweepError, match="holds other cells than the suite asks now"):
+        sweep(tmp_path / "s", asked)
+
+
+@pytest.mark.usefixtures("batches_of_five")
+def test_a_full_disk_is_named_and_the_sweep_goes_on_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, fsync = itertools.count(), os.fsync
+
+    def full(descriptor: int) -> None:
+        if next(count) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        sweep(tmp_path / "s", plan())
+    assert len([*tmp_path.rglob("*.parquet")]) == 2, "what was written before"
+    assert not [*tmp_path.rglob("*.part")]
+    code, _ = sweep(tmp_path / "s", plan())
+    assert code == GREEN
+    assert recorded(tmp_path / "s") == plainly(0)[1]
+
+
+def test_a_half_written_file_is_none(tmp_path: Path) -> None:
+    code, _ = sweep(tmp_path / "s", plan())
+    batch = next(sweeps.runs(tmp_path)).batches[0]
+    data = batch.path.read_bytes()
+    batch.path.unlink()
+    (batch.path.parent / f"{batch.path.name}.77.part").write_bytes(data[:100])
+    code, _ = sweep(tmp_path / "s", plan())
+    assert code == GREEN
+    assert not [*tmp_path.rglob("*.part")]
+
+
+def dies_together(task: Task[Any]) -> str | None:
+    """A fate: batches die that are not judged cell by cell."""
+    together = isinstance(task, JudgeTask) and not isinstance(task, AloneTask)
+    return "killed" if together else None
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "said"),
+    [
+        ("aborts", "crash", "it died of SIGABRT"),
+        ("leaves_in_c", "crash", "it ended with exit code 0, unasked"),
+        ("holds_the_lock", "timeout", "it ran too long, in hold_the_lock (unruly.py:"),
+    ],
+)
+def test_the_cell_that_kills_is_a_crash(act: str, kind: str, said: str) -> None:
+    options = Options((f"tests.unruly:{act}",), level="smoke", dtype=("bf16",), cell_timeout=1.0)
+    survey = SurveyTask(options, "").run()
+    place = next(n for n, key in enumerate(survey.keys) if key[0] == "values" and "k17" in key[1])
+    first, end = place - 1, place + 2
+    (judged,) = AloneTask(
+        options, "", survey.order, first, end, (3,), (survey.identity("of-run"),)
+    ).run()
+    found = sweeps.records(pq.read_table(pa.BufferReader(judged.data)))
+    assert [c.key for c in found] == [(*key, 3) for key in survey.keys[first:end]]
+    crashed = [c for c in found if c.status == "crash"]
+    assert crashed
+    assert all((c.kind, "k17" in c.case) == (kind, True) for c in crashed)
+    assert all(said in c.message for c in crashed)
+    assert {c.status for c in found if "k17" not in c.case} <= {"pass", "unsupported"}
+    assert judged.counts["mini", "crash"] == len(crashed)
+    assert any("crash" in line and "seed 3" in line for line in judged.failing)
+
+
+def test_failures_are_told_and_end_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [{"backends": ["tests.miniatures:always_wrong"], "level": "smoke", "dtypes": ["f16"]}]
+    code, _ = sweep(tmp_path / "s", made({"judge": tables}))
+    assert code == FAILED
+    said = capsys.readouterr().out
+    assert "fail value: values of mini:alwayswrong" in said
+    assert "tests.miniatures:always_wrong smoke f16 installed seed 0: " in said
+
+
+def test_a_batch_that_is_killed_from_outside_is_run_again(tmp_path: Path) -> None:
+    code, engine = sweep(tmp_path / "s", plan(), Here(dies_together))
+    assert code == GREEN
+    assert any(isinstance(task, AloneTask) for task in engine.tasks)
+    assert recorded(tmp_path / "s") == plainly(0)[1]
+
+
+def test_what_dies_again_and_again_ends_the_sweep(tmp_path: Path) -> None:
+    for kind in (SurveyTask, AloneTask):
+
+        def fate(task: Task[Any], kind: Any = kind) -> str | None:
+            return "no memory" if isinstance(task, kind) else dies_together(task)
+
+        with pytest.raises(SweepError, match=rf"died {DEATHS} times: no memory"):
+            sweep(tmp_path / kind.__name__, plan(), Here(fate))
+
+
+def test_a_child_that_cannot_start_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def environment(task: JudgeTask) -> dict[str, str]:
+        return {"PYTHONSTARTUP": "", "PYTHONHOME": str(tmp_path)}
+
+    monkeypatch.setattr(AloneTask, "variables", property(environment))
+    with pytest.raises(CannotStart, match="ends"):
+        sweep(tmp_path / "s", plan(), Here(dies_together))
+
+
+def test_a_machine_with_other_software_is_told(tmp_path: Path) -> None:
+    engine = Here()
+    sweep(tmp_path / "s", plan(), engine)
+    task = next(task for task in engine.tasks if isinstance(task, JudgeTask))
+    other = {**task.identities[0], "versions": {"numpy": "0.1"}}
+    with pytest.raises(WrongMachine, match=r"the sweep began with numpy 0\.1"):
+        replace(task, identities=(other,)).run()
+    with pytest.raises(WrongMachine, match="asks other cells"):
+        replace(task, order="0" * 16).run()
+
+
+@pytest.mark.usefixtures("batches_of_five")
+def test_limits_end_a_sweep_that_goes_on_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = made({"judge": [FEW], "core_hour": 3600.0})
+    for limits, said in (
+        (Limits(hours=1e-9), "--hours=1e-09 is reached"),
+        (Limits(money=1e-9, core_hour=3600.0), "--money=1e-09 is reached"),
+    ):
+        code, engine = sweep(tmp_path / "s", asked, limits=limits)
+        assert code == UNFINISHED
+        assert said in capsys.readouterr().out
+        assert len(engine.tasks) <= 3
+    code, _ = sweep(tmp_path / "s", asked)
+    assert code == GREEN
+
+
+def test_money_is_paid_for_all_cores() -> None:
+    limits = Limits(money=1.0, core_hour=0.5)
+    limits.spend(1800, 2)
+    assert (limits.spent, limits.reached) == (0.5, "")
+    limits.spend(1800, 2)
+    assert limits.reached == "--money=1"
+
+
+def test_money_is_counted_over_all_times(tmp_path: Path) -> None:
+    for n in (1, 2):
+        limits = Limits()
+        limits.spend(100.0, 36.0)
+        code, _ = sweep(tmp_path / "s", plan(), limits=limits)
+        assert code == GREEN
+        with Store(tmp_path / "s", plan()) as store:
+            assert store.core_seconds == pytest.approx(3600.0 * n, abs=60)
+    limits = Limits(money=1.0, core_hour=0.5)
+    code, engine = sweep(tmp_path / "s", plan(), limits=limits)
+    assert (code, engine.tasks) == (UNFINISHED, []), "two core-hours are spent"
+
+
+def test_tasks_that_run_as_a_limit_is_reached_are_given_up(tmp_path: Path) -> None:
+    class Stuck(Here):
+        def wait(self, handles: Any, seconds: float) -> list[int]:
+            return []
+
+    times = itertools.count(step=10.0)
+    engine = Stuck()
+    with Store(tmp_path / "s", plan()) as store:
+        sources = Sweep(plan(), store, engine, Limits()).sources
+        limited = Driver(engine, sources, Limits(hours=1e-9), clock=lambda: next(times))
+        assert limited.run() == "--hours=1e-09"
+    assert engine.cancelled == [1]
+
+
+def test_batches_are_sized_by_what_cells_took() -> None:
+    kinds = [("values", "torch")] * 4 + [("gradients", "torch")] * 4
+    costs = Costs(kinds)
+    assert np.array_equal(costs.of(0, 8), [USUAL] * 8)
+    costs.learn(0, [1.0, 3.0])
+    assert np.array_equal(costs.of(0, 8), [1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    costs.learn(4, [10.0])
+    assert np.array_equal(costs.of(2, 8), [2.0, 2.0, 10.0, 10.0, 10.0, 10.0])
+    costs.learn(0, [3.0])
+    assert costs.of(0, 1) == [2.0]
+    places = [(n // 2, 0) for n in range(8)]
+    seconds = np.array([1.0, 1.0, 1.0, 1.0, 8.0, 8.0, 1.0, 1.0])
+    assert batch_end(seconds, places, 0, 2.0, 100) == 2
+    assert batch_end(seconds, places, 0, 2.5, 100) == 4, "neighbours stay together"
+    assert batch_end(seconds[4:], places[4:], 4, 2.5, 100) == 6, "one place at least"
+    assert batch_end(seconds, places, 0, 1e9, 3) == 4, "at most"
+    assert batch_end(seconds, places, 0, 1e9, 100) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cluster=remote"], "unknown cluster 'remote'; valid: local, auto, ray://HOST:PORT"),
+        (["--hours=-1"], "--hours must not be negative"),
+        (["--money=3"], "core_hour"),
+        (["--cluster=auto", "--cores=2"], "--cores are those of --cluster=local"),
+    ],
+)
+def test_usage_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text("[[judge]]\nbackends = ['numpy']\n")
+    assert main(["sweep", str(path), f"--results={tmp_path / 's'}", *words]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_ray_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    path = tmp_path / "plan.toml"
+    path.write_text("[[judge]]\nbackends = ['numpy']\n")
+    assert main(["sweep", str(path), f"--results={tmp_path / 's'}"]) == 2
+    assert capsys.readouterr().err.strip() == cluster.MISSING

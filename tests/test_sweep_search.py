@@ -1,0 +1,206 @@
+"""Searches and mutants of sweeps: one corpus, every cause once, what becomes of processes that die."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.mutation.changes import Change
+from suite.mutation.run import Mutant
+from suite.mutation.targets import Target
+from suite.records import faults, searches
+from suite.records.faults import FaultRecord
+from suite.records.lines import BrokenLine
+from suite.records.searches import Finding, Hit, Searched
+from suite.report import sweeps as tables
+from suite.report.swept import Swept
+from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask
+from suite.sweep.plan import SweepPlan, made, search_options
+from suite.sweep.run import FAILED, GREEN, Sweep
+from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
+from suite.sweep.store import Limits, Store
+from suite.sweep.tasks import SweepError, Task
+from tests.sweeps_by_hand import Here
+
+pytest.importorskip("hypothesis")
+
+WRONG = {"backends": ["tests.miniatures:always_wrong"], "dtypes": ["f32"], "gradients": False}
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis draws a batch to its end, also where enough is judged."""
+    monkeypatch.setattr("suite.search.engine.BATCH", 10)
+
+
+def sweep(folder: Path, plan: SweepPlan, engine: Here | None = None) -> tuple[int, Here]:
+    engine = engine or Here()
+    with Store(folder, plan) as store:
+        return Sweep(plan, store, engine, Limits()).run(), engine
+
+
+def kinds(engine: Here) -> list[type]:
+    return [type(task) for task in engine.tasks]
+
+
+def test_every_cause_is_made_small_once(tmp_path: Path) -> None:
+    plan = made({"search": [WRONG | {"examples": 3, "seeds": "0-2"}]})
+    code, engine = sweep(tmp_path, plan)
+    assert code == FAILED
+    found = list(searches.findings(tmp_path))
+    met = list(searches.searched(tmp_path))
+    causes = {hit.cause for one in met for hit in one.hits}
+    assert {finding.cause for finding in found} == causes
+    assert kinds(engine).count(SearchTask) == 3
+    assert kinds(engine).count(ShrinkTask) == len(causes) < sum(len(one.hits) for one in met)
+    finding = found[0]
+    assert finding.repeats
+    assert len(finding.case) <= len(finding.drawn)
+    assert finding.no_script
+    table = tables.found(Swept([tmp_path])).reset_index()
+    assert table["seeds"].max() == 3
+    assert set(table["file"]) == {each.id for each in found}
+    corpus = (tmp_path / "search" / "corpus.jsonl").read_text().splitlines()
+    assert {json.loads(line)["case"] for line in corpus} >= {f.drawn for f in found}
+    again, engine = sweep(tmp_path, plan)
+    assert (again, engine.tasks) == (FAILED, []), "nothing is searched twice, and nothing forgotten"
+
+
+def test_problems_are_asked_of_the_other_tables(tmp_path: Path) -> None:
+    plan = made(
+        {"search": [WRONG | {"examples": 2}, {"backends": ["numpy"], "examples": 8, "seeds": 7}]}
+    )
+    code, engine = sweep(tmp_path, plan)
+    assert code == FAILED
+    asked = [task for task in engine.tasks if isinstance(task, SearchTask) and task.cases]
+    of = {task.options.backend: set(task.cases) for task in asked}
+    met = {one.backends: one for one in searches.searched(tmp_path) if not one.corpus}
+    wrong, right = met["tests.miniatures:always_wrong",], met["numpy",]
+    assert of["numpy",] == {hit.case for hit in wrong.hits}
+    assert of["tests.miniatures:always_wrong",] == {near.case for near in right.near}
+    row = tables.searched(Swept([tmp_path])).loc["numpy"]
+    assert (row["searches"], row["examples"], row["corpus"]) == (1, 8, len(of["numpy",]))
+    assert sweep(tmp_path, plan)[1].tasks == [], "the corpus is the same"
+
+
+def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) -> None:
+    from suite.front.plan import Plan
+    from suite.search.engine import Search
+
+    plan = made({"search": [{"backends": ["numpy"], "examples": 5, "seeds": 3}]})
+    assert sweep(tmp_path, plan)[0] == GREEN
+    (met,) = searches.searched(tmp_path)
+    plain = Search(Plan.make(search_options(plan, plan.search[0])), 3, None, 5).run()
+    assert (met.digest, met.examples) == (plain.digest, 5)
+    assert met.statuses == plain.statuses
+
+
+def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
+    plan = made({"search": [{"backends": ["tests.unruly:aborts"], "examples": 1}]})
+    with Store(tmp_path, plan) as store:
+        source = Sweep(plan, store, Here(), Limits()).searches
+    assert source is not None
+    cases = ("sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/none/mha/f32/b2h3q5k17d8")
+    task = replace(source.tables[0], cases=cases)
+    source.died(task, "killed")
+    alone = source.next(1.0)
+    assert isinstance(alone, AloneSearch)
+    met = alone.run()
+    (hit,) = met.hits
+    assert (hit.case, hit.status) == (cases[1], "crash")
+    assert "it died of SIGABRT" in met.ended
+    source.take(alone, met)
+    (finding,) = searches.findings(tmp_path)
+    assert (finding.kind, finding.case, finding.repeats) == ("crash", cases[1], False)
+    assert source.found
+    assert not any(isinstance(t, ShrinkTask) for t in iter(lambda: source.next(1.0), None))
+
+
+def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path) -> None:
+    plan = made({"search": [WRONG | {"examples": 1}]})
+    count = itertools.count()
+
+    def fate(task: Task[Any]) -> str | None:
+        return "killed" if isinstance(task, ShrinkTask) and next(count) == 0 else None
+
+    code, _ = sweep(tmp_path, plan, Here(fate))
+    assert code == FAILED
+    lost = [finding for finding in searches.findings(tmp_path) if not finding.repeats]
+    assert [finding.case for finding in lost] == [finding.drawn for finding in lost]
+    assert len(lost) == 1
+
+
+def test_records_of_searches(tmp_path: Path) -> None:
+    finding = Finding(("a", "b"), ("torch",), "d", "c", "fail", "value", "m", True, "print()")
+    place = tmp_path / "search" / "findings" / f"{finding.id}.json"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(searches.encoded(finding))
+    assert list(searches.findings(tmp_path)) == [finding]
+    met = Searched(("torch",), 1, 2, {"pass": 3}, 0.5, "x", (Hit(("a",), "c", "fail", "v", "m"),))
+    other = tmp_path / "search" / "t" / "seed-1-2.json"
+    other.parent.mkdir()
+    other.write_bytes(searches.encoded(met))
+    assert list(searches.searched(tmp_path)) == [met]
+    other.write_text("{}")
+    with pytest.raises(BrokenLine, match="seed-1-2"):
+        list(searches.searched(tmp_path))
+
+
+TARGET = Target("torch", "torch", "torch.x", ("f",), "torch", ("sdpa",))
+CHANGES = [Change("torch.x", "f", n, "number", n, n + 1, "1", "2") for n in range(3)]
+MUTANTS = {"frameworks": ["torch"], "count": 3, "level": "smoke"}
+
+
+class Judged(Here):
+    """An engine whose mutants are killed without a run of the suite."""
+
+    def carry_out(self, task: Task[Any]) -> Any:
+        if isinstance(task, DrawTask):
+            return Drawn(tuple(Mutant(TARGET, change) for change in CHANGES), {"torch": "2.13.0"})
+        if isinstance(task, LimitTask):
+            return 90.0
+        assert isinstance(task, MutantTask)
+        assert task.limit == 90.0
+        change = {n: v for n, v in asdict(task.mutant.change).items() if n not in ("kind", "end")}
+        return FaultRecord(
+            "torch",
+            "2.13.0",
+            change=task.mutant.change.kind,
+            level="smoke",
+            status="killed",
+            **change,
+        )
+
+
+def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = made({"mutants": [MUTANTS]})
+    count = itertools.count()
+
+    def gone(task: Task[Any]) -> BaseException | None:
+        return KeyboardInterrupt() if isinstance(task, MutantTask) and next(count) == 2 else None
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, plan, Judged(gone))
+    code, engine = sweep(tmp_path, plan, Judged())
+    assert code == GREEN
+    assert kinds(engine) == [DrawTask, LimitTask, MutantTask]
+    loaded = [faults.load(path, partial=True) for path in sorted(tmp_path.glob("mutants/*.jsonl"))]
+    assert [len(content.records) for content in loaded] == [2, 1]
+    assert [content.complete for content in loaded] == [False, True]
+    assert {record.start for content in loaded for record in content.records} == {0, 1, 2}
+    assert loaded[0].header.versions == {"torch": "2.13.0"}
+    assert "mutants of torch smoke: 1 killed" in capsys.readouterr().out
+    assert kinds(sweep(tmp_path, plan, Judged())[1]) == [DrawTask]
+
+
+def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+    def fate(task: Task[Any]) -> str | None:
+        return "no memory" if isinstance(task, MutantTask) else None
+
+    with pytest.raises(SweepError, match="died 3 times: no memory"):
+        sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
