@@ -104,3 +104,34 @@ def test_there_is_a_command() -> None:
     out = subprocess.run([command, "list", "--words"], capture_output=True, text=True, timeout=60)
     assert out.returncode == 0
     assert "causal-alignment" in out.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("attention-conformance ben", {"bench"}),
+        ("attention-conformance list --level ", {"smoke", "standard", "full"}),
+        ("attention-conformance describe --he", {"--help"}),
+    ],
+)
+def test_shells_complete_commands_options_and_words(
+    line: str, words: set[str], tmp_path: Path
+) -> None:
+    """As argcomplete's own shell function asks for them."""
+    answers = tmp_path / "answers"
+    environment = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answers),
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    subprocess.run(
+        [sys.executable, "-m", "suite"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        timeout=60,
+        check=True,
+    )
+    found = answers.read_text(encoding="utf-8").split("\v")
+    assert {word.strip() for word in found} == words

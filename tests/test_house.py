@@ -69,7 +69,7 @@ ROOMS = {
     "suite.front": Room(
         ("suite", "suite.measure", "suite.mutation", "suite.search", "suite.sweep", "suite.vectors",
          "suite.report", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
-         "attention_conformance.impostors"), ("matplotlib", "numpy", "pytest"),
+         "attention_conformance.impostors"), ("argcomplete", "matplotlib", "numpy", "pytest"),
     ),
     "suite.measure": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),

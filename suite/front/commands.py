@@ -4,6 +4,8 @@ diff, expect, findings, mutants, vectors, and architecture."""
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -46,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_report_parser(commands)
     add_diff_parser(commands)
     add_architecture_parser(commands)
+    # Ends the process where a shell asks what a line may go on with.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("argcomplete").autocomplete(parser)
     with printed():
         chosen, unknown = parser.parse_known_args(arguments)
         if unknown:
