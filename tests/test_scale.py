@@ -1,0 +1,101 @@
+"""What docs/scale.md shows can be used: plan, words, tables, the jobs for Kubernetes and Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from suite.front.options import Options
+from suite.report.kinds import SWEEPS
+from suite.sweep.plan import Judging, Mutating, Searching, SweepPlan, made, series_of
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = (DOCS / "scale.md").read_text(encoding="utf-8")
+
+JOB = {
+    "RayJobSpec": "entrypoint shutdownAfterJobFinishes ttlSecondsAfterFinished backoffLimit "
+    "rayClusterSpec",
+    "RayClusterSpec": "rayVersion enableInTreeAutoscaling autoscalerOptions headGroupSpec "
+    "workerGroupSpecs",
+    "AutoscalerOptions": "idleTimeoutSeconds upscalingMode",
+    "HeadGroupSpec": "rayStartParams template",
+    "WorkerGroupSpec": "groupName replicas minReplicas maxReplicas rayStartParams template",
+}  # fmt: skip
+"""Fields of the operator's own objects, as its reference names them."""
+
+
+def test_the_plan_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    plan = made(tomllib.loads(text))
+    assert [series.release for series in series_of(plan)] == ["", "", "jax-0.8.1", "jax-0.9.2"]
+    assert plan.search
+    assert plan.mutants
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("judge", Judging), ("search", Searching), ("mutants", Mutating)]
+)
+def test_every_word_is_told(name: str, kind: Any) -> None:
+    (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", PAGE, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", row)) == sorted(f.name for f in fields(kind))
+    of_plan = {f.name for f in fields(SweepPlan)} - {"judge", "search", "mutants"}
+    (row,) = re.findall(r"^\| the plan \| (.*) \|$", PAGE, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row)) == of_plan
+
+
+def test_every_table_is_told() -> None:
+    told = PAGE[PAGE.index("## Tables") : PAGE.index("## Search and mutants")]
+    rows = re.findall(r"^\| (`.*?`) \|", told, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(SWEEPS.tables)
+
+
+def test_the_job_for_kubernetes() -> None:
+    """Its fields, its volumes and its command; pods were held against Kubernetes' own schemas by hand."""
+    documents = list(yaml.safe_load_all((DOCS / "sweep-job.yaml").read_text(encoding="utf-8")))
+    plan, claim, job = documents
+    assert job["apiVersion"] == "ray.io/v1"
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    objects = (spec, cluster, cluster["autoscalerOptions"], head, workers)
+    for given, known in zip(objects, JOB.values(), strict=True):
+        assert set(given) <= set(known.split())
+    assert made(tomllib.loads(plan["data"]["plan.toml"])).judge
+    pod = head["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["plan"]["configMap"]["name"] == plan["metadata"]["name"]
+    assert volumes["results"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    (container,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    words = shlex.split(spec["entrypoint"])
+    assert words[:4] == ["python", "-m", "suite", "sweep"]
+    assert mounts == {"/plan": "plan", "/results": "results"}
+    assert words[4] == "/plan/plan.toml"
+    assert "--results=/results/sweep" in words
+    assert "--cluster=auto" in words
+
+
+def test_the_array_for_slurm(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    fake.chmod(0o755)
+    task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "40", "RESULTS": "there"}
+    said = subprocess.run(
+        ["bash", str(DOCS / "slurm-array.sh"), "torch", "smoke", "7"], capture_output=True, text=True,
+        check=True, env=os.environ | task | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    ).stdout.split()  # fmt: skip
+    given = dict(word.removeprefix("--").split("=", 1) for word in said if word.startswith("--"))
+    results = given["results"]
+    assert results == "there/torch-smoke-7-3.jsonl"
+    words = {**given, "backend": (given["backend"],), "seed": int(given["seed"])}
+    options = Options.of(lambda name: words.get(name))
+    assert options.part() == (3, 40)
+    assert (options.backend, options.level, options.seed) == (("torch",), "smoke", 7)
