@@ -1,6 +1,6 @@
 """ONNX: the standard's operators in ONNX Runtime, and in the standard's own reference evaluator.
 
-A call becomes a model, made in memory; nothing is read or written. Models are run, and not differentiated.
+A call becomes a model, made in memory. Models are run, and not differentiated.
 """
 
 from __future__ import annotations

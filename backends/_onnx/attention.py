@@ -31,6 +31,11 @@ def packed(x: Symbol) -> Symbol:
     return x.reshape((*x.shape[:2], x.shape[2] * x.shape[3]))
 
 
+def of_values(query: Symbol, value: Symbol) -> tuple[int, ...]:
+    """The shape of a query with the size of the values."""
+    return (*query.shape[:-1], value.shape[-1])
+
+
 def check_packed(inputs: Inputs) -> None:
     """Raise ValueError for keys and values that packed operands cannot be made of."""
     if inputs.key.ndim != 4 or inputs.key.shape[1] != inputs.value.shape[1]:
@@ -131,7 +136,15 @@ class Attention(Implementation):
         attributes: Mapping[str, Any],
     ) -> Symbol:  # fmt: skip
         """The output in the operands' axis order; `rest` are mask, past key, past value and lengths."""
-        output: Symbol = query.graph.add("Attention", query, key, value, *rest, **attributes)
+        output: Symbol = query.graph.add(
+            "Attention",
+            query,
+            key,
+            value,
+            *rest,
+            shape=lambda: of_values(query, value),
+            **attributes,
+        )
         return output
 
 
@@ -196,7 +209,9 @@ class CachedAttention(Attention):
         past = key.shape[2] - query.shape[2]
         new, cache = ([x[:, :, p] for x in (key, value)] for p in (slice(past, None), slice(past)))
         given = (query, *new, rest[0], *cache)
-        output, _, _ = query.graph.add("Attention", *given, outputs=3, **attributes)
+        output, _, _ = query.graph.add(
+            "Attention", *given, outputs=3, shape=lambda: of_values(query, value), **attributes
+        )
         return output
 
 

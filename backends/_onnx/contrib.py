@@ -133,7 +133,7 @@ class GroupQuery(ContribAttention):
 
     name = "ms-group-query"
     declared = Declared(
-        numerics={"f32": "exact", "f16": "eager"},
+        numerics="exact",
         dtypes=("f32", "f16"),
         features=ATTENTION_FEATURES | {"sinks"},
         refusals={
@@ -142,7 +142,8 @@ class GroupQuery(ContribAttention):
             "empty-batch": "GroupQueryAttention divides by the number of its samples",
             "empty-queries": "GroupQueryAttention takes one query or more",
         },
-        elections=ELECTIONS | {"value-size": "raises", "score-overflow": "finite"},
+        elections=ELECTIONS
+        | {"value-size": "raises", "score-overflow": "finite", "subnormal-output": "kept"},
         merges_mask_into_bias=True,
         limits=Limits(head_sizes=HEAD_SIZES, equal_lengths=True),
     )

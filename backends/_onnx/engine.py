@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,8 @@ import numpy as np
 
 from backends._onnx.graph import OPSET, Recorded
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable
+from backends.protocol import Backend, BackendUnavailable, Declared, Implementation
 from suite.spec.dtypes import DType
-
-
-FORWARD = {"gradient": "models are run, and not differentiated"}
-"""Why nothing here has a gradient."""
 
 
 class OnnxEngine(Backend):
@@ -87,3 +83,18 @@ class OnnxEngine(Backend):
         steps = zip(array.shape, array.strides, strict=True)
         strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
         return np.lib.stride_tricks.as_strided(array, array.shape, strides)
+
+
+def declared_here(
+    backend: OnnxEngine,
+    declared: Mapping[type[Implementation], Declared],
+    layers: Sequence[Implementation],
+) -> list[Implementation]:
+    """Implementations of these kinds with what they say of themselves on this backend, and textbook
+    layers; none of them has a gradient."""
+    every = [*(kind(backend, declared=says) for kind, says in declared.items()), *layers]
+    for implementation in every:
+        implementation.declared = implementation.declared.refusing(
+            {"gradient": "models are run, and not differentiated"}
+        )
+    return every

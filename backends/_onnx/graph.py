@@ -1,12 +1,13 @@
 """Graphs of ONNX operators, recorded by calling a function with symbols in place of arrays.
 
-A model knows the dtypes and ranks of its inputs and leaves their sizes open, as exporters do for axes that
-they are told are dynamic; sizes that the function asked for are constants in it.
+A model knows the dtypes and ranks of its inputs and leaves their sizes open, as exporters do for dynamic
+axes; sizes that the function asked for are constants in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -68,12 +69,11 @@ class Graph:
     def model(self, outputs: Sequence[Symbol]) -> bytes:
         """The model that computes `outputs`, serialized; equal graphs give equal bytes."""
         helper = self._helper
-        results = [
-            helper.make_tensor_value_info(
-                symbol.name, helper.np_dtype_to_tensor_dtype(np.dtype(symbol.dtype)), None
-            )
-            for symbol in outputs
-        ]
+        results = []
+        for symbol in outputs:
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(symbol.dtype))
+            axes = None if symbol.rank is None else [None] * symbol.rank
+            results.append(helper.make_tensor_value_info(symbol.name, kind, axes))
         graph = helper.make_graph(self._nodes, "call", self._inputs, results, self._constants)
         opsets = [helper.make_opsetid("", self.opset)]
         opsets += [helper.make_opsetid(domain, 1) for domain in sorted(self._domains - {""})]
@@ -106,6 +106,14 @@ class Symbol:
         if self._shape is None:
             raise TypeError(f"the shape of {self.name} is not known")
         return self._shape()
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes; None where the shape is not known, or shapes do not fit: whoever runs the
+        model is to say so."""
+        with suppress(TypeError, ValueError):
+            return len(self.shape)
+        return None
 
     def met(self, value: Any) -> Symbol:
         """What meets this symbol, as a symbol: a Python number in its dtype."""

@@ -16,44 +16,38 @@ from backends._onnx.attention import (
     CachedAttention,
     PackedAttention,
 )
-from backends._onnx.engine import FORWARD, OnnxEngine
+from backends._onnx.engine import OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
-from backends.protocol import Implementation, Limits
+from backends.protocol import Declared, Implementation, Limits
 
 KEPT = 128
 """Evaluators that are kept."""
 
 
 NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
-"""NumPy's operations one by one; sums of bfloat16, but for those of products, are in bfloat16."""
+"""NumPy's operations, one by one. Sums of bfloat16 are in bfloat16, but for those of products."""
 
-OF_ATTENTION: dict[str, Any] = {
-    "numerics": NUMERICS,
-    # Queries and keys are multiplied by the root of the scale.
-    "limits": Limits(scales=(0.0, np.inf)),
-}
-
-OF_ROTARY: dict[str, Any] = {"numerics": "eager", "dtypes": ("f32", "bf16", "f16")}
-
-KINDS: dict[type[Implementation], dict[str, Any]] = {
-    Eager: {
-        "numerics": NUMERICS,
-        "elections": Eager.declared.elections
-        | {"lse-of-empty-row": "nan", "integer-mask": "cast-to-bool", "score-overflow": "nan"},
+DECLARED: dict[type[Implementation], Declared] = {
+    Eager: Eager.declared.but(numerics=NUMERICS).electing(
+        {"lse-of-empty-row": "nan", "integer-mask": "cast-to-bool", "score-overflow": "nan"}
+    ),
+    **{
+        # Queries and keys are multiplied by the root of the scale, and rounded, before they meet.
+        kind: kind.declared.but(
+            numerics=NUMERICS | {"f16": "working"}, limits=Limits(scales=(0.0, np.inf))
+        )
+        for kind in (Attention, Attention24, PackedAttention, CachedAttention, Attention25)
     },
-    Attention: OF_ATTENTION,
-    Attention24: OF_ATTENTION,
-    PackedAttention: OF_ATTENTION,
-    CachedAttention: OF_ATTENTION,
-    Attention25: OF_ATTENTION,
-    OnnxLayerNorm: {"numerics": "stepwise"},
-    OnnxBatchNorm: {"numerics": "stepwise"},
-    OnnxRotary: OF_ROTARY,
-    OnnxRotaryByIds: OF_ROTARY,
+    OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
+    OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="stepwise"),
+    **{
+        kind: kind.declared.but(numerics="eager", dtypes=("f32", "bf16", "f16"))
+        for kind in (OnnxRotary, OnnxRotaryByIds)
+    },
 }
-"""What is implemented besides textbook layers, and what it declares here."""
+"""What is implemented besides textbook layers, and what it says of itself here."""
 
 
 class OnnxReferenceBackend(OnnxEngine):
@@ -70,14 +64,7 @@ class OnnxReferenceBackend(OnnxEngine):
         return {name: version(name) for name in ("onnx", "numpy")}
 
     def implementations(self) -> list[Implementation]:
-        every = [
-            kind(self, declared=kind.declared.but(**declared).refusing(FORWARD))
-            for kind, declared in KINDS.items()
-        ]
-        for layer in layers(self, NUMERICS):
-            layer.declared = layer.declared.refusing(FORWARD)
-            every.append(layer)
-        return every
+        return declared_here(self, DECLARED, layers(self, "stepwise"))
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         if model not in self._evaluators:

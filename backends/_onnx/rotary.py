@@ -1,4 +1,4 @@
-"""The standard's operator RotaryEmbedding, of opset 23: it is given sine and cosine, and turns by them."""
+"""The standard's operator RotaryEmbedding, of opset 23, which is given sine and cosine."""
 
 from __future__ import annotations
 

@@ -19,53 +19,55 @@ from backends._onnx.attention import (
     PackedAttention,
 )
 from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
-from backends._onnx.engine import FORWARD, OnnxEngine
+from backends._onnx.engine import OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
-from backends.protocol import BackendUnavailable, Implementation, Limits
+from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
 from backends.threads import threads_asked
 
 KEPT = 128
-"""Sessions that are kept; each holds its own threads beside the caller's."""
-
+"""Sessions that are kept."""
 
 DTYPES = ("f64", "f32", "f16")
 """What most operators take: bfloat16 has kernels for few."""
 
-SCALES = Limits(scales=(0.0, np.inf))
+ROOT = Limits(scales=(0.0, np.inf))
 """By its definition Attention multiplies queries and keys by the root of the scale."""
 
-OF_ATTENTION = {
+POSITIVE = Limits(scales=(2.0**-126, np.inf))
+"""Its kernels refuse the scale 0, too."""
+
+ATTENTION: dict[str, Any] = {
     # Float64 has no kernel: there the operator is its definition, with a scale in float32.
     "numerics": {"f64": "single", "f32": "exact", "f16": "eager"},
     "dtypes": DTYPES,
-    "limits": dict.fromkeys(("f32", "f16"), Limits(scales=(2.0**-126, np.inf))) | {"f64": SCALES},
 }
 
-KINDS: dict[type[Implementation], dict[str, Any]] = {
-    Eager: {
-        # What is stored between operators hangs on the optimiser: float16 has few kernels.
-        "numerics": {"f64": "exact", "f32": "exact", "f16": "eager"},
-        "dtypes": DTYPES,
-        "elections": Eager.declared.elections
-        | {"lse-of-empty-row": "minus-inf", "integer-mask": "raises", "score-overflow": "finite"},
+DECLARED: dict[type[Implementation], Declared] = {
+    # What is stored between operators hangs on the optimiser: few have kernels for float16.
+    Eager: Eager.declared.but(
+        numerics={"f64": "exact", "f32": "exact", "f16": "eager"}, dtypes=DTYPES
+    ).electing(
+        {"lse-of-empty-row": "minus-inf", "integer-mask": "raises", "score-overflow": "finite"}
+    ),
+    **{
+        kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
+        for kind in (Attention, Attention24, PackedAttention, CachedAttention)
     },
-    Attention: OF_ATTENTION,
-    Attention24: OF_ATTENTION,
-    PackedAttention: OF_ATTENTION,
-    CachedAttention: OF_ATTENTION,
-    # No version has a kernel for windows: the operator is its definition, in every dtype.
-    Attention25: OF_ATTENTION | {"limits": SCALES},
-    MultiHead: {},
-    GroupQuery: {},
-    CachedGroupQuery: {},
-    OnnxLayerNorm: {"numerics": "exact"},
-    OnnxBatchNorm: {"numerics": "exact", "dtypes": DTYPES},
-    OnnxRotary: {"numerics": "fused", "dtypes": ("f32", "f16")},
-    OnnxRotaryByIds: {"numerics": "fused", "dtypes": ("f32", "f16")},
+    # With its windows it has no kernel in any dtype.
+    Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),
+    MultiHead: MultiHead.declared,
+    GroupQuery: GroupQuery.declared,
+    CachedGroupQuery: CachedGroupQuery.declared,
+    OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
+    OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
+    **{
+        kind: kind.declared.but(numerics="fused", dtypes=("f32", "f16"))
+        for kind in (OnnxRotary, OnnxRotaryByIds)
+    },
 }
-"""What is implemented besides textbook layers, and what it declares here."""
+"""What is implemented besides textbook layers, and what it says of itself here."""
 
 
 class OnnxRuntimeBackend(OnnxEngine):
@@ -89,15 +91,11 @@ class OnnxRuntimeBackend(OnnxEngine):
         return {name: version(name) for name in ("onnxruntime", "onnx")}
 
     def implementations(self) -> list[Implementation]:
-        every = [
-            kind(self, declared=kind.declared.but(**declared).refusing(FORWARD))
-            for kind, declared in KINDS.items()
-        ]
-        for layer in layers(self, "exact"):
-            layer.declared = layer.declared.refusing(FORWARD)
-            if layer.name != "textbook-rotary":  # its arithmetic is in float32 throughout
+        every = declared_here(self, DECLARED, layers(self, "exact"))
+        for layer in every:
+            # Its arithmetic is in float32 throughout; that of the others is in the dtype.
+            if layer.name != "textbook-rotary" and type(layer) not in DECLARED:
                 layer.declared = layer.declared.but(dtypes=DTYPES)
-            every.append(layer)
         return every
 
     @contextmanager
@@ -109,7 +107,7 @@ class OnnxRuntimeBackend(OnnxEngine):
             self.thread_count = before
 
     def session(self, model: bytes) -> Any:
-        """The session of a model with as many threads as calls have now. Raises what loading it raises."""
+        """The session of a model, with as many threads as calls have now."""
         key = (model, self.thread_count)
         if key not in self._sessions:
             options = self.onnxruntime.SessionOptions()
