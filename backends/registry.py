@@ -37,6 +37,8 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
     "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
     "transformers": ("backends._transformers", "TransformersBackend"),
+    "onnxruntime": ("backends._onnx", "OnnxRuntimeBackend"),
+    "onnx-reference": ("backends._onnx", "OnnxReferenceBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -51,6 +53,8 @@ DISTRIBUTIONS = {
     "keras-torch": ("keras", "torch"),
     "keras-jax": ("keras", "jax"),
     "transformers": ("transformers", "torch"),
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "onnx-reference": ("onnx",),
 }
 """Modules whose absence means that a backend is not installed."""
 

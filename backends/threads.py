@@ -30,3 +30,10 @@ def limit_threads(
 def threads_as_set() -> dict[str, str]:
     """The variables as they are."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def threads_asked() -> int:
+    """The number of threads in the variable that OpenMP reads, for runtimes that read none; 1 where it
+    is not set, or names no number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else 1

@@ -155,6 +155,13 @@ def test_a_function_is_judged_on_what_it_claims() -> None:
     assert wrong(judged(plan("half_right", "faulty.py"), "values"))
 
 
+@pytest.mark.parametrize("claim", ["equal_lengths", "max_length=23"])
+def test_probes_keep_within_limits(claim: str) -> None:
+    """A probe beyond them would leave every value unjudged."""
+    found = judged(plan("too_small", "faulty.py", claim=(claim,)), "values")
+    assert any(verdict.kind == "value" for _, verdict in found)
+
+
 def test_claims_by_options() -> None:
     claimed = ("dtypes=f16", "f16.head_sizes=64,128", "equal_lengths", "max_length=64")
     found = judged(plan("half_right", "faulty.py", claim=claimed), "values", "contract")

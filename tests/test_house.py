@@ -21,7 +21,7 @@ from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parents[1]
-FRAMEWORKS = {"torch", "tensorflow", "jax", "jaxlib", "keras", "flax"}
+FRAMEWORKS = {"torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "onnx", "onnxruntime"}
 OURS = {*PACKAGES, "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -52,6 +52,10 @@ ROOMS = {
     # So do libraries whose arrays are a framework's.
     "backends._transformers": Room(
         ("backends", "suite.spec", "backends._torch"), ("numpy", "transformers")
+    ),
+    # ml_dtypes has the bfloat16 of NumPy arrays, which ONNX takes.
+    "backends._onnx": Room(
+        ("backends", "suite.spec"), ("numpy", "ml_dtypes", "onnx", "onnxruntime")
     ),
     "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy", "scipy")),
     "suite.checks": Room(("suite", "suite.judge.check")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from backends.declared import PACKED_FEATURES, Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.textbook.layer import Numerics, Operations
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import PACKED, allowed_pairs, hidden_pairs, segments
+from suite.spec.vocabulary import NUMERICS
 
 
 class TextbookPacked(Implementation):
@@ -22,7 +25,10 @@ class TextbookPacked(Implementation):
     declared = Declared(features=PACKED_FEATURES)
 
     def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
-        super().__init__(backend, declared=self.declared.but(numerics=numerics))
+        classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
+        # The scale is a number of the dtype, which no class above stores.
+        least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
+        super().__init__(backend, declared=self.declared.but(numerics=least))
         self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -131,3 +131,8 @@ def refuses_float16(query, key, value, attn_mask=None, is_causal=False, scale=No
 def too_narrow(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Leaves the last component out."""
     return textbook(query, key, value, attn_mask, is_causal, scale)[..., :-1]
+
+
+def too_small(query, key, value, is_causal=False):
+    """Half of the answer."""
+    return textbook(query, key, value, is_causal=is_causal) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -270,9 +271,12 @@ def _integer_mask(p: Probe) -> str:
 def _subnormal(p: Probe) -> str:
     base = p.inputs()
     quarter = p.dtype.smallest_normal / 4
-    # 35 keys: some matrix products flush from a certain size on only.
-    key = np.tile(base.key, (1, 1, 5, 1))
-    got = p.values(base.replace(key=key, value=np.full_like(key, quarter)))
+    # 35 keys, or as many as it takes: some matrix products flush from a certain size on only.
+    limits = p.implementation.declared.limits_for(p.dtype)
+    sizes = limits.fitted(replace(base.sizes, Lk=35))
+    key = base.key.take(np.arange(sizes.Lk) % base.sizes.Lk, axis=2)
+    query = base.query.take(np.arange(sizes.Lq) % base.sizes.Lq, axis=2)
+    got = p.values(base.replace(query=query, key=key, value=np.full_like(key, quarter)))
     if got is None:
         raise Deviation("election", "subnormal values raised")
     # A quarter of the smallest normal number has few bits left: weights that do not sum to one

@@ -1,0 +1,234 @@
+"""The standard's operator Attention, of opset 23 to 25 (https://onnx.ai/onnx/operators/onnx__Attention.html).
+
+query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), or packed (B, L, H D); one mask, boolean
+or added to the scores; a causal flag, scale and softcap as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends._onnx.engine import OnnxEngine
+from backends._onnx.graph import Symbol
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import Native, dense_of, merged_bias, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+
+FIRST = "no keys come before the queries' own"
+"""Why a case has no cache."""
+
+
+def packed(x: Symbol) -> Symbol:
+    """(B, L, H, D) as (B, L, H D)."""
+    return x.reshape((*x.shape[:2], x.shape[2] * x.shape[3]))
+
+
+def of_values(query: Symbol, value: Symbol) -> tuple[int, ...]:
+    """The shape of a query with the size of the values."""
+    return (*query.shape[:-1], value.shape[-1])
+
+
+def check_packed(inputs: Inputs) -> None:
+    """Raise ValueError for keys and values that packed operands cannot be made of."""
+    if inputs.key.ndim != 4 or inputs.key.shape[1] != inputs.value.shape[1]:
+        raise ValueError("packed keys and values have one number of heads")
+
+
+def in_full(mask: np.ndarray, inputs: Inputs, queries: bool = True) -> np.ndarray:
+    """A mask or bias whose last axis, and that of the queries, are written out where they have size 1."""
+    *outer, Lk = mask.shape
+    if queries and len(outer) and outer[-1] == 1:
+        outer[-1] = inputs.sizes.Lq
+    return np.broadcast_to(mask, (*outer, inputs.sizes.Lk if Lk == 1 else Lk))
+
+
+def behind_a_cache(inputs: Inputs) -> Native:
+    """The mask divided where the causal flag counts the keys of a cache, and is bottom-right."""
+    parts = inputs.mask.parts if inputs.mask is not None else ()
+    flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
+    if inputs.form == "dense" or not flagged:
+        return Native(rest=parts)
+    return Native(causal=True, rest=tuple(part for part in parts if part not in flagged))
+
+
+class Attention(Implementation):
+    """Operands of rank 4; every mask but a causal one is an array, as small as it is."""
+
+    backend: OnnxEngine
+
+    name = "attention-23"
+    declared = Declared(
+        features=ATTENTION_FEATURES,
+        refusals={"native-window": "before opset 25 the operator has no window"},
+        elections={
+            "fully-masked-row": "zeros",
+            "minus-inf-row": "zeros",
+            "no-keys": "raises",
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "nan-in-masked-key": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "added",
+            "subnormal-output": "kept",
+            "score-overflow": "finite",
+        },
+        merges_mask_into_bias=True,
+    )
+    opset = 23
+    axis_order = "bhld"
+    queries_in_full = False
+    """Whether masks are written out along the queries."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.dtype.name == "f64":
+            for name in ("scale", "softcap"):
+                number = case.option(name)
+                if number is not None and float(np.float32(number)) != number:
+                    return f"the attribute {name} is a float32 number, and {number} is none"
+        return super().unsupported(case)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, native = self.backend, self.divided(inputs)
+        query, key, value = backend.operands(inputs, self.axis_order)
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        biased = inputs.bias is not None
+        added = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
+        if added is not None:
+            # A last axis of size 1 is no broadcast one here: it is a mask of the first key.
+            written = in_full(added, inputs, self.queries_in_full)
+            name = "bias" if biased else "mask"
+            arguments[name] = backend.array(written, inputs.dtype if biased else None)
+        if native.lengths is not None:
+            counts = native.lengths.lengths(inputs.sizes, inputs.seed)
+            arguments["lengths"] = backend.array(counts, None)
+        attributes = self.attributes(inputs, native)
+
+        def attention(query, key, value, mask=None, bias=None, lengths=None):
+            rest = (mask if bias is None else bias, None, None, lengths)
+            return self.node(query, key, value, rest, attributes)
+
+        plain = PreparedCall(attention, arguments, axis_order=self.axis_order)
+        return backend.recorded(plain, self.opset)
+
+    def divided(self, inputs: Inputs) -> Native:
+        """The mask divided into what has an attribute or an input of its own, and the rest."""
+        return split_native(inputs, causal=True)
+
+    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        """The operator's attributes but for its numbers of heads."""
+        numbers = {"scale": inputs.scale, "softcap": inputs.softcap}
+        given = {name: number for name, number in numbers.items() if number is not None}
+        return given | ({"is_causal": 1} if native.causal else {})
+
+    def node(
+        self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
+        attributes: Mapping[str, Any],
+    ) -> Symbol:  # fmt: skip
+        """The output in the operands' axis order; `rest` are mask, past key, past value and lengths."""
+        output: Symbol = query.graph.add(
+            "Attention",
+            query,
+            key,
+            value,
+            *rest,
+            shape=lambda: of_values(query, value),
+            **attributes,
+        )
+        return output
+
+
+class Attention24(Attention):
+    """Opset 24: how many keys each sample has is an input of its own."""
+
+    name = "attention-24"
+    opset = 24
+    queries_in_full = True
+
+    def divided(self, inputs: Inputs) -> Native:
+        native = split_native(inputs, causal=True, lengths=True)
+        # Beside lengths the causal flag is bottom-right, the last valid key before the last query.
+        return split_native(inputs, causal=True) if native.causal else native
+
+
+class PackedAttention(Attention24):
+    """Operands of rank 3 (B, L, H D), as projections give them."""
+
+    name = "attention-24-packed"
+    axis_order = "blhd"
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        check_packed(inputs)
+        return super().prepare(inputs)
+
+    def node(
+        self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
+        attributes: Mapping[str, Any],
+    ) -> Symbol:  # fmt: skip
+        (B, Lq, H, _), Dv = query.shape, value.shape[3]
+        output: Symbol = query.graph.add(
+            "Attention", *map(packed, (query, key, value)), *rest, shape=lambda: (B, Lq, H * Dv),
+            q_num_heads=H, kv_num_heads=key.shape[2], **attributes,
+        )  # fmt: skip
+        return output.reshape((B, Lq, H, Dv))
+
+
+class CachedAttention(Attention):
+    """Keys before the queries' own are a cache (past_key, past_value), to which the operator adds the
+    others: a step of decoding, or a later chunk of a prompt. The causal flag is bottom-right."""
+
+    name = "attention-24-cache"
+    declared = Attention.declared.refusing(
+        {"native-causal": "beside a cache the causal flag counts the keys in it"}
+    )
+    opset = 24
+    queries_in_full = True
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.sizes.Lk <= case.sizes.Lq:
+            return FIRST
+        return super().unsupported(case)
+
+    def divided(self, inputs: Inputs) -> Native:
+        return behind_a_cache(inputs)
+
+    def node(
+        self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
+        attributes: Mapping[str, Any],
+    ) -> Symbol:  # fmt: skip
+        past = key.shape[2] - query.shape[2]
+        new, cache = ([x[:, :, p] for x in (key, value)] for p in (slice(past, None), slice(past)))
+        given = (query, *new, rest[0], *cache)
+        output, _, _ = query.graph.add(
+            "Attention", *given, outputs=3, shape=lambda: of_values(query, value), **attributes
+        )
+        return output
+
+
+class Attention25(Attention):
+    """Opset 25: a sliding window is two attributes."""
+
+    name = "attention-25"
+    declared = Attention.declared.taking("native-window")
+    opset = 25
+    queries_in_full = True
+
+    def divided(self, inputs: Inputs) -> Native:
+        return split_native(inputs, causal=True, window=True)
+
+    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        given = super().attributes(inputs, native)
+        if native.window is None:
+            return given
+        sides = {"left_window_size": native.window.left, "right_window_size": native.window.right}
+        return given | {name: -1 if size is None else size for name, size in sides.items()}

@@ -1,0 +1,234 @@
+"""ONNX Runtime's own operators MultiHeadAttention and GroupQueryAttention, of the domain com.microsoft
+(docs/ContribOperators.md there). Operands are packed, (B, L, H D)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from backends._onnx.attention import FIRST, behind_a_cache, check_packed, in_full, packed
+from backends._onnx.engine import OnnxEngine
+from backends._onnx.graph import Symbol
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import Native, dense_of, merged_bias, rank4, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation, Limits
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+
+DOMAIN = "com.microsoft"
+
+HEAD_SIZES = tuple(range(8, 1025, 8))
+"""What GroupQueryAttention takes: multiples of 8."""
+
+
+ELECTIONS = {
+    "fully-masked-row": "nan",
+    "minus-inf-row": "nan",
+    "nan-in-masked-key": "leaks",
+    "nan-in-masked-value": "leaks",
+    "nan-in-attended-value": "reaches-them",
+    "nan-in-query": "nan",
+    "integer-mask": "raises",
+}
+"""What both operators answer."""
+
+
+class ContribAttention(Implementation):
+    """What both operators have in common: one additive mask (B or 1, H or 1, Lq, Lk), a causal flag."""
+
+    backend: OnnxEngine
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        check_packed(inputs)
+        backend, native = self.backend, self.divided(inputs)
+        query, key, value = backend.operands(inputs, "blhd")
+        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
+        mask = dense_of(inputs, native.rest)
+        if mask is not None and mask.dtype.kind != "b":
+            arguments["bias"] = backend.array(mask, None)  # what is no mask of these operators
+        elif (added := merged_bias(inputs, native.rest)) is not None:
+            arguments["bias"] = backend.array(in_full(rank4(added), inputs), inputs.dtype)
+        arguments |= self.more(inputs, native)
+        attributes = self.attributes(inputs, native)
+
+        def attention(query: Symbol, key: Symbol, value: Symbol, **rest: Symbol) -> Symbol:
+            return self.node(query, key, value, rest, attributes)
+
+        return backend.recorded(PreparedCall(attention, arguments, axis_order="blhd"))
+
+    def divided(self, inputs: Inputs) -> Native:
+        """The mask divided into what has an attribute or an input of its own, and the rest."""
+        raise NotImplementedError
+
+    def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        """What else the operator is given as arrays."""
+        return {}
+
+    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        """The operator's attributes but for its numbers of heads."""
+        return {} if inputs.scale is None else {"scale": inputs.scale}
+
+    def node(
+        self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
+        attributes: Mapping[str, Any],
+    ) -> Symbol:  # fmt: skip
+        """The operator's output (B, Lq, H, Dv)."""
+        raise NotImplementedError
+
+
+class MultiHead(ContribAttention):
+    """MultiHeadAttention. What its key lengths hide has -inf added, as a mask has; by default that is
+    -10000 (the finding masked-by-ten-thousand)."""
+
+    name = "ms-multi-head"
+    declared = Declared(
+        numerics="exact",
+        dtypes=("f32",),
+        features=ATTENTION_FEATURES,
+        refusals={
+            "softcap": "MultiHeadAttention has no softcap",
+            "native-window": "MultiHeadAttention has no window",
+            "grouped-heads": "MultiHeadAttention has as many key heads as query heads",
+            # The finding unidirectional-last-query. It is used where there are as many.
+            "native-causal": "the causal flag is right where there are as many keys as queries alone",
+        },
+        elections=ELECTIONS
+        | {"no-keys": "zeros", "value-size": "accepted", "subnormal-output": "kept"},
+        merges_mask_into_bias=True,
+    )
+
+    def divided(self, inputs: Inputs) -> Native:
+        s = inputs.sizes
+        return split_native(inputs, causal=s.Lq == s.Lk, lengths=True)
+
+    def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        if native.lengths is None:
+            return {}
+        counts = native.lengths.lengths(inputs.sizes, inputs.seed)
+        return {"lengths": self.backend.array(counts.astype(np.int32), None)}
+
+    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        more: dict[str, Any] = {"unidirectional": 1} if native.causal else {}
+        if native.lengths is not None:
+            more["mask_filter_value"] = -np.inf
+        return super().attributes(inputs, native) | more
+
+    def node(
+        self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
+        attributes: Mapping[str, Any],
+    ) -> Symbol:  # fmt: skip
+        (B, Lq, H, _), Dv = query.shape, value.shape[3]
+        output = query.graph.add(
+            "MultiHeadAttention", *map(packed, (query, key, value)), None, rest.get("lengths"),
+            rest.get("bias"), domain=DOMAIN, shape=lambda: (B, Lq, H * Dv), num_heads=H, **attributes,
+        )  # fmt: skip
+        return output.reshape((B, Lq, H, Dv))
+
+
+class GroupQuery(ContribAttention):
+    """GroupQueryAttention without a cache: a prompt, or an encoder's layer."""
+
+    name = "ms-group-query"
+    declared = Declared(
+        numerics="exact",
+        dtypes=("f32", "f16"),
+        features=ATTENTION_FEATURES | {"sinks"},
+        refusals={
+            "value-size": "GroupQueryAttention has values of the keys' size",
+            # The finding group-query-empty-batch.
+            "empty-batch": "GroupQueryAttention divides by the number of its samples",
+            "empty-queries": "GroupQueryAttention takes one query or more",
+        },
+        elections=ELECTIONS
+        | {
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "value-size": "raises",
+            "score-overflow": "finite",
+            "subnormal-output": "kept",
+        },
+        merges_mask_into_bias=True,
+        limits=Limits(head_sizes=HEAD_SIZES, equal_lengths=True),
+    )
+    cached = False
+    """Whether the keys before the queries' own are a cache."""
+
+    def divided(self, inputs: Inputs) -> Native:
+        native = split_native(inputs, causal=True, window=True)
+        window = native.window
+        if window is None:
+            return native
+        # The window ends at its query, as the causal flag does that it cannot be without.
+        if not (native.causal if window.right is None else window.right == 0):
+            return replace(native, window=None, rest=(*native.rest, window))
+        return replace(native, causal=True, window=None if window.left is None else window)
+
+    def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        s, backend = inputs.sizes, self.backend
+        lengths = np.full(s.B, s.Lk - 1, np.int32)
+        arrays = {"last": backend.array(lengths, None)}
+        arrays["total"] = backend.array(np.array([s.Lk], np.int32), None)
+        if self.cached and native.causal:
+            arrays["chunks"] = backend.array(np.full(s.B, s.Lq, np.int32), None)
+        if inputs.sinks is not None:
+            arrays["sinks"] = backend.array(inputs.sinks, inputs.dtype)
+        return arrays
+
+    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
+        more: dict[str, Any] = {"causal": int(native.causal)}
+        if native.window is not None and native.window.left is not None:
+            if native.window.left < 0:
+                raise ValueError("local_window_size counts the query's own key, too")
+            more["local_window_size"] = 1 + native.window.left
+        if inputs.softcap is not None:
+            more["softcap"] = inputs.softcap
+        return super().attributes(inputs, native) | more
+
+    def node(
+        self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
+        attributes: Mapping[str, Any],
+    ) -> Symbol:  # fmt: skip
+        (B, Lq, H, D), Hkv = query.shape, key.shape[2]
+        past = key.shape[1] - Lq if self.cached else 0
+        new = [packed(x[:, past:]) for x in (key, value)]
+        cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
+        output, _, _ = query.graph.add(
+            "GroupQueryAttention", packed(query), *new, *cache, rest["last"], rest["total"],
+            *[None] * 3, rest.get("bias"), rest.get("sinks"), *[None] * 4, rest.get("chunks"),
+            domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D), num_heads=H,
+            kv_num_heads=Hkv, **attributes,
+        )  # fmt: skip
+        return output.reshape((B, Lq, H, D))
+
+
+class CachedGroupQuery(GroupQuery):
+    """GroupQueryAttention with a cache of the keys before the queries' own; its causal flag is
+    bottom-right."""
+
+    name = "ms-group-query-cache"
+    declared = GroupQuery.declared.refusing(
+        {
+            "native-causal": "beside a cache the causal flag counts the keys in it",
+            "native-window": "only beside a causal flag, which is bottom-right here",
+        }
+    ).but(limits=Limits(head_sizes=HEAD_SIZES))
+    cached = True
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case):
+            s, parts = case.sizes, case.mask.parts if case.mask is not None else ()
+            if s.Lk <= s.Lq:
+                return FIRST
+            flagged = any(isinstance(part, Causal) and part.bottom_right for part in parts)
+            if s.B > 1 and s.Lq > 1 and (case.form == "dense" or not flagged):
+                return "chunks of several samples are causal"
+        return super().unsupported(case)
+
+    def divided(self, inputs: Inputs) -> Native:
+        return behind_a_cache(inputs)

@@ -1,0 +1,298 @@
+"""Graphs of ONNX operators, recorded by calling a function with symbols in place of arrays.
+
+A model knows the dtypes and ranks of its inputs and leaves their sizes open, as exporters do for dynamic
+axes; sizes that the function asked for are constants in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+OPSET = 23
+"""The version of the standard's operators that a graph uses where it names no other."""
+
+Shape = tuple[int, ...]
+
+
+class Graph:
+    """The nodes of a graph in the order in which they were recorded; `opset` is the version of the
+    standard's operators, those of other domains are of version 1."""
+
+    def __init__(self, opset: int = OPSET) -> None:
+        from onnx import helper, numpy_helper
+
+        self.opset = opset
+        self._helper, self._from_array = helper, numpy_helper.from_array
+        self._nodes: list[Any] = []
+        self._constants: list[Any] = []
+        self._inputs: list[Any] = []
+        self._domains: set[str] = set()
+
+    def input(self, name: str, array: np.ndarray) -> Symbol:
+        """An input that is given an array like this one, of any sizes."""
+        kind = self._helper.np_dtype_to_tensor_dtype(array.dtype)
+        axes = [f"{name}_{axis}" for axis in range(array.ndim)]
+        self._inputs.append(self._helper.make_tensor_value_info(name, kind, axes))
+        return Symbol(self, name, array.dtype, lambda: array.shape)
+
+    def constant(self, values: Any, dtype: Any = None) -> Symbol:
+        """A constant; `dtype` is a NumPy dtype, by default that of the values."""
+        array = np.array(values, dtype)
+        name = f"constant_{len(self._constants)}"
+        self._constants.append(self._from_array(array, name))
+        return Symbol(self, name, array.dtype, lambda: array.shape)
+
+    def add(
+        self, kind: str, *inputs: Symbol | None, outputs: int = 1, domain: str = "",
+        shape: Callable[[], Shape] | None = None, dtype: Any = None, **attributes: Any,
+    ) -> Any:  # fmt: skip
+        """Record a node: its output, or a tuple of so many.
+
+        None stands for an input that is left out. `shape` tells the shape of the first output where the
+        caller may ask for it; dtypes are those of the first input unless `dtype` names another.
+        """
+        while inputs and inputs[-1] is None:
+            inputs = inputs[:-1]
+        names = [f"{kind}_{len(self._nodes)}_{place}" for place in range(outputs)]
+        given = ["" if symbol is None else symbol.name for symbol in inputs]
+        self._domains.add(domain)
+        self._nodes.append(self._helper.make_node(kind, given, names, domain=domain, **attributes))
+        first = next(symbol for symbol in inputs if symbol is not None)
+        symbols = tuple(Symbol(self, name, dtype or first.dtype, shape) for name in names)
+        return symbols[0] if outputs == 1 else symbols
+
+    def model(self, outputs: Sequence[Symbol]) -> bytes:
+        """The model that computes `outputs`, serialized; equal graphs give equal bytes."""
+        helper = self._helper
+        results = []
+        for symbol in outputs:
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(symbol.dtype))
+            axes = None if symbol.rank is None else [None] * symbol.rank
+            results.append(helper.make_tensor_value_info(symbol.name, kind, axes))
+        graph = helper.make_graph(self._nodes, "call", self._inputs, results, self._constants)
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [helper.make_opsetid(domain, 1) for domain in sorted(self._domains - {""})]
+        version = helper.find_min_ir_version_for([opsets[0]])
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=version)
+        return bytes(model.SerializeToString(deterministic=True))
+
+
+class Symbol:
+    """What an array is called in a graph, with the operations of arrays; a number, or a NumPy array, that
+    meets one is a constant.
+
+    `shape` is known of inputs, and of what operations make of them.
+    """
+
+    __array_ufunc__ = None
+    """NumPy's operators leave it to this class what an array and a symbol make."""
+
+    def __init__(
+        self, graph: Graph, name: str, dtype: Any, shape: Callable[[], Shape] | None = None
+    ) -> None:
+        self.graph, self.name, self.dtype, self._shape = graph, name, np.dtype(dtype), shape
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The shape that the arrays have which the graph was recorded for.
+
+        Raises TypeError where no operation told it, and ValueError where shapes do not fit.
+        """
+        if self._shape is None:
+            raise TypeError(f"the shape of {self.name} is not known")
+        return self._shape()
+
+    @property
+    def rank(self) -> int | None:
+        """The number of axes; None where the shape is not known, or shapes do not fit: whoever runs the
+        model is to say so."""
+        with suppress(TypeError, ValueError):
+            return len(self.shape)
+        return None
+
+    def met(self, value: Any) -> Symbol:
+        """What meets this symbol, as a symbol: a Python number in its dtype."""
+        if isinstance(value, Symbol):
+            return value
+        return self.graph.constant(value, None if isinstance(value, np.ndarray) else self.dtype)
+
+    def same(self, kind: str, *more: Any, **attributes: Any) -> Symbol:
+        """An operation that keeps shape and dtype, with what else it takes."""
+        met = [self.met(value) for value in more]
+        return self.graph.add(kind, self, *met, shape=lambda: self.shape, **attributes)
+
+    def _binary(self, kind: str, other: Any, back: bool = False) -> Symbol:
+        met = self.met(other)
+        left, right = (met, self) if back else (self, met)
+        return self.graph.add(
+            kind, left, right, shape=lambda: np.broadcast_shapes(left.shape, right.shape)
+        )
+
+    def __add__(self, other: Any) -> Symbol:
+        return self._binary("Add", other)
+
+    def __radd__(self, other: Any) -> Symbol:
+        return self._binary("Add", other, back=True)
+
+    def __sub__(self, other: Any) -> Symbol:
+        return self._binary("Sub", other)
+
+    def __rsub__(self, other: Any) -> Symbol:
+        return self._binary("Sub", other, back=True)
+
+    def __mul__(self, other: Any) -> Symbol:
+        return self._binary("Mul", other)
+
+    def __rmul__(self, other: Any) -> Symbol:
+        return self._binary("Mul", other, back=True)
+
+    def __truediv__(self, other: Any) -> Symbol:
+        return self._binary("Div", other)
+
+    def __rtruediv__(self, other: Any) -> Symbol:
+        return self._binary("Div", other, back=True)
+
+    def __matmul__(self, other: Any) -> Symbol:
+        right = self.met(other)
+
+        def shape() -> Shape:
+            a, b = self.shape, right.shape
+            if a[-1] != b[-2]:
+                raise ValueError(f"a product of {a} and {b}")
+            return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+
+        return self.graph.add("MatMul", self, right, shape=shape)
+
+    def __eq__(self, other: Any) -> Any:
+        met = self.met(other)
+        return self.graph.add(
+            "Equal", self, met, dtype=bool,
+            shape=lambda: np.broadcast_shapes(self.shape, met.shape),
+        )  # fmt: skip
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, index: Any) -> Symbol:
+        """Slices and whole numbers, with an ellipsis in front."""
+        parts = index if isinstance(index, tuple) else (index,)
+        rank = len(self.shape)
+        first = rank - len(parts) + 1 if parts[0] is Ellipsis else 0
+        parts = parts[1:] if parts[0] is Ellipsis else parts
+        out, dropped = self, []
+        for axis, part in enumerate(parts, first):
+            if not isinstance(part, slice):
+                dropped.append(axis)
+                part = slice(part, part + 1)
+            out = out._sliced(axis, part)
+        if not dropped:
+            return out
+        kept = tuple(n for axis, n in enumerate(out.shape) if axis not in dropped)
+        return out.reshape(kept)
+
+    def _sliced(self, axis: int, part: slice) -> Symbol:
+        start, stop, step = part.indices(self.shape[axis])
+        if (start, stop, step) == (0, self.shape[axis], 1):
+            return self
+        bounds = [self.graph.constant([n], np.int64) for n in (start, stop, axis, step)]
+        shape = list(self.shape)
+        shape[axis] = len(range(start, stop, step))
+        return self.graph.add("Slice", self, *bounds, shape=lambda: tuple(shape))
+
+    def reshape(self, shape: Sequence[int]) -> Symbol:
+        """The same numbers in another shape, in which one size may be -1."""
+        size = int(np.prod(self.shape))
+        known = int(np.prod([n for n in shape if n != -1]))
+        sizes = tuple(size // known if n == -1 else n for n in shape)
+        if int(np.prod(sizes)) != size:
+            raise ValueError(f"{self.shape} has no shape {tuple(shape)}")
+        wanted = self.graph.constant(sizes, np.int64)
+        # A size of 0 would be taken for that of the input.
+        return self.graph.add("Reshape", self, wanted, shape=lambda: sizes, allowzero=1)
+
+    def transpose(self, axes: Sequence[int]) -> Symbol:
+        """The axes in another order."""
+        return self.graph.add(
+            "Transpose",
+            self,
+            shape=lambda: tuple(self.shape[axis] for axis in axes),
+            perm=list(axes),
+        )
+
+    def reduced(self, kind: str, axis: int) -> Symbol:
+        """A reduction over one axis, which goes."""
+        axes = self.graph.constant([axis], np.int64)
+
+        def shape() -> Shape:
+            return tuple(n for place, n in enumerate(self.shape) if place != axis % len(self.shape))
+
+        return self.graph.add(kind, self, axes, shape=shape, keepdims=0)
+
+    def expanded(self, shape: Sequence[int]) -> Symbol:
+        """The same numbers in a shape that this one broadcasts to."""
+        sizes = tuple(shape)
+        wanted = self.graph.constant(sizes, np.int64)
+        return self.graph.add("Expand", self, wanted, shape=lambda: sizes)
+
+    def repeated(self, times: int, axis: int) -> Symbol:
+        """Every slice along an axis `times` times, one after the other."""
+        order = np.repeat(np.arange(self.shape[axis]), times)
+        indices = self.graph.constant(order, np.int64)
+        shape = list(self.shape)
+        shape[axis] *= times
+        return self.graph.add("Gather", self, indices, shape=lambda: tuple(shape), axis=axis)
+
+    def cast(self, dtype: Any) -> Symbol:
+        """The numbers in another NumPy dtype."""
+        to = self.graph._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return self.graph.add("Cast", self, shape=lambda: self.shape, dtype=dtype, to=to)
+
+    def where(self, condition: Symbol, other: Any) -> Symbol:
+        """This one where the condition holds, else the other."""
+        met = self.met(other)
+
+        def shape() -> Shape:
+            return np.broadcast_shapes(condition.shape, self.shape, met.shape)
+
+        return self.graph.add("Where", condition, self, met, shape=shape, dtype=self.dtype)
+
+
+def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
+    """Symbols side by side along an axis."""
+    first = symbols[0]
+
+    def shape() -> Shape:
+        sizes = list(first.shape)
+        sizes[axis] = sum(symbol.shape[axis] for symbol in symbols)
+        return tuple(sizes)
+
+    return first.graph.add("Concat", *symbols, shape=shape, axis=axis)
+
+
+class Recorded:
+    """The model of a function that returns a symbol, or a tuple of symbols and None: `build`, called with
+    a symbol for every array, and None for every other argument."""
+
+    def __init__(
+        self, build: Callable[..., Any], arrays: Mapping[str, Any], opset: int = OPSET
+    ) -> None:
+        graph = Graph(opset)
+        symbols = {
+            name: graph.input(name, array) if isinstance(array, np.ndarray) else array
+            for name, array in arrays.items()
+        }
+        answer = build(**symbols)
+        self.single = not isinstance(answer, tuple)
+        outputs = (answer,) if self.single else answer
+        self.kept = [output is not None for output in outputs]
+        self.model = graph.model([output for output in outputs if output is not None])
+
+    def answer(self, values: Sequence[Any]) -> Any:
+        """What the model gave, as the function would return it."""
+        given = iter(values)
+        answer = tuple(next(given) if kept else None for kept in self.kept)
+        return answer[0] if self.single else answer

@@ -1,0 +1,70 @@
+"""The standard's norms: LayerNormalization of opset 17, BatchNormalization of opset 15."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends._onnx.engine import OnnxEngine
+from backends._onnx.graph import Symbol
+from backends.declared import LAYER_FEATURES, Declared
+from backends.memory import sequences
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+
+
+class OnnxNorm(Implementation):
+    """A norm of the standard. Gain and offset are inputs; where a case has none they are 1 and 0."""
+
+    backend: OnnxEngine
+
+    declared = Declared(features=LAYER_FEATURES)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, width = self.backend, inputs.widths.query
+        neutral = {"gain": np.ones(width), "offset": np.zeros(width)}
+        arguments = {"query": sequences(backend, inputs)["query"]}
+        for name, values in (neutral | inputs.parameters).items():
+            arguments[name] = backend.array(values, inputs.dtype)
+
+        def call(query: Symbol, **parameters: Symbol) -> tuple[Any, None]:
+            return self.node(query, parameters, inputs.training), None
+
+        return backend.recorded(PreparedCall(call, arguments, LAYER_OUTPUTS))
+
+    @abstractmethod
+    def node(self, query: Symbol, parameters: Mapping[str, Symbol], training: bool) -> Symbol:
+        """The norm of (B, L, E)."""
+
+
+class OnnxLayerNorm(OnnxNorm):
+    """LayerNormalization over the last axis, its statistics in float32 as the standard has them."""
+
+    name = "layer-normalization"
+    operator = LAYER_NORM
+
+    def node(self, query: Symbol, parameters: Mapping[str, Symbol], training: bool) -> Symbol:
+        p = parameters
+        return query.same("LayerNormalization", p["gain"], p["offset"], axis=-1, epsilon=EPSILON)
+
+
+class OnnxBatchNorm(OnnxNorm):
+    """BatchNormalization, which takes features in the second axis."""
+
+    name = "batch-normalization"
+    operator = BATCH_NORM
+
+    def node(self, query: Symbol, parameters: Mapping[str, Symbol], training: bool) -> Symbol:
+        x = query.transpose((0, 2, 1))
+        given = [parameters[name] for name in ("gain", "offset", "mean", "variance")]
+        normed = query.graph.add(
+            "BatchNormalization", x, *given, outputs=3 if training else 1,
+            shape=lambda: x.shape, epsilon=EPSILON, training_mode=int(training),
+        )  # fmt: skip
+        return (normed[0] if training else normed).transpose((0, 2, 1))

@@ -1,0 +1,79 @@
+"""ONNX's reference evaluator: the standard's operators in NumPy."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from backends._onnx.attention import (
+    Attention,
+    Attention24,
+    Attention25,
+    CachedAttention,
+    PackedAttention,
+)
+from backends._onnx.engine import OnnxEngine, declared_here
+from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
+from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
+from backends._onnx.textbook import Eager, layers
+from backends.protocol import Declared, Implementation, Limits
+
+KEPT = 128
+"""Evaluators that are kept."""
+
+
+NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
+"""NumPy's operations, one by one. Sums of bfloat16 are in bfloat16, but for those of products."""
+
+DECLARED: dict[type[Implementation], Declared] = {
+    Eager: Eager.declared.but(numerics=NUMERICS).electing(
+        {"lse-of-empty-row": "nan", "integer-mask": "cast-to-bool", "score-overflow": "nan"}
+    ),
+    **{
+        # Queries and keys are multiplied by the root of the scale, and rounded, before they meet.
+        kind: kind.declared.but(
+            numerics=NUMERICS | {"f16": "working"}, limits=Limits(scales=(0.0, np.inf))
+        )
+        for kind in (Attention, Attention24, PackedAttention, CachedAttention, Attention25)
+    },
+    OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
+    OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="stepwise"),
+    **{
+        kind: kind.declared.but(numerics="eager", dtypes=("f32", "bf16", "f16"))
+        for kind in (OnnxRotary, OnnxRotaryByIds)
+    },
+}
+"""What is implemented besides textbook layers, and what it says of itself here."""
+
+
+class OnnxReferenceBackend(OnnxEngine):
+    """`onnx.reference.ReferenceEvaluator`."""
+
+    name = "onnx-reference"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self._evaluators: OrderedDict[bytes, Any] = OrderedDict()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {name: version(name) for name in ("onnx", "numpy")}
+
+    def implementations(self) -> list[Implementation]:
+        return declared_here(self, DECLARED, layers(self, "stepwise"))
+
+    def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        if model not in self._evaluators:
+            from onnx.reference import ReferenceEvaluator
+
+            self._evaluators[model] = ReferenceEvaluator(model)
+            while len(self._evaluators) > KEPT:
+                self._evaluators.popitem(last=False)
+        self._evaluators.move_to_end(model)
+        # NumPy warns of what is an answer here: NaN, and numbers beyond the largest.
+        with np.errstate(all="ignore"):
+            return list(self._evaluators[model].run(None, dict(arrays)))

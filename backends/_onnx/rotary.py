@@ -1,0 +1,81 @@
+"""The standard's operator RotaryEmbedding, of opset 23, which is given sine and cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends._onnx.attention import packed
+from backends._onnx.engine import OnnxEngine
+from backends._onnx.graph import Symbol
+from backends._onnx.textbook import operations
+from backends.declared import ROTARY_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from backends.textbook.rotary import TextbookRotary
+from suite.spec.inputs import Inputs
+from suite.spec.operators.rotary import ROTARY, Rotation
+
+
+class OnnxRotary(Implementation):
+    """Operands of rank 4; sine and cosine of every token, made in float64 and rounded to its dtype."""
+
+    backend: OnnxEngine
+
+    name = "rotary-embedding"
+    operator = ROTARY
+    declared = Declared(numerics="fused", features=ROTARY_FEATURES)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, s = self.backend, inputs.sizes
+        rotation = Rotation.of(inputs.case, s.D)
+        position = np.broadcast_to(inputs.arrays["position"], (s.B, s.Lq))
+        attributes: dict[str, Any] = {"interleaved": int(rotation.interleaved)}
+        if rotation.size != s.D:
+            attributes["rotary_embedding_dim"] = rotation.size
+
+        def call(query: Symbol, **rest: Symbol) -> Symbol:
+            return self.node(query, rest, attributes)
+
+        arguments = {"query": backend.operand(inputs.query, inputs, "bhld")}
+        for name, values in self.tables(rotation, position).items():
+            integers = values.dtype.kind == "i"
+            arguments[name] = backend.array(values, None if integers else inputs.dtype)
+        return backend.recorded(PreparedCall(call, arguments))
+
+    def tables(self, rotation: Rotation, position: np.ndarray) -> dict[str, np.ndarray]:
+        """Cosine and sine (B, L, r / 2) of positions (B, L)."""
+        length = int(position.max(initial=0)) + 1
+        frequencies = TextbookRotary(self.backend, operations(self.backend)).frequencies
+        theta, factor = frequencies(rotation, length, lambda n: np.asarray(n, np.float64))
+        angle = position[..., None] * theta
+        return {"cosine": factor * np.cos(angle), "sine": factor * np.sin(angle)}
+
+    def node(
+        self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]
+    ) -> Symbol:
+        """The turned query (B, H, L, D)."""
+        return query.same("RotaryEmbedding", rest["cosine"], rest["sine"], **attributes)
+
+
+class OnnxRotaryByIds(OnnxRotary):
+    """Packed operands (B, L, H D); a table of sine and cosine, and where in it each token stands."""
+
+    name = "rotary-embedding-ids"
+
+    def tables(self, rotation: Rotation, position: np.ndarray) -> dict[str, np.ndarray]:
+        every, ids = np.unique(position, return_inverse=True)
+        # ONNX Runtime insists on a table of as many rows as the sequence has tokens.
+        tables = super().tables(rotation, np.resize(every, max(every.size, position.shape[1])))
+        return tables | {"ids": ids.reshape(position.shape).astype(np.int64)}
+
+    def node(
+        self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]
+    ) -> Symbol:
+        B, H, L, D = query.shape
+        x = packed(query.transpose((0, 2, 1, 3)))
+        given = (rest["cosine"], rest["sine"], rest["ids"])
+        turned = x.same("RotaryEmbedding", *given, num_heads=H, **attributes)
+        return turned.reshape((B, L, H, D)).transpose((0, 2, 1, 3))

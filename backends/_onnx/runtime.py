@@ -1,0 +1,148 @@
+"""ONNX Runtime on the CPU: models are sessions, which are kept."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from backends._onnx.attention import (
+    Attention,
+    Attention24,
+    Attention25,
+    CachedAttention,
+    PackedAttention,
+)
+from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
+from backends._onnx.engine import OnnxEngine, declared_here
+from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
+from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
+from backends._onnx.textbook import Eager, layers
+from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
+from backends.threads import threads_asked
+
+KEPT = 128
+"""Sessions that are kept."""
+
+DTYPES = ("f64", "f32", "f16")
+"""What most operators take: bfloat16 has kernels for few."""
+
+ROOT = Limits(scales=(0.0, np.inf))
+"""By its definition Attention multiplies queries and keys by the root of the scale."""
+
+POSITIVE = Limits(scales=(2.0**-126, np.inf))
+"""Its kernels refuse the scale 0, too."""
+
+ATTENTION: dict[str, Any] = {
+    # Float64 has no kernel: there the operator is its definition, with a scale in float32.
+    "numerics": {"f64": "single", "f32": "exact", "f16": "eager"},
+    "dtypes": DTYPES,
+}
+
+DECLARED: dict[type[Implementation], Declared] = {
+    # What is stored between operators hangs on the optimiser: few have kernels for float16.
+    Eager: Eager.declared.but(
+        numerics={"f64": "exact", "f32": "exact", "f16": "eager"}, dtypes=DTYPES
+    ).electing(
+        {"lse-of-empty-row": "minus-inf", "integer-mask": "raises", "score-overflow": "finite"}
+    ),
+    **{
+        kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
+        for kind in (Attention, Attention24, PackedAttention, CachedAttention)
+    },
+    # With its windows it has no kernel in any dtype.
+    Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),
+    MultiHead: MultiHead.declared,
+    GroupQuery: GroupQuery.declared,
+    CachedGroupQuery: CachedGroupQuery.declared,
+    OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
+    OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
+    **{
+        kind: kind.declared.but(numerics="fused", dtypes=("f32", "f16"))
+        for kind in (OnnxRotary, OnnxRotaryByIds)
+    },
+}
+"""What is implemented besides textbook layers, and what it says of itself here."""
+
+
+class OnnxRuntimeBackend(OnnxEngine):
+    """ONNX Runtime's provider for the CPU, with the optimisations that it makes by itself."""
+
+    name = "onnxruntime"
+    has_threads = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import onnxruntime
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.onnxruntime: Any = onnxruntime
+        self.thread_count = threads_asked()
+        self._sessions: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {name: version(name) for name in ("onnxruntime", "onnx")}
+
+    def implementations(self) -> list[Implementation]:
+        every = declared_here(self, DECLARED, layers(self, "exact"))
+        for layer in every:
+            # Its arithmetic is in float32 throughout; that of the others is in the dtype.
+            if layer.name != "textbook-rotary" and type(layer) not in DECLARED:
+                layer.declared = layer.declared.but(dtypes=DTYPES)
+        return every
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        before, self.thread_count = self.thread_count, count
+        try:
+            yield
+        finally:
+            self.thread_count = before
+
+    def session(self, model: bytes) -> Any:
+        """The session of a model, with as many threads as calls have now."""
+        key = (model, self.thread_count)
+        if key not in self._sessions:
+            options = self.onnxruntime.SessionOptions()
+            options.intra_op_num_threads = self.thread_count
+            options.inter_op_num_threads = 1
+            # What goes wrong is raised; without this it is written to the terminal as well.
+            options.log_severity_level = 4
+            self._sessions[key] = self.onnxruntime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"]
+            )
+            while len(self._sessions) > KEPT:
+                self._sessions.popitem(last=False)
+        self._sessions.move_to_end(key)
+        return self._sessions[key]
+
+    def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        session = self.session(model)
+        if all(array.dtype != self.bfloat16 for array in arrays.values()):
+            return list(session.run(None, dict(arrays)))
+        kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        values = {name: self._value(array) for name, array in kept.items()}
+        return [self._array(value) for value in session.run_with_ort_values(None, values)]
+
+    def _value(self, array: np.ndarray) -> Any:
+        """The runtime's own value, on the memory of an array: it knows no NumPy dtype for bfloat16."""
+        OrtValue = self.onnxruntime.OrtValue
+        if array.dtype != self.bfloat16:
+            return OrtValue.ortvalue_from_numpy(array)
+        kind = self.onnx.TensorProto.BFLOAT16
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
+
+    def _array(self, value: Any) -> np.ndarray:
+        """A copy of the runtime's own value as an array."""
+        if value.element_type() != self.onnx.TensorProto.BFLOAT16:
+            return np.array(value.numpy())
+        shape = tuple(value.shape())
+        words = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape)))
+        return np.frombuffer(words, self.bfloat16).reshape(shape).copy()

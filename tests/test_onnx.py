@@ -1,0 +1,319 @@
+"""ONNX: what is recorded of a call is the call, models are kept and shared, and each implementation hands
+over what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.protocol import Backend, Implementation, PreparedCall
+from backends.threads import threads_asked
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs, draw
+
+onnx = pytest.importorskip("onnx")
+
+CHECKS = {check.name: check for check in all_checks()}
+PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
+
+
+@pytest.fixture(scope="module", params=["onnxruntime", "onnx-reference"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    for module in registry.DISTRIBUTIONS[request.param]:
+        pytest.importorskip(module)
+    return registry.load(request.param)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Any:
+    pytest.importorskip("onnxruntime")
+    return registry.load("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Any:
+    return registry.load("onnx-reference")
+
+
+def of(backend: Backend, name: str) -> Implementation:
+    return next(i for i in backend.implementations() if i.name == name)
+
+
+def inputs_of(text: str) -> Inputs:
+    return draw(Case.parse(text))
+
+
+def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
+    return run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+
+
+@pytest.fixture
+def models(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that are run, in their order."""
+    seen: list[Any] = []
+    runs = backend.run
+
+    def kept(model: bytes, arrays: Any) -> Any:
+        seen.append(onnx.load_model_from_string(model))
+        return runs(model, arrays)
+
+    monkeypatch.setattr(backend, "run", kept)
+    return seen
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+# What is recorded.
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+Y = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+FLAGS = np.array([[True, False, True, True]] * 3)
+
+RECORDED = {
+    "sums": (lambda x, y, m: 2 + x - x * 0.25, lambda x, y: 2 + x - x * 0.25),
+    "quotients": (lambda x, y, m: 1 / (x * x + 1), lambda x, y: 1 / (x * x + 1)),
+    "order": (lambda x, y, m: 1 - x / 2, lambda x, y: 1 - x / 2),
+    "arrays": (lambda x, y, m: X - x * np.float32(2), lambda x, y: X - x * np.float32(2)),
+    "product": (lambda x, y, m: x @ y, lambda x, y: x @ y),
+    "slices": (lambda x, y, m: x[..., 1:], lambda x, y: x[..., 1:]),
+    "one": (lambda x, y, m: x[:, 1], lambda x, y: x[:, 1]),
+    "steps": (lambda x, y, m: x[:, ::2], lambda x, y: x[:, ::2]),
+    "reshaped": (lambda x, y, m: x.reshape((2, -1, 2)), lambda x, y: x.reshape((2, -1, 2))),
+    "turned": (lambda x, y, m: x.transpose((2, 0, 1)), lambda x, y: x.transpose((2, 0, 1))),
+    "repeated": (lambda x, y, m: x.repeated(2, 1), lambda x, y: x.repeat(2, 1)),
+    "total": (lambda x, y, m: x.reduced("ReduceSum", -1), lambda x, y: x.sum(-1)),
+    "chosen": (lambda x, y, m: x.where(m, -np.inf), lambda x, y: np.where(FLAGS, x, -np.inf)),
+    "compared": (lambda x, y, m: (x == x).cast(np.float32), lambda x, y: np.ones_like(x)),
+    "wide": (lambda x, y, m: x.cast(np.float64) * 0.1, lambda x, y: x.astype(np.float64) * 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_function_is_the_function(backend: Any, name: str) -> None:
+    """Its shape, too, is what the symbol said it would be."""
+    build, by_numpy = RECORDED[name]
+    shapes: list[tuple[int, ...]] = []
+
+    def call(x: Any, y: Any, mask: Any) -> Any:
+        symbol = build(x, y, mask)
+        shapes.append(symbol.shape)
+        return symbol
+
+    got = backend.recorded(PreparedCall(call, {"x": X, "y": Y, "mask": FLAGS}))()
+    want = by_numpy(X, Y)
+    assert got.dtype == want.dtype
+    assert got.shape == shapes[0] == want.shape
+    finite = np.isfinite(want)
+    assert np.array_equal(np.isfinite(got), finite)
+    assert (np.abs(got[finite] - want[finite]) < 1e-6).all()
+
+
+def test_a_recorded_function_returns_what_it_returns(backend: Any) -> None:
+    def call(x: Any, rest: Any) -> Any:
+        assert rest is None
+        return x + 1, None, x * 2
+
+    first, nothing, second = backend.recorded(PreparedCall(call, {"x": X, "rest": None}))()
+    assert nothing is None
+    assert np.array_equal(first, X + 1)
+    assert np.array_equal(second, X * 2)
+
+
+def test_what_does_not_fit_is_not_recorded(backend: Any) -> None:
+    for build in (lambda x: x.reshape((5, 5)), lambda x: (x @ x).reshape((1,))):
+        with pytest.raises(ValueError, match=r"has no shape|a product of"):
+            backend.recorded(PreparedCall(build, {"x": X}))()
+    with pytest.raises(TypeError, match="of Abs_0_0 is not known"):
+        backend.recorded(PreparedCall(lambda x: x.graph.add("Abs", x)[..., 1:], {"x": X}))()
+
+
+# Arrays and models.
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_values_cross_exactly(backend: Any, name: str) -> None:
+    fmt = DTYPES[name]
+    edges = np.array(
+        [0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf, np.nan]
+    )
+    made = backend.array(edges, fmt)
+    assert backend.is_array(made)
+    assert backend.dtype_name(made) == fmt.long_name
+    assert np.array_equal(backend.to_numpy(made), edges, equal_nan=True)
+    number = backend.array(np.asarray(0.5), fmt)
+    assert (number.shape, float(number)) == ((), 0.5)
+
+
+@pytest.mark.parametrize("dt", ["f32", "bf16", "f16", "f64"])
+def test_layer_normalization_in_every_dtype(backend: Any, dt: str) -> None:
+    """ONNX Runtime is handed bfloat16 as values of its own, since it takes no such NumPy array."""
+    verdict = judged(
+        backend, "layer-normalization", f"layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self"
+    )
+    assert verdict.status == "pass", verdict.message
+
+
+def test_sizes_are_open_and_equal_models_are_kept_once(runtime: Any) -> None:
+    implementation = of(runtime, "attention-24")
+    runtime._sessions.clear()
+    for text in (PLAIN, "sdpa/none/mha/f32/b1h2q9k3d16", "sdpa/none/gqa2/f32/b2h4q5k7d8"):
+        implementation.prepare(inputs_of(text))()
+    assert len(runtime._sessions) == 1
+    implementation.prepare(inputs_of("sdpa/causal/mha/f32/b2h3q5k7d8"))()
+    assert len(runtime._sessions) == 2
+
+
+def test_the_least_used_sessions_go_first(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends._onnx.runtime.KEPT", 2)
+    runtime._sessions.clear()
+    calls = [
+        of(runtime, "attention-24").prepare(inputs_of(f"{PLAIN}/scale{n}")) for n in (1.0, 2.5, 3.0)
+    ]
+    calls[0](), calls[1](), calls[0](), calls[2]()
+    kept = list(runtime._sessions)
+    calls[0]()
+    assert len(runtime._sessions) == 2
+    assert set(runtime._sessions) == set(kept)
+
+
+def test_threads_are_those_of_the_session(runtime: Any) -> None:
+    runtime._sessions.clear()
+    prepared = of(runtime, "eager").prepare(inputs_of(PLAIN))
+    before = runtime.thread_count
+    with runtime.threads(before + 1):
+        prepared()
+    prepared()
+    assert runtime.thread_count == before
+    counts = [s.get_session_options().intra_op_num_threads for s in runtime._sessions.values()]
+    assert counts == [before + 1, before]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [(None, 1), ("", 1), ("3", 3), ("2,1", 2), ("0", 1), ("all", 1)]
+)
+def test_the_number_of_threads_that_is_asked_for(
+    text: str | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if text is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert threads_asked() == count
+
+
+# Implementations.
+
+JUDGED = (
+    ("eager", "sdpa/causal/gqa2/f32/b2h4q5k7d8/bias.qk/sinks"),
+    ("eager", "sdpa/none/mha/f32/b2h3q17k23d8/lse"),
+    ("attention-23", "sdpa/bool.b1qk/gqa2/f32/b2h4q5k7d8v6/cap2.0/dense"),
+    ("attention-24", "sdpa/pad/mha/f32/b2h3q5k7d8/scale0.3"),
+    ("attention-24", "sdpa/causal+pad/mha/f32/b2h3q5k7d8"),
+    ("attention-24-packed", "sdpa/causal/gqa2/f32/b2h4q5k7d8v6/bias.1hqk"),
+    ("attention-24-cache", "sdpa/causalbr/gqa2/f32/b2h4q5k7d8v6"),
+    ("attention-24-cache", "sdpa/bool.bhq1.empty/mha/f32/b2h3q5k7d8/dense"),
+    ("attention-25", "sdpa/win2.1/mha/f32/b2h3q5k7d8"),
+    ("batch-normalization", "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"),
+    ("rotary-embedding", "rotary/none/mha/f32/b2h3q17k1d16/interleaved/at4097"),
+    ("rotary-embedding", "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097"),
+    ("rotary-embedding-ids", "rotary/none/mha/f32/b2h3q17k1d16/rot8/gathered"),
+    ("rotary-embedding-ids", "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097"),
+    ("packed-heads", "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/self/head"),
+    ("bahdanau", "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/head"),
+    ("textbook-rotary", "rotary/none/mha/f32/b2h3q17k1d16/llama3/at4097"),
+)
+OF_RUNTIME = (
+    ("ms-multi-head", "sdpa/pad/mha/f32/b2h3q5k7d8v6/bias.qk"),
+    ("ms-multi-head", "sdpa/causal/mha/f32/b2h3q7k7d8/scale-0.2"),
+    ("ms-group-query", "sdpa/causal+win6.x/gqa2/f32/b2h4q9k9d8/sinks"),
+    ("ms-group-query", "sdpa/win4.0/gqa2/f16/b2h4q9k9d8/cap2.0"),
+    ("ms-group-query", "sdpa/bool.1hqk/gqa2/f32/b2h4q9k9d8/bias.b1qk/dense"),
+    ("ms-group-query-cache", "sdpa/causalbr/gqa2/f32/b2h4q3k9d8"),
+    ("ms-group-query-cache", "sdpa/padleft/gqa2/f32/b2h4q1k9d8"),
+)
+
+
+@pytest.mark.parametrize(("name", "text"), JUDGED)
+def test_implementations_are_right(backend: Any, models: list[Any], name: str, text: str) -> None:
+    verdict = judged(backend, name, text)
+    assert verdict.status == "pass", verdict.message
+    for model in models:
+        onnx.checker.check_model(model)
+
+
+@pytest.mark.parametrize(("name", "text"), OF_RUNTIME)
+def test_the_runtimes_own_operators_are_right(runtime: Any, name: str, text: str) -> None:
+    verdict = judged(runtime, name, text)
+    assert verdict.status == "pass", verdict.message
+
+
+def test_what_has_an_argument_of_its_own_is_passed_by_it(backend: Any, models: list[Any]) -> None:
+    window = {"left_window_size": 2, "right_window_size": -1}
+    asked = (
+        ("attention-23", "sdpa/causal/mha/f32/b2h3q5k7d8", {"is_causal": 1}, 3),
+        ("attention-23", f"{PLAIN}/scale0.25/cap2.0", {"scale": 0.25, "softcap": 2.0}, 3),
+        ("attention-24", "sdpa/pad/mha/f32/b2h3q5k7d8", {}, 7),
+        ("attention-24-cache", "sdpa/causalbr/mha/f32/b2h3q5k7d8", {"is_causal": 1}, 6),
+        ("attention-25", "sdpa/win2.x/mha/f32/b2h3q5k7d8", window, 3),
+        ("attention-24-packed", PLAIN, {"q_num_heads": 3, "kv_num_heads": 3}, 3),
+    )  # fmt: skip
+    for name, text, said, inputs in asked:
+        of(backend, name).prepare(inputs_of(text))()
+        (node,) = (n for n in models[-1].graph.node if n.op_type == "Attention")
+        assert (attributes(node), len(node.input)) == (said, inputs), name
+        (version,) = (o.version for o in models[-1].opset_import if not o.domain)
+        assert name.startswith(f"attention-{version}")
+
+
+def test_a_mask_of_one_key_is_written_out(backend: Any) -> None:
+    """The standard fills a mask that is shorter than the keys with what hides."""
+    inputs = inputs_of("sdpa/bool.bhq1.empty/mha/f32/b2h3q5k7d8/dense")
+    small = of(backend, "attention-23").prepare(inputs).arguments["mask"]
+    full = of(backend, "attention-24").prepare(inputs).arguments["mask"]
+    assert small.shape == full.shape == (2, 3, 5, 7)
+    padded = inputs_of("sdpa/padleft/mha/f32/b2h3q5k7d8")
+    shapes = {
+        name: of(backend, name).prepare(padded).arguments["mask"].shape
+        for name in ("attention-23", "attention-24")
+    }
+    assert shapes == {"attention-23": (2, 1, 1, 7), "attention-24": (2, 1, 5, 7)}
+
+
+def test_what_cannot_be_said_is_refused(backend: Any, runtime: Any) -> None:
+    asked = (
+        (backend, "attention-24", "sdpa/none/mha/f64/b2h3q5k7d8/scale0.3", "is a float32 number"),
+        (backend, "attention-24", f"{PLAIN}/scale-0.2", "declares scales"),
+        (backend, "attention-24-cache", "sdpa/none/mha/f32/b2h3q7k7d8", "no keys come before"),
+        (backend, "attention-24", "sdpa/none/mha/f32/b2h3q5k7d8/lse", "does not declare lse"),
+        (runtime, "ms-group-query", PLAIN, "equal lengths"),
+        (runtime, "ms-group-query", "sdpa/none/mha/f32/b0h2q5k5d8", "divides by the number of its"),
+        (runtime, "ms-group-query-cache", "sdpa/none/gqa2/f32/b2h4q3k9d8", "several samples"),
+        (runtime, "attention-24", "sdpa/none/mha/bf16/b2h3q5k7d8", "bfloat16"),
+    )
+    for of_backend, name, text, reason in asked:
+        refused = of(of_backend, name).unsupported(Case.parse(text))
+        assert refused is not None, text
+        assert reason in refused
+
+
+def test_known_faults_are_seen(runtime: Any, evaluator: Any) -> None:
+    """What the manifests speak of: each is found by the check that they name."""
+    causal, padded = "sdpa/causal/mha/f32/b2h3q17k23d8", "sdpa/causal+pad/mha/f32/b2h3q5k7d8"
+    trained = "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"
+    for backend, name, text, check, kind in (
+        (runtime, "ms-multi-head", causal, "flag_equals_dense", "unequal"),
+        (runtime, "ms-group-query", "sdpa/none/mha/f32/b2h3q7k7d8/scale0.0", "values", "value"),
+        (runtime, "attention-23", "sdpa/pad/mha/f32/b2h3q5k7d8", "values", "raised"),
+        (runtime, "batch-normalization", trained, "contract", "mutated-input"),
+        (evaluator, "attention-23", padded, "values", "value"),
+    ):
+        assert judged(backend, name, text, check).kind == kind, (name, text)
