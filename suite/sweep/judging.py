@@ -19,7 +19,7 @@ from suite.sweep.costs import Costs, batch_end
 from suite.sweep.loaded import Survey
 from suite.sweep.plan import Series
 from suite.sweep.source import Source
-from suite.sweep.store import Span, Store, gaps
+from suite.sweep.store import Span, Store, gaps, say
 from suite.sweep.tasks import Judged, JudgeTask, SurveyTask, SweepError, Task
 
 MOST = 4000
@@ -96,7 +96,7 @@ class Judging(Source):
         again = AloneTask.of(task) if isinstance(task, JudgeTask) else task
         self._again.append(again)
         how = ", cell by cell" if again is not task else ""
-        self._told(f"{task.name} died ({why}); it is run again{how}")
+        say(f"{task.name} died ({why}); it is run again{how}")
 
     @property
     def left(self) -> float:

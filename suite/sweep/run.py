@@ -9,7 +9,6 @@ from collections import Counter
 from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
 from suite.report.swept import not_green
-from suite.spec.text import printable
 from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
@@ -37,7 +36,7 @@ class Sweep:
         self._seconds = 0.0
         self._counted = Counted(EVERY[sys.stdout.isatty()], say)
         self.sources: list[Source] = [self._judging(series) for series in series_of(plan)]
-        self.searches = Searches(plan, store.folder, self._tell) if plan.search else None
+        self.searches = Searches(plan, store.folder, say) if plan.search else None
         self.sources += [self.searches] if self.searches else []
         self.mutants = [
             Mutants(table, name, store.folder, say)
@@ -112,6 +111,6 @@ class Sweep:
     def _tell(self, line: str) -> None:
         self._told += 1
         if self._told <= TOLD:
-            say(printable(line))
+            say(line)
         elif self._told == TOLD + 1:
             say("... further failures stand in the records alone")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from backends.registry import UsageError
 from suite.records import machine, sweeps
 from suite.records.files import new_file, new_folder
 from suite.records.sweeps import CELLS, SWEEP, Batch
+from suite.spec.text import printable
 from suite.sweep.plan import Series, SweepPlan
 from suite.sweep.tasks import Judged
 
@@ -176,4 +176,4 @@ class Limits:
 
 def say(text: str) -> None:
     """Tell people, at once."""
-    print(text, file=sys.stdout, flush=True)
+    print(printable(text), flush=True)
