@@ -30,8 +30,6 @@ HEAD_SIZES = tuple(range(8, 1025, 8))
 ELECTIONS = {
     "fully-masked-row": "nan",
     "minus-inf-row": "nan",
-    "causal-alignment": "top-left",
-    "causal-with-mask": "intersect",
     "nan-in-masked-key": "leaks",
     "nan-in-masked-value": "leaks",
     "nan-in-attended-value": "reaches-them",
@@ -85,8 +83,8 @@ class ContribAttention(Implementation):
 
 
 class MultiHead(ContribAttention):
-    """MultiHeadAttention with the attributes it has by default: what its causal flag and its key lengths
-    hide has -10000 added."""
+    """MultiHeadAttention. What its key lengths hide has -inf added, as a mask has; by default that is
+    -10000 (the finding masked-by-ten-thousand)."""
 
     name = "ms-multi-head"
     declared = Declared(
@@ -97,6 +95,8 @@ class MultiHead(ContribAttention):
             "softcap": "MultiHeadAttention has no softcap",
             "native-window": "MultiHeadAttention has no window",
             "grouped-heads": "MultiHeadAttention has as many key heads as query heads",
+            # The finding unidirectional-last-query. It is used where there are as many.
+            "native-causal": "the causal flag is right where there are as many keys as queries alone",
         },
         elections=ELECTIONS
         | {"no-keys": "zeros", "value-size": "accepted", "subnormal-output": "kept"},
@@ -104,7 +104,8 @@ class MultiHead(ContribAttention):
     )
 
     def divided(self, inputs: Inputs) -> Native:
-        return split_native(inputs, causal=True, lengths=True)
+        s = inputs.sizes
+        return split_native(inputs, causal=s.Lq == s.Lk, lengths=True)
 
     def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         if native.lengths is None:
@@ -113,8 +114,10 @@ class MultiHead(ContribAttention):
         return {"lengths": self.backend.array(counts.astype(np.int32), None)}
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        causal = {"unidirectional": 1} if native.causal else {}
-        return super().attributes(inputs, native) | causal
+        more: dict[str, Any] = {"unidirectional": 1} if native.causal else {}
+        if native.lengths is not None:
+            more["mask_filter_value"] = -np.inf
+        return super().attributes(inputs, native) | more
 
     def node(
         self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
@@ -143,7 +146,13 @@ class GroupQuery(ContribAttention):
             "empty-queries": "GroupQueryAttention takes one query or more",
         },
         elections=ELECTIONS
-        | {"value-size": "raises", "score-overflow": "finite", "subnormal-output": "kept"},
+        | {
+            "causal-alignment": "top-left",
+            "causal-with-mask": "intersect",
+            "value-size": "raises",
+            "score-overflow": "finite",
+            "subnormal-output": "kept",
+        },
         merges_mask_into_bias=True,
         limits=Limits(head_sizes=HEAD_SIZES, equal_lengths=True),
     )
