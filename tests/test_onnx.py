@@ -307,10 +307,13 @@ def test_what_cannot_be_said_is_refused(backend: Any, runtime: Any) -> None:
 
 def test_known_faults_are_seen(runtime: Any, evaluator: Any) -> None:
     """What the manifests speak of: each is found by the check that they name."""
-    causal, padded = "sdpa/causal/mha/f32/b2h3q17k23d8", "sdpa/causal+pad/mha/f32/b2h3q5k7d8"
+    padded, left = (
+        "sdpa/causal+pad/mha/f32/b2h3q5k7d8",
+        "sdpa/causalbr+padleft/gqa2/f32/b2h4q17k23d8",
+    )
     trained = "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"
     for backend, name, text, check, kind in (
-        (runtime, "ms-multi-head", causal, "flag_equals_dense", "unequal"),
+        (runtime, "ms-group-query-cache", left, "values", "non-finite"),
         (runtime, "ms-group-query", "sdpa/none/mha/f32/b2h3q7k7d8/scale0.0", "values", "value"),
         (runtime, "attention-23", "sdpa/pad/mha/f32/b2h3q5k7d8", "values", "raised"),
         (runtime, "batch-normalization", trained, "contract", "mutated-input"),
