@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from suite.spec import catalogue
 from suite.spec.case import Case, Widths
 from suite.spec.dtypes import DTYPES, dtype, round_to
-from suite.spec.inputs import draw, draw_cotangent, draw_tangents
+from suite.spec.inputs import draw, draw_cotangent, draw_tangents, dtype_of
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.operators.sdpa import SDPA
@@ -64,12 +64,15 @@ def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
         for name, array in one.arrays.items():
             assert np.array_equal(array, again.arrays[name])
             fits = (
-                array.astype(int) if name in case.operator.integers else round_to(array, case.dtype)
+                array.astype(int)
+                if name in case.operator.integers
+                else round_to(array, dtype_of(name, case))
             )
             assert np.array_equal(array, fits), (case.id, name)
             assert array.dtype == np.float64
-        if one.query.size and case.recipe != "integers":
-            assert not np.array_equal(one.query, other.query)
+        first = next(iter(case.axes))
+        if one.arrays[first].size and case.recipe != "integers":
+            assert not np.array_equal(one.arrays[first], other.arrays[first])
 
 
 def test_every_bias_is_what_its_name_says() -> None:

@@ -182,6 +182,7 @@ def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
     assert by_check == {
         "values": {"pass"},
         "contract": {"pass"},
+        "kept_answers": {"pass"},
         "poison": {"pass"},
         "gradients": {"pass"},
         "gradient_hidden": {"pass"},
