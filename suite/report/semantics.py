@@ -15,6 +15,7 @@ INVARIANT = {
     "invariant_threads": "threads",
     "invariant_decode": "prefill and decode",
     "invariant_split": "split keys",
+    "invariant_segments": "packed segments",
 }
 """The checks of `suite.test_invariance`, with what they are called in the table."""
 
