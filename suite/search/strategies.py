@@ -280,20 +280,22 @@ def well_posed(case: Case, differentiated: bool = False) -> bool:
     return questions <= set(case.operator.elections)
 
 
-@st.composite
 def cases(
-    draw: st.DrawFn,
     operators: Sequence[Operator] = tuple(OPERATORS.values()),
     dtypes: Sequence[DType] = EVERY_DTYPE,
     pools: Mapping[str, Sequence[Shape]] | None = None,
-) -> Case:
-    """A case of one of the operators: of attention itself in half the draws, of what is around it in the
-    others.
+) -> st.SearchStrategy[Case]:
+    """Cases of the operators: of attention itself in half the draws, of what is around it in the others.
 
     `pools`: the shapes to draw from, by the operator's name; any where there are none.
     """
     attention = [o for o in operators if o.attends and not o.is_layer]
     around = [operator for operator in operators if operator not in attention]
     kinds = [kind for kind in (attention, around) if kind]
-    operator = draw(st.sampled_from(draw(st.sampled_from(kinds))))
-    return draw(cases_of(operator, dtypes, (pools or {}).get(operator.name, ())))
+
+    @st.composite
+    def cases_of_these(draw: st.DrawFn) -> Case:  # without arguments, which Hypothesis writes out
+        operator = draw(st.sampled_from(draw(st.sampled_from(kinds))))
+        return draw(cases_of(operator, dtypes, (pools or {}).get(operator.name, ())))
+
+    return cases_of_these()
