@@ -41,7 +41,8 @@ ROOMS = {
     "references": Room(("suite.spec",), ("numpy",)),
     "backends": Room(("suite.spec",), ("numpy",)),
     "backends._numpy": Room(("backends", "suite.spec", "references"), ("numpy",)),
-    "backends._torch": Room(("backends", "suite.spec"), ("numpy", "torch")),
+    # ONNX Runtime runs what torch exports.
+    "backends._torch": Room(("backends", "suite.spec"), ("numpy", "torch", "onnxruntime")),
     "backends._jax": Room(("backends", "suite.spec"), ("numpy", "jax", "jaxlib", "flax")),
     # TensorFlow's own layers are those of Keras.
     "backends._tensorflow": Room(("backends", "suite.spec", "backends._keras"), ("numpy", "tensorflow")),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from importlib.metadata import version
 
 from backends._torch.attention import (
     Eager,
@@ -15,11 +17,13 @@ from backends._torch.attention import (
     SdpaMath,
 )
 from backends._torch.engine import TorchEngine
+from backends._torch.exporter import by_onnx, exporters
 from backends._torch.flex import Flex
 from backends._torch.layers import MultiheadAttentionFast, layers
 from backends._torch.packed import FlexPacked, NestedSdpa
 from backends.claims import Claims
-from backends.protocol import Implementation
+from backends.prepared import PreparedCall
+from backends.protocol import Declared, Implementation
 from backends.sources import Dialect
 
 DIALECT = Dialect(
@@ -49,6 +53,21 @@ class TorchBackend(TorchEngine):
     compilers = ("inductor", "aot_eager", "export", "vmap")
     layer_compilers = ("aot_eager",)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        exported = ("onnxruntime", "onnxscript") if self.exporters else ()
+        return super().versions | {name: version(name) for name in exported}
+
+    @cached_property
+    def exporters(self) -> tuple[str, ...]:
+        """The compilers that export to ONNX: none where that is not installed, and on CUDA."""
+        return exporters() if self.device == "cpu" else ()
+
+    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
+        # An exported model has no kernels of torch to choose from.
+        alike = type(implementation) in (Eager, Sdpa)
+        return super().compilers_of(implementation) + (self.exporters if alike else ())
+
     def implementations(self) -> list[Implementation]:
         of_attention: list[Implementation] = [
             Eager(self), Sdpa(self), SdpaMath(self), SdpaFlash(self)
@@ -60,8 +79,28 @@ class TorchBackend(TorchEngine):
     def for_compilers(self) -> list[Implementation]:
         return [EagerPermuted(self)]
 
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        if compiler in self.exporters:
+            return by_onnx(self, prepared, compiler)
+        return super().compiled(prepared, compiler, batch)
+
+    def declared_compiled(self, implementation: Implementation, compiler: str) -> Declared:
+        declared = super().declared_compiled(implementation, compiler)
+        if compiler not in self.exporters or "causal-with-mask" not in declared.elections:
+            return declared
+        # In float16 ONNX Runtime stores scores. torch's contract excludes the flag beside a mask, and the
+        # exporter holds to it.
+        stored = {"f64": "fused", "f32": "fused", "bf16": "eager", "f16": "eager"}
+        return declared.but(numerics=stored, exp_error={}).electing({"causal-with-mask": "raises"})
+
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         flex = isinstance(implementation, Flex)
+        if compiler in self.exporters:
+            return {
+                "gradient": "the exported model is that of inference",
+                "other-shapes": "the model is exported for the shapes it was given",
+                "bfloat16": "ONNX Runtime has few kernels for it on the CPU",
+            }
         if isinstance(implementation, MultiheadAttentionFast):
             return {"compiled": "whether the fast path is taken is not seen in a compiled call"}
         if compiler == "vmap":

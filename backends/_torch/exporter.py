@@ -1,0 +1,81 @@
+"""torch's exporter to ONNX as a compiler: the model that `torch.onnx.export` makes of a call, in ONNX
+Runtime."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from backends.compilation import with_constants
+from backends.prepared import PreparedCall
+from backends.protocol import Backend
+
+OPSETS: dict[str, int | None] = {"onnx": None, "onnx-23": 23}
+"""The version of the standard's operators of each compiler; None leaves it to the exporter. From 23 on
+attention is one operator there."""
+
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+"""What the exporter needs beside torch, and what runs its models."""
+
+
+def exporters() -> tuple[str, ...]:
+    """The compilers of this kind; none where a module is missing that they need."""
+    return tuple(OPSETS) if all(find_spec(module) for module in NEEDED) else ()
+
+
+def by_onnx(backend: Backend, prepared: PreparedCall, compiler: str) -> PreparedCall:
+    """The model that is exported of the first call, in a session of ONNX Runtime on the CPU."""
+
+    def through(function: Callable[..., Any]) -> Callable[..., Any]:
+        return _exported(function, OPSETS[compiler])
+
+    return with_constants(through, backend.is_array, prepared)
+
+
+def _exported(function: Callable[..., Any], opset: int | None) -> Callable[..., Any]:
+    import torch
+
+    class Module(torch.nn.Module):
+        def forward(self, arrays: Any) -> Any:
+            return function(arrays)
+
+    sessions: list[Any] = []
+
+    def call(arrays: Any) -> Any:
+        detached = {n: a.detach() for n, a in arrays.items()}
+        if not sessions:
+            sessions.append(_session(Module(), detached, opset))
+        names = [node.name for node in sessions[0].get_inputs()]
+        given = dict(zip(names, (a.numpy() for a in detached.values()), strict=True))
+        outputs = [torch.from_numpy(output) for output in sessions[0].run(None, given)]
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    return call
+
+
+def _session(module: Any, arrays: Any, opset: int | None) -> Any:
+    import onnxruntime
+    import torch
+
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)  # it names every package that it finds no operators of
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program: Any = torch.onnx.export(
+                module,
+                kwargs={"arrays": arrays},  # a dictionary among the others would be taken for these
+                dynamo=True,
+                opset_version=opset,
+                verbose=False,
+            )
+    finally:
+        exporter.setLevel(level)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4
+    model = program.model_proto.SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
