@@ -56,7 +56,9 @@ class UserPacked(Implementation):
             lacking |= {"causal": none, "causal-bottom-right": none}
         if self.scale is None:
             lacking["scale"] = f"the function has neither {' nor '.join(SCALES)}"
-        super().__init__(backend, name, claims.declared(PACKED_FEATURES, refusals=lacking))
+        super().__init__(
+            backend, name, claims.declared(PACKED_FEATURES | {"length-arrays"}, refusals=lacking)
+        )
         if "causal" in taken and not self.aligns_last():
             self.declared = self.declared.refusing(
                 {"causal-bottom-right": "its causal flag is not aligned at the last query"}

@@ -1,29 +1,45 @@
 """Promise: dropout of the weights keeps each with probability 1 - rate and scales it by 1 / (1 - rate),
-in training alone.
+in training alone; the gradient is that of the pattern that was drawn.
 
-The layer is made to show its weights: queries and keys are projected to zero, so that weights are
-uniform, the values are unit vectors, each feature there twice (so that dropout of the output is told
-from dropout of the weights), and every projection after them is the identity. What is random is judged
-by the exact tail of the binomial distribution, with a probability of `FALSE_ALARM` for each comparison
-to fail where the layer is right.
+The call is made to show its weights: scores are zero, so that weights are uniform, the values are unit
+vectors, each feature there twice (so that dropout of the output is told from dropout of the weights),
+and every projection of a layer after them is the identity. What is random is judged by the exact tail of
+the binomial distribution, and means by Bernstein's inequality, with a probability of `FALSE_ALARM` for
+each comparison to fail where the implementation is right.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import bdtr, bdtrc
+from scipy.special import bdtr, bdtrc, softmax
 
+from references.rounding import gamma
 from suite.judge.cell import Cell
 from suite.judge.check import check
+from suite.judge.derivative import differentiate
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.catalogue import parsed
+from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
 
 FALSE_ALARM = 1e-9
 
+RATE = 0.25
+
+MEAN_RATE, SEEDS = 0.5, 96
+"""The rate of which a mean is taken, and of how many patterns."""
+
+OF_ATTENTION = (
+    "sdpa/none/mha/f32/b32h2q4k4d8",
+    "sdpa/none/mha/bf16/b32h2q4k4d8",
+    "sdpa/none/mha/f16/b32h2q4k4d8",
+    "sdpa/none/mha/f64/b32h2q4k4d8",
+)
+
 CASES = (
+    *OF_ATTENTION,
     "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self",
     "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self",
     "dot/none/mha/f32/b64h1q4k4d8/e8.8.8.8/unscaled",
@@ -31,20 +47,38 @@ CASES = (
 )
 
 
+def at_level(ids: tuple[str, ...], level: str) -> list[Case]:
+    """float32 at smoke, 16 bits from standard on, float64 at full."""
+    names = {"smoke": {"f32"}, "standard": {"f32", "bf16", "f16"}}.get(level)
+    return [c for c in parsed(ids) if names is None or c.dtype.name in names]
+
+
 def cases(level: str) -> list[Case]:
-    """float32 at smoke."""
-    return [c for c in parsed(CASES) if level != "smoke" or c.dtype.name == "f32"]
+    return at_level(CASES, level)
+
+
+def of_attention(level: str) -> list[Case]:
+    return at_level(OF_ATTENTION, level)
+
+
+def require_dropout(cell: Cell) -> str:
+    """How the implementation's dropout falls on weights. Raises NotApplicable where it has none."""
+    pattern = cell.implementation.declared.dropout
+    if not pattern:
+        raise NotApplicable(cell.implementation.missing(["dropout"]) or "has no dropout")
+    return pattern
 
 
 def readable(inputs: Inputs, rate: float) -> Inputs:
-    """Inputs whose output, (B, Lq, H, 2, Lk) flattened, is the weights, twice: uniform before dropout."""
+    """Inputs whose output, (B, Lq, H, 2, Lk) flattened, is the weights, twice: uniform before dropout.
+    The output of attention itself is the same with heads before queries."""
     s = inputs.sizes
     unit = np.tile(np.eye(s.Lk), 2)
     if "output_kernel" not in inputs.arrays:
         arrays = {
             "query": np.zeros_like(inputs.query),
             "key": np.zeros_like(inputs.key),
-            "value": np.broadcast_to(unit, (s.B, s.Lk, s.Dv)).copy(),
+            "value": np.broadcast_to(unit, inputs.value.shape).copy(),
         }
         return inputs.replace(rate=rate, training=True, **arrays)
     x = np.zeros_like(inputs.query)
@@ -54,6 +88,14 @@ def readable(inputs: Inputs, rate: float) -> Inputs:
         arrays["value_kernel"][: s.Lk, h] = unit
     arrays["output_kernel"] = np.eye(s.H * s.Dv).reshape(s.H, s.Dv, -1)
     return inputs.replace(rate=rate, training=True, query=x, key=x, value=x, **arrays)
+
+
+def twice(output: np.ndarray, inputs: Inputs) -> np.ndarray:
+    """An output of `readable` inputs, or its bound, as (B, Lq, H, 2, Lk)."""
+    s = inputs.sizes
+    if not inputs.operator.is_layer:
+        output = output.swapaxes(1, 2)
+    return output.reshape(s.B, s.Lq, s.H, 2, s.Lk)
 
 
 def tail(n: int, p: float, count: int) -> float:
@@ -74,17 +116,14 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
 def kept(cell: Cell, inputs: Inputs) -> np.ndarray:
     """Which weights were kept, boolean (B, Lq, H, Lk). Raises Deviation where others are off."""
     s = inputs.sizes
-    twice = cell.run(inputs).values.reshape(s.B, s.Lq, s.H, 2, s.Lk)
-    if not np.array_equal(twice[:, :, :, 0], twice[:, :, :, 1]):
+    both = twice(cell.run(inputs).values, inputs)
+    if not np.array_equal(both[:, :, :, 0], both[:, :, :, 1]):
         raise Deviation("dropout", "two features of one value are not dropped together")
-    got = twice[:, :, :, 0]
+    got = both[:, :, :, 0]
     want = 1.0 / (s.Lk * (1.0 - inputs.rate))
     # Weight, rescaling and the product with ones: at most three roundings above those of the bound.
-    limit = cell.bound(inputs.replace(rate=0.0, training=False))
-    limit = (
-        limit.reshape(twice.shape)[:, :, :, 0] / (1.0 - inputs.rate)
-        + 3 * cell.dtype.unit_roundoff * want
-    )
+    limit = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
+    limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
     zero, whole = got == 0, np.abs(got - want) <= limit
     wrong = ~(zero | whole)
     if wrong.any():
@@ -99,13 +138,10 @@ def kept(cell: Cell, inputs: Inputs) -> np.ndarray:
 
 @check(cases)
 def test_dropout(cell: Cell) -> None:
-    pattern = cell.implementation.declared.dropout
-    if not pattern:
-        raise NotApplicable("has no dropout")
-    rate = 0.25
+    pattern, rate = require_dropout(cell), RATE
     inputs = readable(cell.inputs, rate)
     first = kept(cell, inputs)
-    B, Lq, H, Lk = first.shape
+    heads = first.shape[2]
     alone = first[:1, :, :1] if pattern == "shared" else first
     if pattern == "shared" and not (first == alone).all():
         raise Deviation("dropout", "declared one pattern for all samples and heads, got several")
@@ -116,7 +152,7 @@ def test_dropout(cell: Cell) -> None:
             ("alike between two heads", first[:, :, 0], first[:, :, -1]),
             ("alike between two samples", first[::2], first[1::2]),
         ):
-            if one is not other and (H > 1 or "heads" not in what):
+            if one is not other and (heads > 1 or "heads" not in what):
                 expect_probable(one.size, alike, int((one == other).sum()), what)
     for what, one, other in (
         ("alike between two queries", alone[:, ::2], alone[:, 1::2]),
@@ -129,14 +165,14 @@ def test_dropout(cell: Cell) -> None:
     if np.array_equal(kept(cell, inputs.replace(dropout_seed=1)), first):
         raise Deviation("dropout", "another seed gave the same pattern")
     for masked in with_masks(cell, inputs):
-        got = cell.run(masked).values.reshape(B, Lq, H, 2, Lk)[:, :, :, 0]
+        got = twice(cell.run(masked).values, masked)[:, :, :, 0]
         hidden = np.logical_not(masked.attends).transpose(0, 2, 1, 3)
         if got[hidden].any():
             raise Deviation("leak", "while dropout is on a hidden pair has a weight")
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
-    """The inputs under those of a causal and a padding mask that the layer takes."""
+    """The inputs under those of a causal and a padding mask that the implementation takes."""
     variations = [inputs.replace(mask=parse_mask(token)) for token in ("causal", "pad")]
     return [x for x in variations if cell.implementation.missing(x.needs) is None]
 
@@ -145,8 +181,7 @@ def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
 def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with masks or without; at rate 1 it leaves
     zeros."""
-    if not cell.implementation.declared.dropout:
-        raise NotApplicable("has no dropout")
+    require_dropout(cell)
     inputs = cell.inputs
     for plain in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
@@ -162,3 +197,84 @@ def test_dropout_off(cell: Cell) -> None:
     got = cell.run(readable(inputs, 1.0)).values
     if (got != 0).any():
         raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")
+
+
+@check(of_attention, ("gradient",))
+def test_dropout_gradients(cell: Cell) -> None:
+    """The gradients are those of the pattern that the same seed shows forward.
+
+    With the kept pairs M as ones and zeros, P = 1 / Lk, dP = M dO V^T / (1 - rate) and
+    dS = P (dP - sum P dP): dV = M^T P dO / (1 - rate), dQ = scale dS K, dK = scale dS^T Q. Weights stay
+    uniform while queries or keys are zero, so that dQ is asked beside keys, and dK beside queries.
+    """
+    require_dropout(cell)
+    fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
+    seen = readable(cell.inputs, RATE)
+    factor = kept(cell, seen).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
+    s = seen.sizes
+    # The dot products, two sums over keys, one over queries; softmax, rescaling, scale and storing.
+    relative = gamma(s.Dv + 2 * s.Lk + s.Lq + 16, fmt.unit_roundoff)
+    for name, other in (("query", "key"), ("key", "query")):
+        operand = round_to(getattr(cell.inputs, other), fmt).astype(float)
+        inputs = seen.replace(**{other: operand})
+        _, got = differentiate(cell, inputs, (name, "value"))
+        for wrt in (name, "value"):
+            want = _gradient(wrt, dO, seen.value, factor, operand, seen.effective_scale)
+            magnitudes = map(np.abs, (dO, seen.value, factor, operand))
+            limit = relative * _gradient(wrt, *magnitudes, seen.effective_scale, sign=1)
+            _expect_within(got[wrt], want, limit, f"the gradient of the {wrt}")
+
+
+def _gradient(
+    wrt: str, dO: np.ndarray, V: np.ndarray, factor: np.ndarray, operand: np.ndarray, scale: float,
+    sign: int = -1,
+) -> np.ndarray:  # fmt: skip
+    """The gradient by one operand for uniform weights times `factor`; with magnitudes and `sign` 1 what
+    its rounding errors are relative to."""
+    P = 1.0 / factor.shape[-1]
+    if wrt == "value":
+        return P * factor.swapaxes(-1, -2) @ dO
+    dP = dO @ V.swapaxes(-1, -2) * factor
+    dS = P * (dP + sign * P * dP.sum(-1, keepdims=True))
+    return scale * (dS if wrt == "query" else dS.swapaxes(-1, -2)) @ operand
+
+
+def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
+    """Raise Deviation "dropout" where a number is further off than its limit, or none."""
+    wrong = ~(np.abs(got - want) <= limit)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise Deviation(
+            "dropout",
+            f"{what} at {at}: got {float(got[at]):.6g}, expected {want[at]:.6g} within "
+            f"{limit[at]:.2g}; {int(wrong.sum())} of {wrong.size}",
+        )
+
+
+@check(of_attention)
+def test_dropout_mean(cell: Cell) -> None:
+    """Over many seeds the mean is the answer without dropout, whatever the weights are.
+
+    An element is the sum of p_j v_j x_j / (1 - rate), x_j 1 with probability 1 - rate. Bernstein's
+    inequality for n seeds: P(|sum - n mean| >= t) <= 2 exp(-t^2 / 2 / (n var + m t / 3)), with
+    var = sum (p_j v_j)^2 rate / (1 - rate) and m the largest that one term can be off
+    (Boucheron, Lugosi and Massart, Concentration Inequalities, 2013, theorem 2.10).
+    """
+    require_dropout(cell)
+    plain = cell.inputs
+    outputs = [
+        cell.run(plain.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values
+        for n in range(SEEDS)
+    ]
+    q, k, v = (round_to(x, cell.dtype).astype(float) for x in (plain.query, plain.key, plain.value))
+    weights = softmax(plain.effective_scale * q @ k.swapaxes(-1, -2), axis=-1)
+    terms = np.abs(weights[..., None] * v[:, :, None])  # (B, H, Lq, Lk, Dv)
+    variance = SEEDS * (terms**2).sum(-2) * MEAN_RATE / (1 - MEAN_RATE)
+    largest = terms.max(-2) * max(1.0, MEAN_RATE / (1 - MEAN_RATE))
+    exponent = np.log(2 * variance.size / FALSE_ALARM)
+    third = exponent * largest / 3
+    spread = third + np.sqrt(third**2 + 2 * exponent * variance)
+    # What is kept is larger by 1 / (1 - rate), and so are its errors; two roundings more of each.
+    rounding = cell.bound(plain) + 2 * cell.dtype.unit_roundoff * terms.sum(-2)
+    limit = spread / SEEDS + rounding / (1 - MEAN_RATE)
+    _expect_within(np.mean(outputs, 0), weights @ v, limit, f"the mean over {SEEDS} seeds")

@@ -27,6 +27,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import everything
 from suite.spec.inputs import draw, draw_cotangent
 from suite.spec.vocabulary import LEVELS
+from suite.test_dropout import OF_ATTENTION
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -40,13 +41,21 @@ ADDED = (
     "packed",
     "nan-in-other-segment",
     "merge",
+    "rate-above-one",
+    "rate-negative",
 )
 """Words of ids of cases, and operators, that came later: no golden figure counts them."""
+
+ADDED_CASES = OF_ATTENTION
+"""Cases that came later, of words that were there."""
+
+ADDED_VARIANTS = ("dropping", "dropping-by-blocks", "dropping-fused", "dropping-shared")
+"""Honest variants that came later."""
 
 
 def counted(case: Any) -> bool:
     """Whether the golden figures know the case."""
-    return not set(case.id.split("/")) & set(ADDED)
+    return not set(case.id.split("/")) & set(ADDED) and case.id not in ADDED_CASES
 
 
 def digest(lines: Iterable[str]) -> str:
@@ -124,7 +133,7 @@ def statuses(backend: str) -> dict[str, str]:
     found: dict[str, set[str]] = defaultdict(set)
     for check in all_checks():
         for cell in plan.cells(check):
-            if counted(cell.case):
+            if counted(cell.case) and cell.implementation.name not in ADDED_VARIANTS:
                 verdict = plan.judge(cell)
                 status = "pass" if verdict.status == "known" else verdict.status
                 name = f"{check.name} {cell.case.operator}"

@@ -1,4 +1,4 @@
-"""JAX's layers: textbook code in jax.numpy, and those of Flax where it is installed."""
+"""JAX's layers, textbook code in jax.numpy, and what Flax has, where it is installed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ NUMERICS: Numerics = "stepwise"
 
 
 def layers(backend: JaxEngine) -> list[Implementation]:
-    """Every layer judged in JAX."""
+    """Every layer judged in JAX, and Flax's functions."""
     of_textbooks = textbooks(backend, _operations(backend), NUMERICS)
     if not find_spec("flax"):
         return of_textbooks
+    from backends._jax.flax_functions import LinenFunction, NnxFunction
     from backends._jax.flax_linen import Linen
     from backends._jax.flax_nnx import Nnx, NnxWeights
     from backends._jax.flax_norms import LinenBatchNorm, LinenLayerNorm
 
     kinds: tuple[type[Implementation], ...] = (
-        Nnx, NnxWeights, Linen, LinenLayerNorm, LinenBatchNorm
+        NnxFunction, LinenFunction, Nnx, NnxWeights, Linen, LinenLayerNorm, LinenBatchNorm
     )  # fmt: skip
     return [*of_textbooks, *(kind(backend) for kind in kinds)]
 

@@ -219,14 +219,25 @@ class Sdpa(Implementation):
         },
         exp_error=FAST_EXP,
         gradient_blocks=GRADIENT_BLOCKS,
+        dropout="elements",
         merges_mask_into_bias=True,
     )
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        torch = self.backend.torch
         arguments, operands = native_arguments(self.backend, inputs, flags(inputs))
+        function = torch.nn.functional.scaled_dot_product_attention
+        if inputs.training and inputs.rate:
+            arguments["dropout_p"] = inputs.rate
+            native = function
+
+            def function(*tensors: Any, **rest: Any) -> Any:
+                torch.manual_seed(inputs.dropout_seed)
+                return native(*tensors, **rest)
+
         return PreparedCall(
-            self.backend.torch.nn.functional.scaled_dot_product_attention,
+            function,
             arguments,
             operands=operands,
             within=self.forced,
@@ -291,6 +302,9 @@ class SdpaFlash(Sdpa):
         if backend.device == "cpu":
             declared = declared.taking("lse").electing(
                 {"lse-of-empty-row": "finite", "lse-gradient": "raises"}
+            )
+            declared = declared.but(dropout="").refusing(
+                {"dropout": "the flash kernel of the CPU has no dropout"}
             )
         super().__init__(backend, declared=declared)
 

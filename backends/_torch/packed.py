@@ -24,7 +24,7 @@ class NestedSdpa(Implementation):
     operator = PACKED
     declared = Declared(
         numerics="eager",
-        features=PACKED_FEATURES,
+        features=PACKED_FEATURES | {"length-arrays"},
         refusals={
             "causal": "on a CPU nested tensors are not taken with is_causal",
             "causal-bottom-right": "on a CPU nested tensors are not taken with is_causal",

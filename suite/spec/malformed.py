@@ -16,6 +16,8 @@ from suite.spec.masks import Window
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.packed import PACKED
+from suite.spec.operators.rotary import ROTARY
 from suite.spec.operators.sdpa import SDPA
 
 
@@ -39,7 +41,8 @@ class MalformedCase:
     @property
     def id(self) -> str:
         # Plain attention came first, and its problems have kept their names.
-        place = f"{self.operator.name}/" if self.operator.is_layer else ""
+        plain = self.operator.attends and not self.operator.is_layer
+        place = "" if plain else f"{self.operator.name}/"
         return f"bad/{place}{self.name}/{self.dtype.name}"
 
     @property
@@ -73,12 +76,29 @@ def _of_attention(
     return MalformedCase(name, text, spoil, SDPA, needs)
 
 
+def _of_other(
+    operator: Operator, name: str, text: str, spoil: Callable[[Inputs], Inputs],
+    needs: tuple[str, ...] = (),
+) -> MalformedCase:  # fmt: skip
+    return MalformedCase(name, text, spoil, operator, needs)
+
+
 def _of_layer(
     name: str, text: str, spoil: Callable[[Inputs], Inputs], operator: Operator = MULTI_HEAD,
     needs: tuple[str, ...] = (),
 ) -> MalformedCase:  # fmt: skip
     return MalformedCase(name, text, spoil, operator, needs)
 
+
+def _rate(rate: float) -> Callable[[Inputs], Inputs]:
+    return lambda x: x.replace(rate=rate, training=True)
+
+
+_RATES = (
+    ("rate-above-one", "a rate of dropout of 2", _rate(2.0)),
+    ("rate-negative", "a rate of dropout of -0.5", _rate(-0.5)),
+)
+"""A name, a text and what spoils."""
 
 _ATTENTION = (
     _of_attention(
@@ -159,6 +179,7 @@ _ATTENTION = (
         "queries of rank 4 with keys of rank 3",
         lambda x: _mha(x).replace(key=_mha(x).key[0]),
     ),
+    *(_of_attention(name, text, spoil, needs=("dropout",)) for name, text, spoil in _RATES),
 )
 
 
@@ -202,6 +223,10 @@ _LAYERS = (
         needs=("batch", "cross", "mask", "raw-mask"),
     ),
     *(
+        _of_layer(name, text, spoil, needs=("batch", "cross", "dropout"))
+        for name, text, spoil in _RATES
+    ),
+    *(
         case
         for operator in OPERATORS.values()
         if operator.is_layer and operator.well_formed
@@ -231,4 +256,49 @@ _LAYERS = (
     ),
 )
 
-MALFORMED_CASES: tuple[MalformedCase, ...] = (*_ATTENTION, *_LAYERS)
+_ROTARY = (
+    _of_other(
+        ROTARY,
+        "odd-head-size",
+        "queries of 15 components, which make no pairs",
+        lambda x: x.replace(query=x.query[..., :15]),
+    ),
+    _of_other(
+        ROTARY,
+        "position-missing",
+        "16 positions for 17 queries",
+        lambda x: x.replace(position=x.arrays["position"][:16]),
+    ),
+    _of_other(
+        ROTARY,
+        "position-wrong-batch",
+        "positions of 3 samples for a batch of 2",
+        lambda x: x.replace(position=np.tile(x.arrays["position"], (3, 1))),
+        needs=("gathered-positions",),
+    ),
+)
+
+
+def _longer(x: Inputs) -> Inputs:
+    lengths = x.arrays["key_lengths"].copy()
+    lengths[-1] += 3
+    return x.replace(key_lengths=lengths)
+
+
+_PACKED = (
+    _of_other(
+        PACKED,
+        "values-missing",
+        "24 keys with 23 values",
+        lambda x: x.replace(value=x.value[:-1]),
+    ),
+    _of_other(
+        PACKED,
+        "lengths-beyond-keys",
+        "lengths of segments that add up to 27 for 24 keys",
+        _longer,
+        needs=("length-arrays",),
+    ),
+)
+
+MALFORMED_CASES: tuple[MalformedCase, ...] = (*_ATTENTION, *_LAYERS, *_ROTARY, *_PACKED)

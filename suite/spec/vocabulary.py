@@ -169,6 +169,7 @@ FEATURES = {
     "empty-parts": "partial answers without keys, to be merged",
     "several-parts": "more than two partial answers to be merged",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
+    "length-arrays": "lengths of packed segments as an array that is looked at",
     "empty-segments": "packed segments without a query, or without a token",
 }
 """What a case, or a check, may need of an implementation beyond plain attention. Masks that an

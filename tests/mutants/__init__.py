@@ -11,6 +11,7 @@ from typing import Any
 from backends.protocol import Backend
 from tests.mutants import (  # noqa: F401  (imported so that they register their mutants)
     faults_contract,
+    faults_dropout,
     faults_flags,
     faults_gradient_calls,
     faults_gradients,

@@ -7,6 +7,12 @@ import numpy as np
 from backends.protocol import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
+from tests.mutants.dropout_kernel import (
+    Dropping,
+    DroppingByBlocks,
+    DroppingFused,
+    DroppingShared,
+)
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
@@ -298,6 +304,10 @@ HONEST: tuple[type[Implementation], ...] = (
     RotaryTableCast,
     RotaryEager,
     PackedKernel,
+    Dropping,
+    DroppingByBlocks,
+    DroppingFused,
+    DroppingShared,
     PackedAllPairs,
     PackedPadded,
     PackedEager,

@@ -31,6 +31,7 @@ class Call:
     """The arguments of one call, (B, H, L, D) whatever the axis order; sinks (H,).
 
     `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded.
+    `rate` is that of dropout, `seed` that of its pattern.
     """
 
     query: Rounded
@@ -45,6 +46,8 @@ class Call:
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
     lse: bool = False
+    rate: float = 0.0
+    seed: int = 0
 
     @property
     def fmt(self) -> DType:

@@ -46,8 +46,14 @@ SEQUENCES: dict[str, str] = {"query": "bqx", "key": "bky", "value": "bkz"}
 WEIGHTS_OF_ONE_HEAD = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bqk"}}
 """What layers of one head return beside the output, by the option `returned`."""
 
-RATE = Option("rate", r"drop(\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0)
+RATE = Option("rate", r"drop(-?\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0)
 """Dropout of the weights."""
+
+TRAINING = flag("training", "train")
+"""Whether the call is one of training."""
+
+UNSEARCHED_TRAINING = replace(TRAINING, values=())
+"""The same where training without dropout computes what evaluation does."""
 
 
 def options(without: str, word: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
@@ -55,7 +61,6 @@ def options(without: str, word: str, *more: Option, trains: bool = False) -> tup
     `self_attention` hands one tensor in as query, key and value; `squeezed` leaves out an axis
     (`Operator.squeezed_axis`); `trains`: training computes something else than evaluation, without
     dropout, too."""
-    training = flag("training", "train")
     return (
         choice("bias", BIASES, "bias."),
         flag(without, word),
@@ -64,7 +69,7 @@ def options(without: str, word: str, *more: Option, trains: bool = False) -> tup
         flag("squeezed", "single"),
         choice("returned", RETURNED),
         RATE,
-        training if trains else replace(training, values=()),
+        TRAINING if trains else UNSEARCHED_TRAINING,
     )
 
 

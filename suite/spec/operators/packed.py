@@ -206,6 +206,7 @@ PACKED = Operator(
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     elections=("nan-in-other-segment",),
     probe="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    well_formed="packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
     attends=False,
     integers=("query_lengths", "key_lengths"),
     every_dtype=EVERY_DTYPE,

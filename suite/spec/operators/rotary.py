@@ -206,6 +206,7 @@ ROTARY = Operator(
         flag("gathered", "gathered"),
         _OFFSET,
     ),
+    well_formed="rotary/none/mha/f32/b2h3q17k1d16",
     attends=False,
     axis_orders=("bhld", "blhd"),
     integers=("position",),

@@ -8,6 +8,9 @@ key gives zeros. With sinks (H,) the softmax of head h has one more logit, sinks
 
 With the option lse the call returns a second output, (B, H, Lq): log sum exp of a row's scores, what
 partial answers are merged by (Dao et al., FlashAttention, 2022). Of 16-bit operands it is float32.
+
+With a rate of dropout, in training, each weight is dropped with this probability, behind the softmax,
+and what is kept is divided by 1 - rate (Srivastava et al., Dropout, 2014; Vaswani et al., 2017).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.operator import Axes, Operator, Work, choice, flag, number
+from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import cases
 from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
 from suite.spec.recipes import DRAWS, RECIPES
@@ -138,6 +142,8 @@ SDPA = Operator(
         number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
         flag("sinks", "sinks"),
         flag("lse", "lse"),
+        RATE,
+        UNSEARCHED_TRAINING,
     ),
     group=group,
     elections=(

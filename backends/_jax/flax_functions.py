@@ -1,0 +1,112 @@
+"""Flax's attention as functions: `dot_product_attention` of `flax.nnx` and of `flax.linen`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends._jax.engine import FLUSHED, JaxEngine
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import flagged_arguments, split_native
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+
+SEED = "dropout_seed"
+"""The argument from which a call makes the key of its dropout."""
+
+
+class FlaxFunction(Implementation):
+    """Products, softmax and dropout as Flax writes them; a row without keys is the mean of all values."""
+
+    backend: JaxEngine
+
+    declared = Declared(
+        numerics="stepwise",
+        features=ATTENTION_FEATURES,
+        refusals={
+            "scale": "Flax divides by the root of the head size",
+            "softcap": "Flax's functions have no softcap",
+            "native-window": "Flax's functions have no window",
+        },
+        elections={
+            "fully-masked-row": "uniform",
+            "fully-masked-row-gradient": "values",
+            "minus-inf-row": "nan",
+            "no-keys": "zeros",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "cast-to-bool",
+            "subnormal-output": FLUSHED,
+            "score-overflow": "finite",  # queries are divided before the product
+        },
+        dropout="elements",
+    )
+    causal_flag = False
+
+    @abstractmethod
+    def function(self) -> Callable[..., Any]:
+        """Flax's function, of arrays (B, L, H, D)."""
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        native = split_native(inputs, causal=self.causal_flag)
+        arguments = flagged_arguments(self.backend, inputs, native)
+        function, jax = self.function(), self.backend.jax
+        options: dict[str, Any] = {}
+        if inputs.rate:
+            options = {
+                "dropout_rate": inputs.rate,
+                "deterministic": not inputs.training,
+                "broadcast_dropout": False,
+            }
+            arguments[SEED] = self.backend.array(np.asarray(inputs.dropout_seed), None)
+
+        def call(**arguments: Any) -> Any:
+            seed = arguments.pop(SEED, None)
+            key = {} if seed is None else {"dropout_rng": jax.random.key(seed)}
+            return function(**arguments, **options, **key)
+
+        constants = tuple(options.items())
+        plain = PreparedCall(call, arguments, axis_order="blhd", constants=constants)
+        return self.backend.jitted(self, plain)
+
+
+class NnxFunction(FlaxFunction):
+    """`flax.nnx.dot_product_attention` that sows its weights into a module: without one, and without
+    dropout, it calls `jax.nn.dot_product_attention`, which is asked for itself."""
+
+    name = "flax-nnx-function"
+    declared = FlaxFunction.declared.electing(
+        {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
+    )
+    causal_flag = True
+
+    def function(self) -> Callable[..., Any]:
+        from flax import nnx
+
+        return lambda **arguments: nnx.dot_product_attention(**arguments, module=nnx.Module())
+
+
+class LinenFunction(FlaxFunction):
+    """`flax.linen.dot_product_attention`."""
+
+    name = "flax-linen-function"
+    declared = FlaxFunction.declared.refusing(
+        {
+            "native-causal": "flax.linen.dot_product_attention has no causal flag",
+            "grouped-heads": "flax.linen.dot_product_attention has as many key heads as query heads",
+        }
+    )
+
+    def function(self) -> Callable[..., Any]:
+        import flax.linen as linen
+
+        return linen.dot_product_attention
