@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import flagged_arguments, split_native
+from backends.masks import dense_of, flagged_arguments, full, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
@@ -57,8 +57,21 @@ class FlaxFunction(Implementation):
         """Flax's function, of arrays (B, L, H, D)."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        if split_native(inputs, causal=self.causal_flag).causal:
+            return {"mask as it broadcasts": self.call(inputs, written_out=False)}
+        return {}
+
+    def call(self, inputs: Inputs, written_out: bool = True) -> PreparedCall:
+        """The call; `written_out`: a mask beside the causal flag has all its axes (see the finding
+        nnx-causal-broadcast)."""
         native = split_native(inputs, causal=self.causal_flag)
         arguments = flagged_arguments(self.backend, inputs, native)
+        mask = dense_of(inputs, native.rest)
+        if native.causal and written_out and mask is not None and mask.ndim <= 4:
+            arguments["mask"] = self.backend.array(full(mask, inputs), None)
         function, jax = self.function(), self.backend.jax
         options: dict[str, Any] = {}
         if inputs.rate:

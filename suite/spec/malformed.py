@@ -179,7 +179,10 @@ _ATTENTION = (
         "queries of rank 4 with keys of rank 3",
         lambda x: _mha(x).replace(key=_mha(x).key[0]),
     ),
-    *(_of_attention(name, text, spoil, needs=("dropout",)) for name, text, spoil in _RATES),
+    *(
+        _of_attention(name, text, lambda x, spoil=spoil: spoil(_mha(x)), needs=("dropout",))
+        for name, text, spoil in _RATES
+    ),
 )
 
 
