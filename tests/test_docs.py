@@ -75,3 +75,12 @@ def test_the_first_example_fails_and_its_remedy_passes() -> None:
         assert report.passed is passed, report
         kinds = {f"{row.check}, {row.kind}" for row in report.failures.itertuples()}
         assert kinds == (set() if passed else {"values, non-finite", "first_row, value"})
+
+
+def test_the_site_lists_every_page() -> None:
+    """What is not listed is not found, and ends the build of the site."""
+    entries = re.findall(
+        r"^(?:.+ <)?([a-z-]+)>?$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    pages = {path.stem for suffix in ("md", "ipynb") for path in DOCS.glob(f"*.{suffix}")}
+    assert sorted(entries) == sorted(pages - {"index"})
