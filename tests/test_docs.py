@@ -6,9 +6,11 @@ import doctest
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from attention_conformance import check_attention
 from suite.checks import all_checks
 from suite.front.architecture import PACKAGES, files
 from suite.spec.vocabulary import CHECK_ALIASES
@@ -57,3 +59,28 @@ def test_pages_call_checks_what_they_are_called(page: Path) -> None:
     words = set(re.findall(r"`([a-z_]+)`", page.read_text(encoding="utf-8")))
     names = {check.name for check in all_checks()}
     assert not words & (CHECK_ALIASES.keys() - names)
+
+
+def test_the_first_example_fails_and_its_remedy_passes() -> None:
+    """docs/start.md: a causal mask that hides the diagonal, too."""
+    pytest.importorskip("torch")
+    text = (DOCS / "start.md").read_text(encoding="utf-8")
+    source = next(re.finditer(r"```python\n(.*?)```", text, re.DOTALL))[1]
+    for remedy, passed in (("triu()", False), ("triu(1)", True)):
+        namespace: dict[str, Any] = {}
+        exec(source.replace("triu()", remedy), namespace)
+        report = check_attention(
+            namespace["attention"], checks=("values", "first_row"), dtypes=("f32",), raises=False
+        )
+        assert report.passed is passed, report
+        kinds = {f"{row.check}, {row.kind}" for row in report.failures.itertuples()}
+        assert kinds == (set() if passed else {"values, non-finite", "first_row, value"})
+
+
+def test_the_site_lists_every_page() -> None:
+    """What is not listed is not found, and ends the build of the site."""
+    entries = re.findall(
+        r"^(?:.+ <)?([a-z-]+)>?$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    pages = {path.stem for suffix in ("md", "ipynb") for path in DOCS.glob(f"*.{suffix}")}
+    assert sorted(entries) == sorted(pages - {"index"})

@@ -1,5 +1,5 @@
 """Command line: `python -m suite COMMAND`: list, describe, search, sweep, bench, releases, report,
-diff, expect, findings, mutants, vectors, and architecture."""
+diff, expect, findings, elections, mutants, vectors, and architecture."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from suite.front.architecture import add_architecture_parser
+from suite.front.elections import add_elections_parser
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.mutation import command as mutation
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_describe(commands)
     _add_expect(commands)
     _add_findings(commands)
+    add_elections_parser(commands)
     _add_mutants(commands)
     add_search_parser(commands)
     add_vectors_parser(commands)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -32,10 +33,13 @@ from suite.records.expectations import (
     typed,
 )
 
-HEAD = """# Findings
+INTRODUCTION = """\
+What the suite found in released software. Each finding was reproduced without the suite: its script runs
+in the framework alone, and the assertions of the script hold while the deviation is there."""
 
-What the suite found in released software. Each finding was reproduced without the suite: the script
-below it runs in the framework alone, and its assertions hold while the deviation is there. The page is
+HEAD = f"""# Findings
+
+{INTRODUCTION} The page is
 made from the manifests in `backends` and from records:
 
     python -m suite findings RESULTS... > FINDINGS.md
@@ -107,17 +111,25 @@ def page(
         listed = ", ".join(f"{name} {text}" for name, text in sorted(versions.items()))
         lines.append(f"Records of {listed}.\n")
     counted = 0
-    for backend, (findings, entries) in contents.items():
+    for backend, (findings, _) in contents.items():
         if findings:
             lines.append(f"## {backend}\n")
         for finding in findings:
             counted += 1
-            cited = {
-                name: [e for e in entries if e.finding == finding.name]
-                for name, (_, entries) in contents.items()
-            }
-            lines.append(_section(counted, finding, cited, _hit(cells, cited)))
+            cited = citing(finding, contents)
+            lines.append(f"### {counted}. {finding.title}\n")
+            lines.append(description(finding, cited, _hit(cells, cited)))
     return "\n".join(lines)
+
+
+def citing(
+    finding: Finding, contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]]
+) -> dict[str, list[Expectation]]:
+    """The entries that cite a finding, by manifest."""
+    return {
+        name: [e for e in entries if e.finding == finding.name]
+        for name, (_, entries) in contents.items()
+    }
 
 
 def _hit(cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]) -> dict[str, int]:
@@ -131,12 +143,13 @@ def _hit(cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]
     return counts
 
 
-def _section(
-    number: int,
+def description(
     finding: Finding,
     cited: Mapping[str, Sequence[Expectation]],
-    counts: Mapping[str, int],
+    counts: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
+    """A finding in Markdown, below its title. `cited` are the entries that cite the finding, `counts` how
+    many known cells each implementation has because of it."""
     where = finding.seen
     entries = [(backend, e) for backend, listed in cited.items() for e in listed]
     if entries:
@@ -147,7 +160,6 @@ def _section(
         checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
         where = f"{of or ', '.join(names)}; {checked}; cases {', '.join(f'`{c}`' for c in cases)}"
     lines = [
-        f"### {number}. {finding.title}\n",
         f"{finding.text.strip()}\n",
         f"- Upstream: {finding.issue}",
         f"- Versions: {', '.join(finding.versions)}",

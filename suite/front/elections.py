@@ -1,0 +1,123 @@
+"""Elections as declared: every question, its answers, and what each implementation declares, as a page.
+
+    python -m suite elections > docs/elections.md
+
+`pytest suite` holds implementations to what they declare (`suite/test_elections.py`), so that the page
+needs no run. Every backend is asked in a process of its own: Keras has one engine in a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from backends import registry
+from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
+from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
+
+Elected = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""Answers by implementation ("torch:sdpa"), question, and short dtype name."""
+
+HEAD = """# Elections
+
+The field has no single right answer to some questions: what a row without keys gives, or what a causal
+flag means beside a mask. An implementation **elects** an answer, declares the answer, and is held to it.
+No answer is copied from documentation: `python -m suite report RESULTS... --table elections` shows what
+was observed in a run.
+
+The first answer of every question is the one that the reference follows. A person's own function may
+elect any answer ([function.md](function.md)).
+
+The page is made from `suite/spec/elections.py` and from the declarations of the adapters, for the CPU:
+
+    python -m suite elections > docs/elections.md
+
+An implementation that a question does not name leaves its answer to be observed, or is not asked.
+"""
+
+
+def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
+    """What the implementations of a backend declare, as `Elected`. Raises what `registry.load` raises."""
+    elected: dict[str, dict[str, dict[str, str]]] = {}
+    for implementation in registry.implementations(registry.load(name)):
+        for case in ELECTION_CASES:
+            answer = implementation.elected(case.question.name, case.dtype)
+            asked = case.operator is implementation.operator
+            if asked and answer is not None and implementation.unsupported(case) is None:
+                questions = elected.setdefault(str(implementation), {})
+                questions.setdefault(case.question.name, {})[case.dtype.name] = answer
+    return elected
+
+
+def page(elected: Elected) -> str:
+    """The page in Markdown: a section a question."""
+    return "\n".join([HEAD, *(section(question, elected) for question in QUESTIONS.values())])
+
+
+def section(question: Question, elected: Elected) -> str:
+    """A question in Markdown: its answers, and a table of those who elect each."""
+    answers = ", ".join(f"`{option}`" for option in question.options)
+    lines = [f"## {question.name}\n", f"{question.text}: {answers}.\n"]
+    voters = {option: _voters(question.name, option, elected) for option in question.options}
+    if any(voters.values()):
+        lines += ["| answer | backend | implementations |", "|---|---|---|"]
+        lines += [
+            f"| {option} | {backend} | {', '.join(names)} |"
+            for option, by_backend in voters.items()
+            for backend, names in by_backend.items()
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _voters(question: str, option: str, elected: Elected) -> dict[str, list[str]]:
+    """Who gives an answer, by backend; with the dtypes where others get another answer."""
+    voters: dict[str, list[str]] = {}
+    for label, questions in elected.items():
+        by_dtype = questions.get(question, {})
+        dtypes = [name for name, answer in by_dtype.items() if answer == option]
+        if dtypes:
+            backend, _, name = label.partition(":")
+            some = f" ({', '.join(dtypes)})" if len(dtypes) < len(by_dtype) else ""
+            voters.setdefault(backend, []).append(f"`{name}`{some}")
+    return voters
+
+
+def add_elections_parser(commands: Any) -> None:
+    """Add `elections` to the subparsers of `argparse`; sets `run`."""
+    parser = commands.add_parser(
+        "elections", help="the page of questions without a single right answer, and who elects what"
+    )
+    parser.add_argument("--backend", metavar="NAME", help="one backend's answers, as JSON")
+    parser.set_defaults(run=_elections)
+
+
+def _elections(arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.backend:
+            print(json.dumps(declared(arguments.backend)))
+        else:
+            print(page(_asked_apart(registry.installed())), end="")
+    except (
+        UsageError,
+        BackendUnavailable,
+        BrokenFramework,
+        subprocess.CalledProcessError,
+    ) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _asked_apart(names: Iterable[str]) -> Elected:
+    """What several backends declare, each asked in a process of its own."""
+    elected: dict[str, Any] = {}
+    for name in names:
+        command = [sys.executable, "-m", "suite", "elections", f"--backend={name}"]
+        out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        elected |= json.loads(out.splitlines()[-1])
+    return elected

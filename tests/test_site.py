@@ -1,0 +1,129 @@
+"""The site: it builds strictly, every finding has its page, links lead somewhere, nothing is fetched."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from suite.records.findings import manifests
+
+ROOT = Path(__file__).resolve().parents[1]
+
+for module in ("furo", "latex2mathml", "linkify_it", "myst_nb", "sphinx", "sphinx_copybutton"):
+    pytest.importorskip(module, reason="needs the extra docs")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as CONTRIBUTING.md says, but elsewhere."""
+    folder = tmp_path_factory.mktemp("site", numbered=False)
+    command = [sys.executable, "-m", "sphinx", "-E", "-W", "-n", "--keep-going", "-q"]
+    done = subprocess.run(
+        [*command, "-d", str(folder.parent / "doctrees"), "docs", str(folder)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page says: its links, the ids that links can name, what it loads, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.loaded: list[str] = []
+        self.words: list[str] = []
+        self.formulas = 0
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids.add(given.get("id", ""))
+        self.formulas += tag == "math"
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag in ("script", "img", "iframe", "source") and "src" in given:
+            self.loaded.append(given["src"])
+        if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(given["href"])
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_finding_has_a_page_with_its_script(site: Path, pages: dict[Path, Page]) -> None:
+    findings = [finding for listed, _ in manifests().values() for finding in listed]
+    assert len(findings) > 50
+    index = pages[site / "findings" / "index.html"]
+    for finding in findings:
+        page = pages[site / "findings" / f"{finding.name}.html"]
+        assert finding.reproduction.strip() in page.text
+        assert f"{finding.name}.html" in index.links
+    assert len(list((site / "findings").glob("*.html"))) == len(findings) + 1
+
+
+def test_links_lead_to_pages_and_anchors(site: Path, pages: dict[Path, Page]) -> None:
+    checked = 0
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or link in ("#", ""):
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.is_file(), f"{path.name}: {link}"
+            if parts.fragment and target in pages:
+                assert unquote(parts.fragment) in pages[target].ids, f"{path.name}: {link}"
+            checked += 1
+    assert checked > 1000
+    readme = pages[site / "index.html"]
+    assert {"start.html", "findings/index.html", "quickstart.html"} <= set(readme.links)
+
+
+def test_nothing_is_fetched(site: Path, pages: dict[Path, Page]) -> None:
+    for path, page in pages.items():
+        assert not [url for url in page.loaded if urlsplit(url).netloc], path
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", sheet.read_text("utf-8"))
+
+
+def test_formulas_are_drawn_without_a_script(site: Path, pages: dict[Path, Page]) -> None:
+    page = pages[site / "bounds.html"]
+    assert page.formulas > 50
+    assert not re.search(r"\$|\\[a-z]{2}", page.text)
+
+
+def test_the_notebook_is_executed_and_kept_without_outputs(pages: dict[Path, Page]) -> None:
+    source = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    assert not [cell for cell in source["cells"] if cell.get("outputs")]
+    page = next(page for path, page in pages.items() if path.stem == "quickstart")
+    assert "elements beyond their bound" in page.text
+
+
+def test_docstrings_are_read_as_markdown(site: Path) -> None:
+    text = (site / "api.html").read_text(encoding="utf-8")
+    words = html.unescape(re.sub(r"<[^>]+>", "", text))
+    for name in ("check_attention", "assert_attention_close", "AttentionFailure", "claims"):
+        assert f'id="attention_conformance.{name}"' in text
+    assert "`" not in words
+    assert 'class="problematic"' not in text
