@@ -219,18 +219,16 @@ def test_dropout_gradients(cell: Cell) -> None:
         inputs = seen.replace(**{other: operand})
         _, got = differentiate(cell, inputs, (name, "value"))
         for wrt in (name, "value"):
-            want = _gradient(wrt, dO, seen.value, factor, operand, seen.effective_scale)
-            magnitudes = map(np.abs, (dO, seen.value, factor, operand))
-            limit = relative * _gradient(wrt, *magnitudes, seen.effective_scale, sign=1)
+            want = _gradient(wrt, [dO, seen.value, factor, operand], seen.effective_scale, -1)
+            magnitudes = [np.abs(x) for x in (dO, seen.value, factor, operand)]
+            limit = relative * _gradient(wrt, magnitudes, seen.effective_scale, 1)
             _expect_within(got[wrt], want, limit, f"the gradient of the {wrt}")
 
 
-def _gradient(
-    wrt: str, dO: np.ndarray, V: np.ndarray, factor: np.ndarray, operand: np.ndarray, scale: float,
-    sign: int = -1,
-) -> np.ndarray:  # fmt: skip
-    """The gradient by one operand for uniform weights times `factor`; with magnitudes and `sign` 1 what
-    its rounding errors are relative to."""
+def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np.ndarray:
+    """The gradient by one operand for uniform weights times a factor, from dO, V, the factor and the
+    operand; of magnitudes, and with `sign` 1, what its rounding errors are relative to."""
+    dO, V, factor, operand = arrays
     P = 1.0 / factor.shape[-1]
     if wrt == "value":
         return P * factor.swapaxes(-1, -2) @ dO

@@ -91,7 +91,11 @@ def _of_layer(
 
 
 def _rate(rate: float) -> Callable[[Inputs], Inputs]:
-    return lambda x: x.replace(rate=rate, training=True)
+    def spoilt(x: Inputs) -> Inputs:
+        plain = x if x.operator.is_layer else _mha(x)
+        return plain.replace(rate=rate, training=True)
+
+    return spoilt
 
 
 _RATES = (
@@ -179,10 +183,7 @@ _ATTENTION = (
         "queries of rank 4 with keys of rank 3",
         lambda x: _mha(x).replace(key=_mha(x).key[0]),
     ),
-    *(
-        _of_attention(name, text, lambda x, spoil=spoil: spoil(_mha(x)), needs=("dropout",))
-        for name, text, spoil in _RATES
-    ),
+    *(_of_attention(name, text, spoil, needs=("dropout",)) for name, text, spoil in _RATES),
 )
 
 
