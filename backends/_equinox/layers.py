@@ -45,6 +45,14 @@ class EquinoxMultiHead(Implementation):
             "grouped-heads": "equinox has as many key/value heads as query heads",
             "native-causal": "equinox has no causal flag",
         },
+        elections={
+            "fully-masked-row": "uniform",
+            "padded-sample": "uniform",
+            "fully-masked-row-gradient": "values",
+            "mask-polarity": "attends",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-value": "leaks",
+        },
         dropout="elements",
     )
 
