@@ -5,11 +5,10 @@ The layer adds slope (k - Lk + 1) to the scores, for key k of Lk.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from backends._tensorflow.attention import Eager
-from backends.alibi import REFUSED, refusal
+from backends.alibi import NO_OPERAND, refusal, with_own_bias
 from backends.prepared import PreparedCall
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -19,23 +18,23 @@ class AlibiAttention(Eager):
     """Textbook attention, to whose scores the layer adds its bias."""
 
     name = "alibi-bias"
-    declared = Eager.declared.refusing(REFUSED)
+    declared = Eager.declared.refusing(NO_OPERAND)
 
     def unsupported(self, case: AnyCase) -> str | None:
         return refusal(case) or super().unsupported(case)
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        # Probes of what nothing declares have no bias.
+        return None if inputs.bias is None else super().refuses(inputs)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         import keras_hub
 
         tf, s = self.backend.tf, inputs.sizes
-        prepared = super().prepare(inputs)
-        attention = prepared.function
         layer = keras_hub.layers.AlibiBias(dtype=inputs.dtype.long_name)
         dtype = getattr(tf, inputs.dtype.long_name)
 
-        def call(**arguments: Any) -> Any:
-            bias = layer(tf.zeros((1, s.H, s.Lq, s.Lk), dtype))
-            return attention(**arguments, bias=bias)
+        def bias() -> Any:
+            return layer(tf.zeros((1, s.H, s.Lq, s.Lk), dtype))
 
-        arguments = {n: a for n, a in prepared.arguments.items() if n != "bias"}
-        return replace(prepared, function=call, arguments=arguments, source="", constants=None)
+        return with_own_bias(super().prepare(inputs), inputs, bias)

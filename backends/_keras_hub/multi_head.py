@@ -47,7 +47,11 @@ class MultiHeadUpdated(MultiHeadPlain):
 
     name = "cached-mha-updated"
     declared = MultiHeadPlain.declared.refusing(
-        {"value-size": "the cache holds keys and values of one size"}
+        {
+            "value-size": "the cache holds keys and values of one size",
+            "gradient": "a cache is for inference; keras.ops.slice_update has no gradient in an eager "
+            "call on TensorFlow",
+        }
     )
 
     def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
