@@ -16,15 +16,15 @@ NO_OPERAND = {"gradient-of-bias": "the bias is no argument of the call"}
 
 
 def refusal(case: AnyCase) -> str | None:
-    """Why an implementation that adds slope (k - Lk + 1), or that and a number, is not asked a case; None
-    where it is."""
+    """Why an implementation that adds slope (k - Lk + 1), or that and a number, is not asked a case;
+    None where it is."""
     numbered = isinstance(case, Case) and case.option("bias") == "alibikeys"
     return None if numbered else "its bias is an ALiBi of numbered keys, and no other"
 
 
 def with_own_bias(prepared: PreparedCall, inputs: Inputs, make: Callable[[], Any]) -> PreparedCall:
-    """The call of an attention whose argument `bias` is what `make` returns, made within the call. Without
-    a bias, as some probes are, it is the call itself."""
+    """The call of an attention whose argument `bias` is what `make` returns, made within the call.
+    Without a bias, as some probes are, it is the call itself."""
     if inputs.bias is None:
         return prepared
     attention = prepared.function

@@ -71,9 +71,7 @@ class EquinoxMultiHead(Implementation):
             for name, call in calls.items()
         }
 
-    def call(
-        self, inputs: Inputs, every_head: bool = False, in_call: bool = False
-    ) -> PreparedCall:
+    def call(self, inputs: Inputs, every_head: bool = False, in_call: bool = False) -> PreparedCall:
         """The call, operation by operation.
 
         `every_head`: the mask is written out for every head. `in_call`: a module with dropout that the
@@ -156,7 +154,7 @@ class EquinoxLayerNorm(Implementation):
 
         backend, jax = self.backend, self.backend.jax
         affine = "gain" in inputs.parameters
-        settings = {"eps": EPSILON, "use_weight": affine, "use_bias": affine}
+        settings: dict[str, Any] = {"eps": EPSILON, "use_weight": affine, "use_bias": affine}
 
         def call(query: Any, **own: Any) -> tuple[Any, None]:
             layer = equinox.nn.LayerNorm(query.shape[-1], **settings)

@@ -1,7 +1,7 @@
 """`equinox.nn.RotaryPositionalEmbedding`: halves of whole heads, rows numbered from 0.
 
-The module takes one sequence (L, D); samples and heads are mapped over. It takes no positions: a query at a
-later one follows as many rows of zeros, as in a sequence that is turned whole.
+The module takes one sequence (L, D); samples and heads are mapped over. It takes no positions: a query at
+a later one follows as many rows of zeros, as in a sequence that is turned whole.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class EquinoxRotary(Implementation):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("offset") + case.sizes.Lq > LONGEST:
-            return (
-                "equinox numbers the rows of a sequence from 0: a position far out needs as many rows"
-            )
+            return "equinox numbers the rows of a sequence from 0: a position far out needs as many rows"
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

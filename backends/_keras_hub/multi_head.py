@@ -43,7 +43,8 @@ class MultiHeadPlain(MultiHead):
 
 
 class MultiHeadUpdated(MultiHeadPlain):
-    """With a cache that two calls fill, each with its part of keys and values; the second one's output."""
+    """With a cache that two calls fill, each with its part of keys and values; the output is the second
+    one's."""
 
     name = "cached-mha-updated"
     declared = MultiHeadPlain.declared.refusing(

@@ -193,8 +193,8 @@ ALIBI = (
     "sdpa/none/mha/{dt}/b1h12q5k24d8/bias.alibikeys",
     "sdpa/causal/mha/{dt}/b1h2q513k513d8/bias.alibikeys",
 )
-"""ALiBi as libraries make it: head counts that are no powers of two, slopes that are none, and keys that 8
-bits do not number."""
+"""ALiBi as libraries make it: head counts that are no powers of two, slopes that are none, and more keys
+than 8 bits can number."""
 
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
