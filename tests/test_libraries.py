@@ -1,7 +1,8 @@
-"""Promise: libraries on a framework are called as their adapters say, and their ALiBi is asked of them alone."""
+"""Promise: libraries are called as their adapters say, and who makes an ALiBi is given none."""
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_a_cache_is_filled_and_read(
     seen: list[tuple[Any, Any]] = []
     plain = kind.call
 
+    @wraps(plain)  # Keras reads the signature
     def call(self: Any, query: Any, value: Any, key: Any = None, **rest: Any) -> Any:
         seen.append((rest.get("cache_update_index"), rest.get("cache")))
         return plain(self, query, value, key, **rest)
