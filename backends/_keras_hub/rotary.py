@@ -12,6 +12,7 @@ from backends.protocol import Backend, Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
+from suite.spec.malformed import MalformedCase
 from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters
 
 SCALED = {
@@ -90,6 +91,11 @@ class HubRotaryByStart(HubRotary):
     )
     axis_order = "bhld"
     sequence_axis = 2
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, MalformedCase) and case.name.startswith("position"):
+            return "the layer is told where a sequence begins"
+        return super().unsupported(case)
 
     def places(self, inputs: Inputs) -> dict[str, Any]:
         position = inputs.arrays["position"]
