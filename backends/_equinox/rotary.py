@@ -71,7 +71,9 @@ class EquinoxRotary(Implementation):
             return turn(whole)[:, :, first:]
 
         arguments = {"query": self.backend.operand(inputs.query, inputs, "bhld")}
-        return self.called(PreparedCall(call, arguments, constants=(rotation, s.D, first, str(dtype))))
+        return self.called(
+            PreparedCall(call, arguments, constants=(rotation, s.D, first, str(dtype)))
+        )
 
     def called(self, prepared: PreparedCall) -> PreparedCall:
         """The call as it is made."""

@@ -50,8 +50,7 @@ class MultiHeadUpdated(MultiHeadPlain):
     declared = MultiHeadPlain.declared.refusing(
         {
             "value-size": "the cache holds keys and values of one size",
-            "gradient": "a cache is for inference; keras.ops.slice_update has no gradient in an eager "
-            "call on TensorFlow",
+            "gradient": "a cache is for inference; keras.ops.slice_update has no gradient on TensorFlow",
         }
     )
 
