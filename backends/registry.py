@@ -37,13 +37,17 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
     "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
     "transformers": ("backends._transformers", "TransformersBackend"),
+    "keras-hub": ("backends._keras_hub", "KerasHubBackend"),
+    "equinox": ("backends._equinox", "EquinoxBackend"),
     "onnxruntime": ("backends._onnx", "OnnxRuntimeBackend"),
     "onnx-reference": ("backends._onnx", "OnnxReferenceBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
 
-KERAS_ENGINES = {"tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax"}
+KERAS_ENGINES = {
+    "tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax", "keras-hub": "tensorflow"
+}  # fmt: skip
 """Backends that import Keras, with the engine each needs; a process can have one engine."""
 
 DISTRIBUTIONS = {
@@ -53,6 +57,8 @@ DISTRIBUTIONS = {
     "keras-torch": ("keras", "torch"),
     "keras-jax": ("keras", "jax"),
     "transformers": ("transformers", "torch"),
+    "keras-hub": ("keras_hub", "keras", "tensorflow"),
+    "equinox": ("equinox", "jax"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnx-reference": ("onnx",),
 }

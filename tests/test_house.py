@@ -54,6 +54,11 @@ ROOMS = {
     "backends._transformers": Room(
         ("backends", "suite.spec", "backends._torch"), ("numpy", "transformers")
     ),
+    "backends._keras_hub": Room(
+        ("backends", "suite.spec", "backends._tensorflow", "backends._keras"),
+        ("numpy", "keras", "keras_hub"),
+    ),
+    "backends._equinox": Room(("backends", "suite.spec", "backends._jax"), ("numpy", "equinox")),
     # ml_dtypes has the bfloat16 of NumPy arrays, which ONNX takes.
     "backends._onnx": Room(
         ("backends", "suite.spec"), ("numpy", "ml_dtypes", "onnx", "onnxruntime")
@@ -200,6 +205,7 @@ def test_what_is_imported_is_declared() -> None:
         ]
     )
     names = set(re.findall(r"[A-Za-z_][A-Za-z0-9_-]*", declared)) | {"tensorflow", "jaxlib"}
+    names |= {name.replace("-", "_") for name in names}
     tops = {module.split(".")[0] for path in files().values() for module in imports(path)}
     assert tops - set(sys.stdlib_module_names) - OURS <= names
 

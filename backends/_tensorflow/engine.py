@@ -34,9 +34,9 @@ _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 class TensorflowEngine(Backend):
     """Arrays of TensorFlow; subclasses say what is implemented on them."""
 
-    timed_compilers = ("function", "xla")
-    compilers = ("function", "xla")
-    layer_compilers = ("function",)
+    timed_compilers: tuple[str, ...] = ("function", "xla")
+    compilers: tuple[str, ...] = ("function", "xla")
+    layer_compilers: tuple[str, ...] = ("function",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

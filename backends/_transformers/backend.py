@@ -6,6 +6,7 @@ import os
 from importlib.metadata import version
 
 from backends._torch.engine import TorchEngine
+from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
 from backends._transformers.packed import PackedByPositions, PackedEager
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
@@ -33,7 +34,7 @@ class TransformersBackend(TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         every = (
-            LlamaEager, Gemma2Eager, GptOssEager, SdpaForward,
+            LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

@@ -155,6 +155,17 @@ def generator(name: str, seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
+def alibi_slopes(heads: int) -> np.ndarray:
+    """ALiBi's slopes (heads,). Of a power of two n they are 2^(-8 i / n), i from 1 to n. Of any other
+    number they are those of the greatest power of two below it, and every other one, from the first, of
+    the power of two above (the code of Press, Smith, Lewis, ICLR 2022, function get_slopes).
+    """
+    below = 2 ** max(heads.bit_length() - 1, 0)
+    slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
+    between = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
+    return np.concatenate([slopes, between])[:heads]
+
+
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
     """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for
     "none"."""
@@ -165,6 +176,8 @@ def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> n
         slopes = 2.0 ** (-8.0 * (np.arange(s.H) + 1) / max(s.H, 1))
         distance = np.abs(np.arange(s.Lq)[:, None] - np.arange(s.Lk)[None, :])
         return -slopes.reshape(1, -1, 1, 1) * distance
+    if kind == "alibikeys":
+        return alibi_slopes(s.H).reshape(1, -1, 1, 1) * (np.arange(s.Lk) - (s.Lk - 1))
     if kind == "qk":
         return rng.standard_normal((s.Lq, s.Lk))
     shapes = {"1hqk": (1, s.H, s.Lq, s.Lk), "b1qk": (s.B, 1, s.Lq, s.Lk)}

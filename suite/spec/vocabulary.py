@@ -83,10 +83,12 @@ def canonical_check(name: str) -> str:
     return CHECK_ALIASES.get(name, name)
 
 
-BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi")
+BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi", "alibikeys")
 """Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
 with about a third of the entries -inf and no row all -inf; "alibi": (1, H, Lq, Lk), -slope |q - k|
-with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022)."""
+with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022); "alibikeys": (1, H, 1, Lk), slope
+(k - Lk + 1), what libraries add in its place, with the slopes that the authors' code has where H is no
+power of two."""
 
 AXIS_ORDERS = ("bhld", "blhd", "bhdl")
 """Order of the axes in memory: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a

@@ -65,7 +65,8 @@ AXES: dict[str, tuple[object, ...]] = {
     "shape": SHAPES,
     "heads": HEADS,
     "dtype": tuple(DTYPES),
-    "bias": BIASES,
+    # numbered keys are designed cases: they came later
+    "bias": tuple(b for b in BIASES if b != "alibikeys"),
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
@@ -180,6 +181,21 @@ LSE = (
 )
 """The log-sum-exp as a second output: sizes are shared with other cases."""
 
+SMOKE_ALIBI = (
+    "sdpa/causal/mha/f32/b2h3q17k23d8/bias.alibikeys",
+    "sdpa/causal/mha/f32/b1h2q513k513d8/bias.alibikeys",
+)
+
+ALIBI = (
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.alibikeys",
+    "sdpa/pad/mqa/{dt}/b2h5q17k23d8/bias.alibikeys",
+    "sdpa/none/gqa2/{dt}/b2h6q17k23d8/bias.alibikeys/offset",
+    "sdpa/none/mha/{dt}/b1h12q5k24d8/bias.alibikeys",
+    "sdpa/causal/mha/{dt}/b1h2q513k513d8/bias.alibikeys",
+)
+"""ALiBi as libraries make it: head counts that are no powers of two, slopes that are none, and more keys
+than 8 bits can number."""
+
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
@@ -241,11 +257,11 @@ def _products() -> Iterable[str]:
 
 
 def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once; those with sinks and with lse last."""
+    """The ids of a level, each once; those with sinks, with lse and with numbered keys last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
-        return unique(found, filled(SMOKE_SINKS + SMOKE_LSE, HALF))
+        return unique(found, filled(SMOKE_SINKS + SMOKE_LSE, HALF), SMOKE_ALIBI)
     found = unique(found, _designed(), COVERING.ids())
     if level == "full":
         found = unique(found, _products())
-    return unique(found, filled(SMOKE_SINKS + SINKS + SMOKE_LSE + LSE, DTYPES))
+    return unique(found, filled(SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI, DTYPES))

@@ -1,0 +1,10 @@
+"""equinox on JAX: its rotary embedding, its multi-head attention and its layer norm.
+
+equinox is imported when the backend is made.
+"""
+
+from __future__ import annotations
+
+from backends._equinox.backend import EquinoxBackend
+
+__all__ = ["EquinoxBackend"]

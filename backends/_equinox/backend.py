@@ -1,0 +1,34 @@
+"""equinox as a backend: its arrays are JAX'."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from backends._equinox.layers import EquinoxLayerNorm, EquinoxMultiHead
+from backends._equinox.rotary import EquinoxRotary, EquinoxRotaryJit, EquinoxRotarySingle
+from backends._jax.engine import JaxEngine
+from backends.protocol import BackendUnavailable, Implementation
+
+
+class EquinoxBackend(JaxEngine):
+    """equinox on JAX, on the CPU."""
+
+    name = "equinox"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import equinox  # noqa: F401
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"equinox": version("equinox"), **super().versions}
+
+    def implementations(self) -> list[Implementation]:
+        every = (
+            EquinoxRotary, EquinoxRotaryJit, EquinoxRotarySingle, EquinoxMultiHead,
+            EquinoxLayerNorm,
+        )  # fmt: skip
+        return [implementation(self) for implementation in every]

@@ -1,0 +1,11 @@
+"""keras-hub on Keras and TensorFlow: its rotary embedding, its cached attention, its ALiBi.
+
+Layers are made from configurations: no model is downloaded. keras-hub is imported when the backend is
+made.
+"""
+
+from __future__ import annotations
+
+from backends._keras_hub.backend import KerasHubBackend
+
+__all__ = ["KerasHubBackend"]

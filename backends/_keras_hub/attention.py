@@ -1,0 +1,40 @@
+"""Attention whose ALiBi is that of `keras_hub.layers.AlibiBias`.
+
+The layer adds slope (k - Lk + 1) to the scores, for key k of Lk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends._tensorflow.attention import Eager
+from backends.alibi import NO_OPERAND, refusal, with_own_bias
+from backends.prepared import PreparedCall
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+
+
+class AlibiAttention(Eager):
+    """Textbook attention, to whose scores the layer adds its bias."""
+
+    name = "alibi-bias"
+    declared = Eager.declared.refusing(NO_OPERAND)
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        return refusal(case) or super().unsupported(case)
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        # Probes of what nothing declares have no bias.
+        return None if inputs.bias is None else super().refuses(inputs)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        import keras_hub
+
+        tf, s = self.backend.tf, inputs.sizes
+        layer = keras_hub.layers.AlibiBias(dtype=inputs.dtype.long_name)
+        dtype = getattr(tf, inputs.dtype.long_name)
+
+        def bias() -> Any:
+            return layer(tf.zeros((1, s.H, s.Lq, s.Lk), dtype))
+
+        return with_own_bias(super().prepare(inputs), inputs, bias)

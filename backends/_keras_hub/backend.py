@@ -1,0 +1,47 @@
+"""keras-hub as a backend: its arrays are TensorFlow's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+from backends._keras.ops import import_keras
+from backends._keras.settings import settings
+from backends._keras_hub.attention import AlibiAttention
+from backends._keras_hub.multi_head import MultiHeadPlain, MultiHeadStatic, MultiHeadUpdated
+from backends._keras_hub.rotary import HubRotary, HubRotaryByStart
+from backends._tensorflow.engine import TensorflowEngine
+from backends.protocol import BackendUnavailable, Implementation, Setting
+
+
+class KerasHubBackend(TensorflowEngine):
+    """keras-hub on Keras on TensorFlow, on the CPU."""
+
+    name = "keras-hub"
+    compilers = layer_compilers = timed_compilers = ()
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.keras: Any = import_keras("tensorflow")
+        try:
+            import keras_hub  # noqa: F401
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+
+    @cached_property
+    def settings(self) -> Mapping[str, Setting]:
+        return {**super().settings, **settings(self.keras)}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        keras = {"keras-hub": version("keras-hub"), "keras": self.keras.__version__}
+        return {**keras, **super().versions}
+
+    def implementations(self) -> list[Implementation]:
+        layers = (MultiHeadPlain, MultiHeadUpdated, MultiHeadStatic)
+        return [
+            HubRotary(self), HubRotaryByStart(self), AlibiAttention(self),
+            *(layer(self, "tensorflow") for layer in layers),
+        ]  # fmt: skip

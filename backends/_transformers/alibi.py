@@ -1,0 +1,73 @@
+"""Textbook attention whose ALiBi is made as models of transformers make it: Bloom, Falcon, MPT."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from backends._torch.attention import Eager
+from backends._transformers.models import modeling
+from backends.alibi import NO_OPERAND, refusal, with_own_bias
+from backends.prepared import PreparedCall
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+
+
+class ModelAlibi(Eager):
+    """Scores to which the bias (1, H, 1, Lk) of one model is added."""
+
+    declared = Eager.declared.refusing(NO_OPERAND).but(
+        # Slopes are made in float32, in float64 calls, too.
+        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
+    )
+    model = ""
+    """What the model is called in transformers: "bloom"."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        return refusal(case) or super().unsupported(case)
+
+    def refuses(self, inputs: Inputs) -> str | None:
+        # Probes of what nothing declares have no bias.
+        return None if inputs.bias is None else super().refuses(inputs)
+
+    @abstractmethod
+    def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
+        """The bias (1, H, 1, Lk) in the dtype of the scores; `home` is the module of the model's code."""
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        home, s = modeling(self.model), inputs.sizes
+        dtype = getattr(self.backend.torch, inputs.dtype.long_name)
+
+        def bias() -> Any:
+            return self.bias(home, s.H, s.Lk, dtype)
+
+        return with_own_bias(super().prepare(inputs), inputs, bias)
+
+
+class BloomAlibi(ModelAlibi):
+    """Bloom's `build_alibi_tensor`: slopes in float32, keys numbered from 0, cast to the dtype."""
+
+    name = "bloom-alibi"
+    model = "bloom"
+
+    def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
+        shown = self.backend.torch.ones((1, keys), dtype=int, device=self.backend.device)
+        return home.build_alibi_tensor(shown, heads, dtype).view(1, heads, 1, keys)
+
+
+class FalconAlibi(BloomAlibi):
+    """Falcon's `build_alibi_tensor`: as Bloom's, with slopes and products in bfloat16."""
+
+    name = "falcon-alibi"
+    model = "falcon"
+
+
+class MptAlibi(ModelAlibi):
+    """`build_mpt_alibi_tensor`: slopes in float32, keys numbered up to 0; cast to the dtype here."""
+
+    name = "mpt-alibi"
+    model = "mpt"
+
+    def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
+        made = home.build_mpt_alibi_tensor(heads, keys, device=self.backend.device)
+        return made.view(1, heads, 1, keys).to(dtype)

@@ -1,0 +1,174 @@
+"""Promise: libraries are called as their adapters say, and who makes an ALiBi is given none."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.protocol import BackendUnavailable, Implementation
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.case import Case
+from suite.spec.inputs import draw
+from suite.spec.recipes import alibi_slopes
+
+CHECKS = {check.name: check for check in all_checks()}
+NUMBERED = "sdpa/none/mha/f32/b1h12q5k24d8/bias.alibikeys"
+ROTATION = "rotary/none/mha/f32/b2h3q17k1d16"
+LAYER = "multi-head/pad/mha/f32/b2h2q5k9d6/e12.10.14.12"
+MAKERS = {
+    "bloom-alibi": "transformers", "falcon-alibi": "transformers", "mpt-alibi": "transformers",
+    "alibi-bias": "keras-hub",
+}  # fmt: skip
+
+
+def of(backend: str, name: str) -> Implementation:
+    """An implementation of a library; the test is skipped where it cannot be loaded in this process."""
+    for module in registry.DISTRIBUTIONS[backend]:
+        pytest.importorskip(module)
+    try:
+        loaded = registry.load(backend)
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
+    return next(i for i in loaded.implementations() if i.name == name)
+
+
+def judged(implementation: Implementation, text: str, check: str = "values") -> Verdict:
+    return run(Cell(CHECKS[check], Case.parse(text), implementation))
+
+
+def by_the_authors(heads: int) -> list[float]:
+    """The slopes as the authors' code says them, number by number."""
+    powers = [1]
+    while 2 * powers[-1] <= heads:
+        powers.append(2 * powers[-1])
+    below = powers[-1]
+    first = [2.0 ** (-8 * i / below) for i in range(1, below + 1)]
+    every = [2.0 ** (-8 * i / (2 * below)) for i in range(1, 2 * below + 1)]
+    return [*first, *every[::2]][:heads]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 6, 8, 12, 16])
+def test_slopes_of_every_number_of_heads(heads: int) -> None:
+    slopes = alibi_slopes(heads)
+    assert slopes.shape == (heads,)
+    assert slopes == pytest.approx(by_the_authors(heads), rel=1e-15)
+    inputs = draw(Case.parse(f"sdpa/none/mha/f64/b1h{heads}q2k9d4/bias.alibikeys"))
+    assert inputs.bias is not None
+    assert inputs.bias.shape == (1, heads, 1, 9)
+    assert np.array_equal(inputs.bias[0, :, 0, -2], -slopes)
+    assert (inputs.bias[..., -1] == 0).all()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_who_makes_a_bias_is_given_none(name: str) -> None:
+    maker = of(MAKERS[name], name)
+    inputs = draw(Case.parse(NUMBERED))
+    prepared = maker.prepare(inputs)
+    assert "bias" not in prepared.arguments
+    assert prepared.constants is None
+    backend = maker.backend
+    answer = backend.to_numpy(prepared())
+    other = maker.prepare(inputs.replace(bias=np.zeros((1, 12, 1, 24))))
+    assert np.array_equal(backend.to_numpy(other()), answer)
+    plain = maker.prepare(inputs.replace(bias=None))
+    assert not np.array_equal(backend.to_numpy(plain()), answer)
+    for text in ("sdpa/none/mha/f32/b2h3q17k23d8", "sdpa/none/mha/f32/b2h3q17k23d8/bias.alibi"):
+        assert "numbered keys" in str(maker.unsupported(Case.parse(text)))
+    assert maker.unsupported(inputs.case) is None
+
+
+def test_what_is_rounded_to_eight_bits_is_seen() -> None:
+    assert judged(of("transformers", "mpt-alibi"), NUMBERED).status == "pass"
+    verdict = judged(of("transformers", "falcon-alibi"), NUMBERED)
+    assert (verdict.status, verdict.kind) == ("fail", "value")
+
+
+def test_two_bases_share_a_table_whatever_was_asked_before() -> None:
+    rotary = of("equinox", "rotary")
+    for before in (f"{ROTATION}/at4097", f"{ROTATION}/base500000.0"):
+        assert judged(rotary, before).status == "pass"
+        verdict = judged(rotary, ROTATION, "stateless")
+        assert (verdict.status, verdict.kind) == ("fail", "stale")
+
+
+def test_equinox_counts_rows_from_the_first_position() -> None:
+    rotary = of("equinox", "rotary")
+    inputs = draw(Case.parse(f"{ROTATION}/at255"))
+    (query,) = rotary.prepare(inputs).arguments.values()
+    assert query.shape == (2, 3, 17, 16)
+    with pytest.raises(ValueError, match="one after the other"):
+        rotary.prepare(inputs.replace(position=inputs.arrays["position"][::-1].copy()))
+    assert "as many rows" in str(rotary.unsupported(Case.parse(f"{ROTATION}/at1000000")))
+
+
+def test_equinox_takes_every_width_and_maps_over_masks() -> None:
+    layer = of("equinox", "multi-head")
+    for text in (LAYER, "multi-head/none/mha/f32/b2h4q5k9d3v5/e10.11.13.7"):
+        assert judged(layer, text).status == "pass"
+    paths = layer.paths(draw(Case.parse(LAYER)))
+    assert {"operation by operation", "mask of every head", "inference in the call"} == {*paths}
+    assert paths["mask of every head"].arguments["mask"].shape == (2, 2, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "updates"),
+    [
+        ("cached-mha-plain", [None]),
+        ("cached-mha-updated", [0, 4]),
+        ("cached-mha-static", [0, 4, None]),
+    ],
+)
+def test_a_cache_is_filled_and_read(
+    name: str, updates: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    implementation = of("keras-hub", name)
+    import keras_hub
+
+    kind: Any = keras_hub.layers.CachedMultiHeadAttention
+    seen: list[tuple[Any, Any]] = []
+    plain = kind.call
+
+    @wraps(plain)  # Keras reads the signature
+    def call(self: Any, query: Any, value: Any, key: Any = None, **rest: Any) -> Any:
+        seen.append((rest.get("cache_update_index"), rest.get("cache")))
+        return plain(self, query, value, key, **rest)
+
+    monkeypatch.setattr(kind, "call", call)
+    assert judged(implementation, LAYER).status == "pass"
+    assert [index for index, _ in seen] == updates
+    for _, cache in seen if len(updates) > 1 else ():
+        assert cache.shape == (2, 2, 9, 2, 6)
+    if len(updates) == 3:
+        assert (implementation.backend.to_numpy(seen[-1][1]) != 0).all()
+
+
+def test_keras_hub_is_told_positions_or_where_they_begin() -> None:
+    inputs = draw(Case.parse(f"{ROTATION}/at255"))
+    one, other = (
+        of("keras-hub", name).prepare(inputs) for name in ("rotary", "rotary-start-index")
+    )
+    assert one.arguments["positions"].shape == (17,)
+    assert one.arguments["inputs"].shape == (2, 17, 3, 16)
+    assert other.arguments["start_index"] == 255
+    assert other.arguments["inputs"].shape == (2, 3, 17, 16)
+    gathered = draw(Case.parse(f"{ROTATION}/gathered"))
+    assert of("keras-hub", "rotary-start-index").unsupported(gathered.case)
+    with pytest.raises(ValueError, match="one after the other"):
+        of("keras-hub", "rotary-start-index").prepare(
+            inputs.replace(position=inputs.arrays["position"][::-1].copy())
+        )
+
+
+@pytest.mark.parametrize("scaling", ["linear", "yarn"])
+def test_keras_hub_scales_as_it_is_told(scaling: str) -> None:
+    rotary = of("keras-hub", "rotary")
+    assert judged(rotary, f"{ROTATION}/{scaling}/at4097").status == "pass"
+    for other in ("ntk", "llama3", "longrope"):
+        assert rotary.unsupported(Case.parse(f"{ROTATION}/{other}"))
