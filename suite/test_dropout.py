@@ -17,7 +17,7 @@ from references.rounding import gamma
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import differentiate
-from suite.judge.verdict import Deviation, NotApplicable
+from suite.judge.verdict import Deviation
 from suite.spec.case import Case
 from suite.spec.catalogue import parsed
 from suite.spec.dtypes import round_to
@@ -59,14 +59,6 @@ def cases(level: str) -> list[Case]:
 
 def of_attention(level: str) -> list[Case]:
     return at_level(OF_ATTENTION, level)
-
-
-def require_dropout(cell: Cell) -> str:
-    """How the implementation's dropout falls on weights. Raises NotApplicable where it has none."""
-    pattern = cell.implementation.declared.dropout
-    if not pattern:
-        raise NotApplicable(cell.implementation.missing(["dropout"]) or "has no dropout")
-    return pattern
 
 
 def readable(inputs: Inputs, rate: float) -> Inputs:
@@ -136,9 +128,9 @@ def kept(cell: Cell, inputs: Inputs) -> np.ndarray:
     return whole
 
 
-@check(cases)
+@check(cases, ("dropout",))
 def test_dropout(cell: Cell) -> None:
-    pattern, rate = require_dropout(cell), RATE
+    pattern, rate = cell.implementation.declared.dropout, RATE
     inputs = readable(cell.inputs, rate)
     first = kept(cell, inputs)
     heads = first.shape[2]
@@ -177,11 +169,10 @@ def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
     return [x for x in variations if cell.implementation.missing(x.needs) is None]
 
 
-@check(cases)
+@check(cases, ("dropout",))
 def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with masks or without; at rate 1 it leaves
     zeros."""
-    require_dropout(cell)
     inputs = cell.inputs
     for plain in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
@@ -199,7 +190,7 @@ def test_dropout_off(cell: Cell) -> None:
         raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")
 
 
-@check(of_attention, ("gradient",))
+@check(of_attention, ("gradient", "dropout"))
 def test_dropout_gradients(cell: Cell) -> None:
     """The gradients are those of the pattern that the same seed shows forward.
 
@@ -207,7 +198,6 @@ def test_dropout_gradients(cell: Cell) -> None:
     dS = P (dP - sum P dP): dV = M^T P dO / (1 - rate), dQ = scale dS K, dK = scale dS^T Q. Weights stay
     uniform while queries or keys are zero, so that dQ is asked beside keys, and dK beside queries.
     """
-    require_dropout(cell)
     fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
     seen = readable(cell.inputs, RATE)
     factor = kept(cell, seen).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
@@ -249,7 +239,7 @@ def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: s
         )
 
 
-@check(of_attention)
+@check(of_attention, ("dropout",))
 def test_dropout_mean(cell: Cell) -> None:
     """Over many seeds the mean is the answer without dropout, whatever the weights are.
 
@@ -258,7 +248,6 @@ def test_dropout_mean(cell: Cell) -> None:
     var = sum (p_j v_j)^2 rate / (1 - rate) and m the largest that one term can be off
     (Boucheron, Lugosi and Massart, Concentration Inequalities, 2013, theorem 2.10).
     """
-    require_dropout(cell)
     plain = cell.inputs
     outputs = [
         cell.run(plain.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values
