@@ -100,6 +100,7 @@ def assert_attention_close(
     Returns the largest |error| / bound. Raises AssertionError with the worst element, and ValueError or
     TypeError for arguments that do not fit.
     """
+    __tracebackhide__ = True
     problem = _Problem(
         query, key, value, mask, bias, sinks, scale, softcap, causal, numerics, dtype, axis_order
     )

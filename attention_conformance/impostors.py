@@ -17,7 +17,9 @@ def refuse_impostors() -> None:
         spec = importlib.util.find_spec(name)
         place = Path(spec.origin).resolve() if spec and spec.origin else None
         if place != ROOT / name / "__init__.py":
+            folders = list(spec.submodule_search_locations or ()) if spec else []
+            other = place or next(iter(folders), "nowhere")
             raise ImportError(
-                f"the package {name!r} is imported from {place or 'nowhere'}, expected {ROOT}; rename "
+                f"the package {name!r} is imported from {other}, expected {ROOT}; rename "
                 f"the other one, or remove it from sys.path (first entries: {sys.path[:3]})"
             )

@@ -56,6 +56,7 @@ def check_attention(
     Returns the report. Raises AttentionFailure where a cell fails or none passes, unless `raises` is
     False, and UsageError for what cannot be judged at all.
     """
+    __tracebackhide__ = True
     if timeout < 0:
         raise UsageError(f"timeout must not be negative, got {timeout}")
     plan = plan_of(
@@ -80,6 +81,7 @@ def judge_module(
     against the reference, another one is judged by what needs none. `options` are those of
     `check_attention`. Returns and raises what that does.
     """
+    __tracebackhide__ = True
     return check_attention(factory, backend, like=like, **options)
 
 

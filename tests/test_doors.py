@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -65,15 +64,20 @@ def test_a_project_that_does_not_ask_sees_nothing_and_pays_nothing(project: Path
     out = asked(project, "test_theirs.py")
     assert out.returncode == 0
     assert "attention" not in asked(project, "--help").stdout
-    began = time.perf_counter()
     code = (
-        "import sys, pytest, time; began = time.perf_counter()\n"
-        "import attention_conformance.pytest_plugin\n"
-        "assert not {'suite', 'numpy'} & set(sys.modules)\n"
-        "print(time.perf_counter() - began)"
+        "import sys, pytest, time\n"
+        "manager, began = pytest.PytestPluginManager(), time.process_time()\n"
+        "import attention_conformance.pytest_plugin as plugin\n"
+        "manager.register(plugin)\n"
+        "print(time.process_time() - began)\n"
+        "assert not {'suite', 'numpy'} & set(sys.modules)"
     )
-    spent = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(spent.stdout) < 0.05 < time.perf_counter() - began
+    words = [sys.executable, "-c", code]
+    spent = [
+        float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    assert 0 < min(spent) < 0.005, spent  # seconds; the others were interrupted
 
 
 @pytest.mark.parametrize("name", ["suite", "backends", "references"])

@@ -19,6 +19,7 @@ from suite.front.architecture import PACKAGES, files, graph, imports
 from suite.spec import operators
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
+from tests.wheels import tracked
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "onnx", "onnxruntime"}
@@ -375,16 +376,15 @@ def test_every_package_is_listed_and_has_an_init() -> None:
         assert (ROOT / package.replace(".", "/") / "__init__.py").is_file()
 
 
-def test_every_manifest_is_packed() -> None:
-    """A manifest or template that stays behind is missed only by those who install a wheel."""
+def test_every_file_is_packed() -> None:
+    """A manifest, lock or template that stays behind is missed only by those who install a wheel."""
     packed = PROJECT["tool"]["setuptools"]["package-data"]
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*"):
-            if path.suffix in (".toml", ".jinja"):
-                name = architecture.module(path.parent / "x.py")[:-2]
-                patterns = [*packed.get(name, ()), *packed.get("*", ())]
-                assert name in files(), "it lies in no package"
-                assert any(path.match(pattern) for pattern in patterns), path
+    for path in map(ROOT.joinpath, tracked(*PACKAGES)):
+        if path.suffix != ".py":
+            package = next(p for p in path.parents if (p / "__init__.py").is_file())
+            name = architecture.module(package / "x.py")[:-2]
+            patterns = [*packed.get(name, ()), *packed.get("*", ())]
+            assert any(path.relative_to(package).match(pattern) for pattern in patterns), path
 
 
 def test_tolerances_live_in_one_module() -> None:

@@ -27,6 +27,9 @@ from suite.spec.vocabulary import FEATURES, KINDS, LEVELS, NUMERICS, STATUSES
 from suite.sweep.command import add_sweep_parser
 from suite.vectors.command import add_vectors_parser
 
+HAND_MADE = "tests.mutants:mutants"
+NOT_PACKED = "mutants made by hand lie in the folder tests of a checkout, and in no wheel"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Usage errors exit with 2."""
@@ -231,8 +234,8 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--backend",
-        default="tests.mutants:mutants",
-        help="the backend of mutants, module:object (default %(default)s)",
+        default=HAND_MADE,
+        help=f"the backend of mutants, module:object (default %(default)s; {NOT_PACKED})",
     )
     mutation.add_options(parser)
     parser.add_argument(
@@ -253,7 +256,8 @@ def _mutants(arguments: argparse.Namespace) -> int:
     try:
         backend = load(arguments.backend)
     except UsageError as error:
-        print(error, file=sys.stderr)
+        asked = f"; {NOT_PACKED}: run this there, or name a backend of your own with --backend"
+        print(f"{error}{asked if arguments.backend == HAND_MADE else ''}", file=sys.stderr)
         return 2
     kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
     print(format_table(kills))

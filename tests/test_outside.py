@@ -1,0 +1,111 @@
+"""Projects of other people, with the wheel installed: each holds what is right and what is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from shutil import copytree
+from typing import NamedTuple
+
+import pytest
+
+from tests.wheels import ROOT, WAYS, Environment, outcomes
+
+pytestmark = pytest.mark.slow
+
+PASSED, FAILED, XFAILED = {"passed"}, {"failed"}, {"pytest.xfail"}
+
+
+class Project(NamedTuple):
+    """A project's framework, what becomes of each of its tests, and how its failures are explained."""
+
+    framework: str
+    tests: dict[str, set[str]]
+    told: tuple[str, ...]
+
+
+PROJECTS = {
+    "torch_closures": Project(
+        "torch",
+        {
+            "test_blocks_of_16": PASSED,
+            "test_every_size_of_blocks": PASSED,
+            "test_one_call": PASSED,
+            "test_wrong": PASSED | FAILED,
+            "test_wrong_in_one_sweep": FAILED,
+        },
+        (
+            r"2 workers",
+            r"attention on torch, level smoke: \d+ pass, \d+ fail, ",
+            r"all \d+ failures have Lk >= 17",
+            r"smallest  sdpa/\S+k17d8",
+            r"FAILED test_block_attention.py::test_wrong\[values/sdpa/none/mha/f32/b2h3q17k23d8\]",
+            r"value: element \(b=\d.*\): got \S+, want \S+, .*, bound \S+ \(stepwise\), ratio ",
+        ),
+    ),
+    "keras_layer": Project(
+        "keras",
+        {
+            "test_layer": PASSED,
+            "test_forgetful_layer": PASSED | XFAILED,
+            "test_forgetful_layer_by_a_mark": XFAILED,
+            "test_forgetful_layer_by_a_manifest": PASSED,
+            "test_wrong": PASSED | FAILED,
+        },
+        (
+            r"FAILED test_wide_heads.py::test_wrong\[poison/multi-head/padempty/",
+            r"leak: poison in masked slots: element .* changed from ",
+            r"value: element .* beyond their bound",
+        ),
+    ),
+    "jax_half": Project(
+        "jax",
+        {
+            "test_in_float16": PASSED,
+            "test_every_cell": PASSED,
+            "test_compiled": PASSED,
+            "test_wrong": FAILED,
+        },
+        (
+            r"narrow on jax, level smoke: \d+ pass, \d+ fail, ",
+            r"values of jax:narrow: fails in \d+ of \d+ cells, value",
+            r"smallest  sdpa/none/mha/f16/",
+            r"bound \S+ \(fused\)",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=PROJECTS)
+def name(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip(PROJECTS[request.param].framework)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def environment(name: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment.create(tmp_path_factory.mktemp(name) / "environment", wheel)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_project_of_its_own(
+    name: str, environment: Environment, way: str, tmp_path: Path
+) -> None:
+    project, place = PROJECTS[name], tmp_path / "checkout"
+    copytree(ROOT / "tests" / "outside" / name, place)
+    imported = environment.places(place)
+    assert imported.keys() == {"attention_conformance", "backends", "references", "suite"}
+    assert all(path.is_relative_to(environment.folder) for path in imported.values()), imported
+
+    out = environment.run(way, "--junitxml=../report.xml", where=place, timeout=1200)
+    assert out.returncode == 1, out.stdout + out.stderr
+    counts = outcomes(tmp_path / "report.xml")
+    assert {test: set(found) for test, found in counts.items()} == project.tests, out.stdout
+    for text in project.told:
+        assert re.search(text, out.stdout), (text, out.stdout)
+    if name == "keras_layer":
+        expected, wrong = counts["test_forgetful_layer"], counts["test_wrong"]
+        assert expected["pytest.xfail"] == wrong["failed"] >= 2
+        assert expected["passed"] == wrong["passed"]
+    # Whose file failed is said by a line of the person's own, and none of the suite's.
+    assert f"{environment.folder}/lib" not in out.stdout
