@@ -131,6 +131,8 @@ class LayerKernel(Stated):
     def validate(self, call: LayerCall) -> None:
         self.validate_lengths(call)
         self.validate_widths(call)
+        if not 0 <= call.rate <= 1:
+            raise ValueError(f"a rate of dropout lies between 0 and 1, got {call.rate}")
         if call.mask is not None:
             self.validate_mask(call.mask, call)
 
