@@ -1,4 +1,5 @@
-"""How values lie in memory: the arrangements of an array, axis orders, and the operands of layers."""
+"""How values lie in memory: the arrangements of an array, axis orders, and the operands of layers and
+of packed attention."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import summed
 from suite.spec.vocabulary import ARRANGEMENTS
 
 if TYPE_CHECKING:
@@ -80,4 +82,18 @@ def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
         if inputs.squeezed and inputs.operator.squeezed_axis in axes:
             values = values.take(0, axes.index(inputs.operator.squeezed_axis))
         arrays[name] = backend.array(np.ascontiguousarray(values), inputs.dtype)
+    return arrays
+
+
+def segmented(
+    backend: Backend,
+    inputs: Inputs,
+    names: tuple[str, str] = ("query_lengths", "key_lengths"),
+    integers: type[np.signedinteger[Any]] = np.int64,
+) -> dict[str, Any]:
+    """query, key and value of packed attention, and by `names` the lengths of its segments summed up from
+    0 on, (B + 1,) of `integers`, for queries and for keys."""
+    arrays = {n: backend.array(inputs.arrays[n], inputs.dtype) for n in ("query", "key", "value")}
+    for name, lengths in zip(names, ("query_lengths", "key_lengths"), strict=True):
+        arrays[name] = backend.array(summed(inputs.arrays[lengths]).astype(integers), None)
     return arrays

@@ -9,15 +9,19 @@ import numpy as np
 
 from backends.claims import Claims
 from backends.declared import PACKED_FEATURES
+from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.user import Keywords, check_unused
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.packed import PACKED, hidden_pairs, summed
+from suite.spec.operators.packed import PACKED, hidden_pairs
 
-ARRAYS = ("query", "key", "value", "cu_seqlens_q", "cu_seqlens_k")
+SUMMED = ("cu_seqlens_q", "cu_seqlens_k")
+"""Lengths of segments, of queries and of keys, summed up."""
+
+ARRAYS = ("query", "key", "value", *SUMMED)
 """What a function is handed by place."""
 
 SCALES = ("scale", "softmax_scale")
@@ -76,7 +80,7 @@ class UserPacked(Implementation):
         return got.shape == want.shape and bool(np.abs(got - want).max() < 0.1)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, taken = self.backend, self.signature.taken
+        taken = self.signature.taken
         queries, keys = (inputs.arrays[name] for name in ("query_lengths", "key_lengths"))
         longest = {
             name: int(n.max(initial=0)) for name, n in zip(LONGEST, (queries, keys), strict=True)
@@ -86,14 +90,7 @@ class UserPacked(Implementation):
             keywords["causal"] = inputs.case.option("alignment") != "all"
         if self.scale is not None and inputs.scale is not None:
             keywords[self.scale] = inputs.scale
-        arguments = {
-            name: backend.array(inputs.arrays[name], inputs.dtype)
-            for name in ("query", "key", "value")
-        }
-        arguments |= {
-            "cu_seqlens_q": backend.array(summed(queries).astype(np.int32), None),
-            "cu_seqlens_k": backend.array(summed(keys).astype(np.int32), None),
-        }
+        arguments = segmented(self.backend, inputs, SUMMED, np.int32)
 
         def call(query: Any, key: Any, value: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
             return self.judged(query, key, value, cu_seqlens_q, cu_seqlens_k, **keywords)

@@ -10,6 +10,8 @@ each comparison to fail where the implementation is right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy.special import bdtr, bdtrc, softmax
 
@@ -117,15 +119,20 @@ def kept(cell: Cell, inputs: Inputs) -> np.ndarray:
     limit = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
     limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
     zero, whole = got == 0, np.abs(got - want) <= limit
-    wrong = ~(zero | whole)
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise Deviation(
-            "dropout",
-            f"a kept weight is {float(got[at]):.6g}, expected 0 or {want:.6g} = weight / (1 - rate); "
-            f"{int(wrong.sum())} of {wrong.size}",
-        )
+    _expect(
+        zero | whole,
+        lambda at: (
+            f"a kept weight is {float(got[at]):.6g}, expected 0 or {want:.6g} = weight / (1 - rate)"
+        ),
+    )
     return whole
+
+
+def _expect(right: np.ndarray, said: Callable[[tuple[int, ...]], str]) -> None:
+    """Raise Deviation "dropout" with what is `said` of the first place that is not right."""
+    if not right.all():
+        at = tuple(int(i) for i in np.argwhere(~right)[0])
+        raise Deviation("dropout", f"{said(at)}; {int((~right).sum())} of {right.size}")
 
 
 @check(cases, ("dropout",))
@@ -138,20 +145,17 @@ def test_dropout(cell: Cell) -> None:
     if pattern == "shared" and not (first == alone).all():
         raise Deviation("dropout", "declared one pattern for all samples and heads, got several")
     expect_probable(alone.size, 1 - rate, int(alone.sum()), "weights kept")
+    pairs = {
+        "queries": (alone[:, ::2], alone[:, 1::2]),
+        "keys": (alone[..., ::2], alone[..., 1::2]),
+    }
     if pattern == "elements":
-        alike = rate**2 + (1 - rate) ** 2
-        for what, one, other in (
-            ("alike between two heads", first[:, :, 0], first[:, :, -1]),
-            ("alike between two samples", first[::2], first[1::2]),
-        ):
-            if one is not other and (heads > 1 or "heads" not in what):
-                expect_probable(one.size, alike, int((one == other).sum()), what)
-    for what, one, other in (
-        ("alike between two queries", alone[:, ::2], alone[:, 1::2]),
-        ("alike between two keys", alone[..., ::2], alone[..., 1::2]),
-    ):
-        alike = rate**2 + (1 - rate) ** 2
-        expect_probable(one.size, alike, int((one == other).sum()), what)
+        pairs["samples"] = first[::2], first[1::2]
+        if heads > 1:
+            pairs["heads"] = first[:, :, 0], first[:, :, -1]
+    alike = rate**2 + (1 - rate) ** 2
+    for what, (one, other) in pairs.items():
+        expect_probable(one.size, alike, int((one == other).sum()), f"alike between two {what}")
     if not np.array_equal(kept(cell, inputs), first):
         raise Deviation("dropout", "the same seed gave another pattern")
     if np.array_equal(kept(cell, inputs.replace(dropout_seed=1)), first):
@@ -229,14 +233,12 @@ def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np
 
 def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
     """Raise Deviation "dropout" where a number is further off than its limit, or none."""
-    wrong = ~(np.abs(got - want) <= limit)
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise Deviation(
-            "dropout",
-            f"{what} at {at}: got {float(got[at]):.6g}, expected {want[at]:.6g} within "
-            f"{limit[at]:.2g}; {int(wrong.sum())} of {wrong.size}",
-        )
+    _expect(
+        np.abs(got - want) <= limit,
+        lambda at: (
+            f"{what} at {at}: got {float(got[at]):.6g}, expected {want[at]:.6g} within {limit[at]:.2g}"
+        ),
+    )
 
 
 @check(of_attention, ("dropout",))

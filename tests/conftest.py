@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,31 @@ def torch_backend() -> Any:
     """The adapter of PyTorch on the CPU."""
     pytest.importorskip("torch")
     return load("torch")
+
+
+@pytest.fixture(scope="session")
+def vectors_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors of plain attention in float16: few cases."""
+    from tests.answering import made
+
+    return made(tmp_path_factory.mktemp("vectors"), "f16")
+
+
+@pytest.fixture(scope="session")
+def right_answers(vectors_f16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Right answers to `vectors_f16`, with gradients."""
+    from tests.answering import answer
+    from tests.mutants.gradient_kernel import Differentiable
+
+    kernel = Differentiable(load("tests.mutants:honest"))
+    folder = tmp_path_factory.mktemp("answers") / "right"
+    return answer(vectors_f16, folder, [kernel], numerics="exact")
+
+
+@pytest.fixture
+def own_answers(right_answers: Path, tmp_path: Path) -> Path:
+    """A copy of the right answers, to be changed."""
+    return Path(shutil.copytree(right_answers, tmp_path / "own"))
 
 
 @pytest.fixture(scope="session")

@@ -92,32 +92,6 @@ def test_facts_are_words_and_numbers() -> None:
         assert all(isinstance(fact, str | int | float | None) for fact in case.facts.values())
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("packed/none/mha/f32/b3h4q24k24d8", "needs lengths of segments, as in seg5.7.12"),
-        (
-            "packed/none/mha/f32/b3h4q24k24d8/seg5.7.11",
-            "queries: expected 3 with 24, got 3 with 23",
-        ),
-        (
-            "packed/none/mha/f32/b2h4q24k24d8/seg5.7.12",
-            "queries: expected 2 with 24, got 3 with 24",
-        ),
-        ("packed/none/mha/f32/b2h4q4k9d8/seg2.2x4.6", "keys: expected 2 with 9, got 2 with 10"),
-        ("packed/none/mha/f32/b2h4q4k4d8/seg2.2x4.0", "rows without keys"),
-        ("packed/none/mha/f32/b2h4q4k4d8/seg1.3x2.2/causalbr", "rows without keys"),
-        ("packed/none/mha/f32/b1h4q4k4d8/seg4/causalbr", "causal, not causalbr"),
-        ("packed/none/mha/f32/b1h4q0k0d8/seg0", "needs a query and a key"),
-        ("packed/none/mha/f32/b1h4q4k4d8/seg4x4", "not a canonical case id"),
-        ("packed/none/mha/f32/b1h4q4k4d8/seg-4", "unknown option 'seg-4'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Case.parse(text)
-
-
 def test_segments_are_chosen_as_samples_are() -> None:
     inputs = draw(Case.parse(CROSS))
     chosen = inputs.taken("b", [2, 0])

@@ -125,21 +125,6 @@ def test_positions_in_sixteen_bits_are_far_beyond_the_bound(position: int, least
     assert (error > right.error).any()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rotary/none/mha/f32/b2h3q17k1d15", "turns pairs.*got 15"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/rot18", "at most 16.*got 18"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/rot2/ntk", "needs two frequencies"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/at-1", "unknown option 'at-1'"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/twisted", "unknown option 'twisted'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Case.parse(text)
-
-
 def test_positions_do_not_move() -> None:
     inputs = draw(Case.parse(PLAIN))
     with pytest.raises(ValueError, match="position is a constant of rotary"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import reduce
@@ -51,25 +50,6 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Attention in the 16-bit dtypes."""
     return made(tmp_path_factory.mktemp("vectors"), "bf16", "f16")
-
-
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Attention in float16: few cases."""
-    return made(tmp_path_factory.mktemp("vectors"), "f16")
-
-
-@pytest.fixture(scope="module")
-def right(half: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Right answers in float16, with gradients."""
-    folder = tmp_path_factory.mktemp("answers") / "right"
-    return answer(half, folder, [Differentiable(HONEST)], numerics="exact")
-
-
-@pytest.fixture
-def mine(right: Path, tmp_path: Path) -> Path:
-    """A copy of the right answers, to be changed."""
-    return Path(shutil.copytree(right, tmp_path / "mine"))
 
 
 def verdicts(answers: Path, vectors: Path, **said: Any) -> dict[tuple[str, str], CellRecord]:
@@ -147,14 +127,20 @@ def test_a_wrong_runtime_dies(
 
 
 def test_records_are_read_by_every_command(
-    right: Path, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    right_answers: Path, vectors_f16: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "right.jsonl"
-    words = ["vectors", "judge", str(right), f"--vectors={half}", f"--results={path}"]
+    words = [
+        "vectors",
+        "judge",
+        str(right_answers),
+        f"--vectors={vectors_f16}",
+        f"--results={path}",
+    ]
     assert main(words) == 0
     assert f"records: {path}" in capsys.readouterr().out
     loaded: Run = records.load(path)
-    assert loaded.header.options["vectors"] == read_index(half).digest
+    assert loaded.header.options["vectors"] == read_index(vectors_f16).digest
     assert loaded.header.versions["other"] == "1.2"
     assert loaded.header.cells == len(loaded.cells)
     assert {(c.backend, c.implementation) for c in loaded.cells} == {("other", "sdpa")}
@@ -179,96 +165,106 @@ FAULTS: dict[str, tuple[Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_answer_fails_its_case_alone(fault: str, mine: Path, half: Path) -> None:
+def test_a_broken_answer_fails_its_case_alone(
+    fault: str, own_answers: Path, vectors_f16: Path
+) -> None:
     break_it, kind = FAULTS[fault]
-    path = file_of(mine, GRADIENTS)
+    path = file_of(own_answers, GRADIENTS)
     path.write_bytes(encoded(break_it(tensors_of(path))))
-    assert failing(verdicts(mine, half)) == {("gradients", GRADIENTS): kind}
+    assert failing(verdicts(own_answers, vectors_f16)) == {("gradients", GRADIENTS): kind}
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -1])
-def test_a_file_that_is_cut_off_fails_its_case_alone(size: int, mine: Path, half: Path) -> None:
-    path = file_of(mine, PLAIN)
+def test_a_file_that_is_cut_off_fails_its_case_alone(
+    size: int, own_answers: Path, vectors_f16: Path
+) -> None:
+    path = file_of(own_answers, PLAIN)
     path.write_bytes(path.read_bytes()[:size])
-    found = verdicts(mine, half)
+    found = verdicts(own_answers, vectors_f16)
     assert failing(found) == {("precision", PLAIN): "type"}
     assert "is no safetensors file" in found["precision", PLAIN].message
 
 
-def test_gradients_are_answered_together(mine: Path, half: Path) -> None:
-    path = file_of(mine, GRADIENTS)
+def test_gradients_are_answered_together(own_answers: Path, vectors_f16: Path) -> None:
+    path = file_of(own_answers, GRADIENTS)
     tensors = tensors_of(path)
     path.write_bytes(encoded({n: x for n, x in tensors.items() if n != "grad.key"}))
-    assert failing(verdicts(mine, half)) == {("gradients", GRADIENTS): "no-gradient"}
+    assert failing(verdicts(own_answers, vectors_f16)) == {("gradients", GRADIENTS): "no-gradient"}
     path.write_bytes(encoded({"output": tensors["output"]}))
-    found = verdicts(mine, half)
+    found = verdicts(own_answers, vectors_f16)
     assert not failing(found)
     assert found["gradients", GRADIENTS].message == "the answer has no gradients"
 
 
-def test_a_runtime_may_have_no_gradient_of_a_bias(mine: Path, half: Path) -> None:
-    path = file_of(mine, GRADIENTS)
+def test_a_runtime_may_have_no_gradient_of_a_bias(own_answers: Path, vectors_f16: Path) -> None:
+    path = file_of(own_answers, GRADIENTS)
     tensors = tensors_of(path)
     del tensors["grad.bias"]
     path.write_bytes(encoded(tensors))
-    found = verdicts(mine, half)
+    found = verdicts(own_answers, vectors_f16)
     assert found["gradients", GRADIENTS].status == "pass"
     assert set(found["gradients", GRADIENTS].ratios) == {"query", "key", "value"}
 
 
-def test_a_bias_may_have_its_axes_written_out(mine: Path, half: Path) -> None:
-    path = file_of(mine, GRADIENTS)
+def test_a_bias_may_have_its_axes_written_out(own_answers: Path, vectors_f16: Path) -> None:
+    path = file_of(own_answers, GRADIENTS)
     tensors = tensors_of(path)
     tensors["grad.bias"] = np.repeat(tensors["grad.bias"] / 2, 2, axis=0)
     path.write_bytes(encoded(tensors))
-    found = verdicts(mine, half)["gradients", GRADIENTS]
+    found = verdicts(own_answers, vectors_f16)["gradients", GRADIENTS]
     assert found.kind == "value"  # read, and wrong: samples have gradients of their own
     assert "gradient of the bias" in found.message
 
 
-def test_a_wider_answer_is_taken_as_it_is(mine: Path, half: Path, vectors: Path) -> None:
-    path = file_of(mine, PLAIN)
+def test_a_wider_answer_is_taken_as_it_is(
+    own_answers: Path, vectors_f16: Path, vectors: Path
+) -> None:
+    path = file_of(own_answers, PLAIN)
     tensors = tensors_of(path)
     for kind in (np.float32, np.float64):
         path.write_bytes(encoded({n: x.astype(kind) for n, x in tensors.items()}))
-        assert not failing(verdicts(mine, half))
+        assert not failing(verdicts(own_answers, vectors_f16))
     path.write_bytes(encoded({n: x.astype(np.float32) * 1.01 for n, x in tensors.items()}))
-    assert failing(verdicts(mine, half)) == {("precision", PLAIN): "value"}
+    assert failing(verdicts(own_answers, vectors_f16)) == {("precision", PLAIN): "value"}
 
 
-def test_what_is_not_answered_is_counted(mine: Path, half: Path) -> None:
-    whole = len(verdicts(mine, half))
-    file_of(mine, PLAIN).unlink()
-    declare(mine, unsupported={"sdpa/*/onehot": "too wide", "lse": "no log-sum-exp"})
-    file_of(mine, "elect/lse-of-empty-row/f16").unlink()
-    found = verdicts(mine, half)
+def test_what_is_not_answered_is_counted(own_answers: Path, vectors_f16: Path) -> None:
+    whole = len(verdicts(own_answers, vectors_f16))
+    file_of(own_answers, PLAIN).unlink()
+    declare(own_answers, unsupported={"sdpa/*/onehot": "too wide", "lse": "no log-sum-exp"})
+    file_of(own_answers, "elect/lse-of-empty-row/f16").unlink()
+    found = verdicts(own_answers, vectors_f16)
     assert len(found) == whole
     assert found["precision", PLAIN].status == "unsupported"
     assert found["precision", PLAIN].message == "too wide"
     assert found["election", "elect/lse-of-empty-row/f16"].message == "no log-sum-exp"
 
 
-def test_nothing_answered_is_no_success(half: Path, tmp_path: Path) -> None:
+def test_nothing_answered_is_no_success(vectors_f16: Path, tmp_path: Path) -> None:
     declare(tmp_path)
-    assert main(["vectors", "judge", str(tmp_path), f"--vectors={half}"]) == 1
+    assert main(["vectors", "judge", str(tmp_path), f"--vectors={vectors_f16}"]) == 1
 
 
-def test_expected_failures(mine: Path, half: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = file_of(mine, PLAIN)
+def test_expected_failures(
+    own_answers: Path, vectors_f16: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file_of(own_answers, PLAIN)
     path.write_bytes(encoded({"output": tensors_of(path)["output"] * np.float16(2)}))
     entry = {
         "implementation": ["sdpa"], "check": ["precision"], "case": ["sdpa/*/onehot"], "kind": "value",
         "message": "beyond", "cause": "doubled", "issue": "none found", "versions": ["other>=1"],
     }  # fmt: skip
-    words = ["vectors", "judge", str(mine), f"--vectors={half}"]
+    words = ["vectors", "judge", str(own_answers), f"--vectors={vectors_f16}"]
     assert main(words) == 1
-    manifest = mine / "known.toml"
+    manifest = own_answers / "known.toml"
     manifest.write_text(tomli_w.dumps({"expect": [entry]}))
     assert main([*words, f"--expect={manifest}"]) == 0
     assert "1 known" in capsys.readouterr().out
-    manifest.rename(mine / "other.toml")
+    manifest.rename(own_answers / "other.toml")
     assert main(words) == 0
-    (mine / "other.toml").write_text(tomli_w.dumps({"expect": [entry | {"case": ["sdpa/x"]}]}))
+    (own_answers / "other.toml").write_text(
+        tomli_w.dumps({"expect": [entry | {"case": ["sdpa/x"]}]})
+    )
     capsys.readouterr()
     assert main(words) == 2
     assert "stale" in capsys.readouterr().err

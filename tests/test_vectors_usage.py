@@ -17,38 +17,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from backends.registry import load
 from suite.__main__ import main
 from suite.records import cells as records
-from tests.mutants.gradient_kernel import Differentiable
 
 pytest.importorskip("safetensors")
 
 from suite.vectors.index import RUNTIME, digest_of, read_index, text_of
 from suite.vectors.judge import plan_of
-from tests.answering import answer, file_of, made
+from tests.answering import file_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = "sdpa/none/mha/f16/b1h2q33k33d600/scale-0.2/onehot"
-
-
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Attention in float16: few cases."""
-    return made(tmp_path_factory.mktemp("vectors"), "f16")
-
-
-@pytest.fixture(scope="module")
-def right(half: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Right answers in float16, with gradients."""
-    folder = tmp_path_factory.mktemp("answers") / "right"
-    return answer(half, folder, [Differentiable(load("tests.mutants:honest"))], numerics="exact")
-
-
-@pytest.fixture
-def mine(right: Path, tmp_path: Path) -> Path:
-    """A copy of the right answers, to be changed."""
-    return Path(shutil.copytree(right, tmp_path / "mine"))
 
 
 def broken_json(folder: Path, vectors: Path) -> None:
@@ -116,13 +95,20 @@ USAGE: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 
 @pytest.mark.parametrize("problem", USAGE)
 def test_what_cannot_be_judged_is_one_line(
-    problem: str, mine: Path, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    problem: str,
+    own_answers: Path,
+    vectors_f16: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    own = Path(shutil.copytree(half, tmp_path / "vectors"))
+    own = Path(shutil.copytree(vectors_f16, tmp_path / "vectors"))
     change, said = USAGE[problem]
-    change(mine, own)
+    change(own_answers, own)
     results = tmp_path / "r.jsonl"
-    assert main(["vectors", "judge", str(mine), f"--vectors={own}", f"--results={results}"]) == 2
+    assert (
+        main(["vectors", "judge", str(own_answers), f"--vectors={own}", f"--results={results}"])
+        == 2
+    )
     captured = capsys.readouterr()
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
@@ -140,16 +126,18 @@ def test_what_cannot_be_judged_is_one_line(
     ],
 )
 def test_options_that_cannot_be_used(
-    word: str, said: str, right: Path, half: Path, capsys: pytest.CaptureFixture[str]
+    word: str, said: str, right_answers: Path, vectors_f16: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["vectors", "judge", str(right), f"--vectors={half}", word]) == 2
+    assert main(["vectors", "judge", str(right_answers), f"--vectors={vectors_f16}", word]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
 
 
-def test_options_go_before_the_declaration(right: Path, half: Path) -> None:
-    plan = plan_of(right, half, {"numerics": "eager", "elections": {"no-keys": "zeros"}})
+def test_options_go_before_the_declaration(right_answers: Path, vectors_f16: Path) -> None:
+    plan = plan_of(
+        right_answers, vectors_f16, {"numerics": "eager", "elections": {"no-keys": "zeros"}}
+    )
     (implementation,) = plan.implementations
     assert implementation.declared.numerics == "eager"
     assert implementation.declared.elections == {"no-keys": "zeros"}
@@ -187,11 +175,13 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     assert len(values) > 30
 
 
-def test_the_example_of_a_declaration_can_be_read(right: Path, half: Path, tmp_path: Path) -> None:
+def test_the_example_of_a_declaration_can_be_read(
+    right_answers: Path, vectors_f16: Path, tmp_path: Path
+) -> None:
     page = (ROOT / "docs" / "vectors.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    declared = {**json.loads(text), "vectors": read_index(half).digest}
+    declared = {**json.loads(text), "vectors": read_index(vectors_f16).digest}
     del declared["unsupported"]["sdpa/*/f64/*"]  # these vectors have float16 alone
     (tmp_path / RUNTIME).write_text(json.dumps(declared), encoding="utf-8")
-    plan = plan_of(tmp_path, half, {})
+    plan = plan_of(tmp_path, vectors_f16, {})
     assert plan.title == "my-runtime 1.4.0, vectors of level smoke"

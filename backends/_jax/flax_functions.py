@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
+from backends._jax.flax_layers import SEED
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_of, flagged_arguments, full, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-
-SEED = "dropout_seed"
-"""The argument from which a call makes the key of its dropout."""
 
 
 class FlaxFunction(Implementation):

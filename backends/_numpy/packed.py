@@ -7,10 +7,11 @@ import numpy as np
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
 from backends.declared import PACKED_FEATURES, Declared
+from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED, allowed_pairs, summed
+from suite.spec.operators.packed import PACKED, allowed_pairs
 
 
 class SegmentBySegment(Implementation):
@@ -26,13 +27,8 @@ class SegmentBySegment(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, fmt, case = self.backend, inputs.dtype, inputs.case
+        fmt, case = inputs.dtype, inputs.case
         alignment, scale = case.option("alignment"), case.option("scale")
-        arguments = {n: backend.array(inputs.arrays[n], fmt) for n in ("query", "key", "value")}
-        arguments |= {
-            name: backend.array(summed(inputs.arrays[name]), None)
-            for name in ("query_lengths", "key_lengths")
-        }
 
         def call(
             query: Rounded,
@@ -52,4 +48,4 @@ class SegmentBySegment(Implementation):
                 out[rows] = answer[0].transpose(1, 0, 2)
             return Rounded(out, fmt)
 
-        return PreparedCall(call, arguments)
+        return PreparedCall(call, segmented(self.backend, inputs))

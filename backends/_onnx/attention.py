@@ -232,3 +232,7 @@ class Attention25(Attention):
             return given
         sides = {"left_window_size": native.window.left, "right_window_size": native.window.right}
         return given | {name: -1 if size is None else size for name, size in sides.items()}
+
+
+BY_DEFINITION = (Attention, Attention24, PackedAttention, CachedAttention)
+"""What both runtimes compute by the definition of one operator."""

@@ -15,6 +15,9 @@ from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Declared, Implementation
 from suite.spec.dtypes import DType
 
+KEPT = 128
+"""Models made ready that are kept."""
+
 
 class OnnxEngine(Backend):
     """NumPy arrays as what runs a model is given them; bfloat16 is that of ml_dtypes. Subclasses say what

@@ -9,22 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import (
-    Attention,
-    Attention24,
-    Attention25,
-    CachedAttention,
-    PackedAttention,
-)
-from backends._onnx.engine import OnnxEngine, declared_here
+from backends._onnx.attention import BY_DEFINITION, Attention25
+from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.protocol import Declared, Implementation, Limits
-
-KEPT = 128
-"""Evaluators that are kept."""
-
 
 NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
 """NumPy's operations, one by one. Sums of bfloat16 are in bfloat16, but for those of products."""
@@ -38,7 +28,7 @@ DECLARED: dict[type[Implementation], Declared] = {
         kind: kind.declared.but(
             numerics=NUMERICS | {"f16": "working"}, limits=Limits(scales=(0.0, np.inf))
         )
-        for kind in (Attention, Attention24, PackedAttention, CachedAttention, Attention25)
+        for kind in (*BY_DEFINITION, Attention25)
     },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="stepwise"),

@@ -11,23 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import (
-    Attention,
-    Attention24,
-    Attention25,
-    CachedAttention,
-    PackedAttention,
-)
+from backends._onnx.attention import BY_DEFINITION, Attention25
 from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
-from backends._onnx.engine import OnnxEngine, declared_here
+from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
 from backends.threads import threads_asked
-
-KEPT = 128
-"""Sessions that are kept."""
 
 DTYPES = ("f64", "f32", "f16")
 """What most operators take: bfloat16 has kernels for few."""
@@ -53,7 +44,7 @@ DECLARED: dict[type[Implementation], Declared] = {
     ),
     **{
         kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
-        for kind in (Attention, Attention24, PackedAttention, CachedAttention)
+        for kind in BY_DEFINITION
     },
     # With its windows it has no kernel in any dtype.
     Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),

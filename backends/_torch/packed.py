@@ -7,12 +7,11 @@ from typing import Any
 from backends._torch.engine import TorchEngine
 from backends._torch.flex import uncompiled
 from backends.declared import PACKED_FEATURES, Declared
+from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED, summed
-
-NAMES = ("query", "key", "value")
+from suite.spec.operators.packed import PACKED
 
 
 class NestedSdpa(Implementation):
@@ -36,10 +35,7 @@ class NestedSdpa(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        torch, backend = self.backend.torch, self.backend
-        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in NAMES}
-        for name in ("query_lengths", "key_lengths"):
-            arguments[name] = backend.array(summed(inputs.arrays[name]), None)
+        torch = self.backend.torch
         settings: dict[str, Any] = {"scale": inputs.scale}
         if inputs.case.option("alignment") != "all":
             settings["is_causal"] = True
@@ -57,7 +53,7 @@ class NestedSdpa(Implementation):
             )  # fmt: skip
             return answer.transpose(1, 2).values()
 
-        return PreparedCall(call, arguments)
+        return PreparedCall(call, segmented(self.backend, inputs))
 
 
 class FlexPacked(Implementation):
@@ -83,9 +79,6 @@ class FlexPacked(Implementation):
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
-        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in NAMES}
-        for name in ("query_lengths", "key_lengths"):
-            arguments[name] = backend.array(summed(inputs.arrays[name]), None)
         alignment = inputs.case.option("alignment")
         settings: dict[str, Any] = {} if inputs.scale is None else {"scale": inputs.scale}
         if s.H != s.Hkv:
@@ -117,4 +110,4 @@ class FlexPacked(Implementation):
             answer = function(*operands, block_mask=block_mask, **settings)
             return answer[0].transpose(0, 1)
 
-        return PreparedCall(call, arguments)
+        return PreparedCall(call, segmented(self.backend, inputs))

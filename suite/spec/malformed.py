@@ -70,26 +70,6 @@ def _mask(*shape: int) -> Callable[[Inputs], Inputs]:
     return lambda x: _mha(x).replace(mask_array=np.ones(shape, bool), form="dense")
 
 
-def _of_attention(
-    name: str, text: str, spoil: Callable[[Inputs], Inputs], needs: tuple[str, ...] = ()
-) -> MalformedCase:
-    return MalformedCase(name, text, spoil, SDPA, needs)
-
-
-def _of_other(
-    operator: Operator, name: str, text: str, spoil: Callable[[Inputs], Inputs],
-    needs: tuple[str, ...] = (),
-) -> MalformedCase:  # fmt: skip
-    return MalformedCase(name, text, spoil, operator, needs)
-
-
-def _of_layer(
-    name: str, text: str, spoil: Callable[[Inputs], Inputs], operator: Operator = MULTI_HEAD,
-    needs: tuple[str, ...] = (),
-) -> MalformedCase:  # fmt: skip
-    return MalformedCase(name, text, spoil, operator, needs)
-
-
 def _rate(rate: float) -> Callable[[Inputs], Inputs]:
     def spoilt(x: Inputs) -> Inputs:
         plain = x if x.operator.is_layer else _mha(x)
@@ -105,85 +85,101 @@ _RATES = (
 """A name, a text and what spoils."""
 
 _ATTENTION = (
-    _of_attention(
+    MalformedCase(
         "heads-do-not-divide",
         "4 query heads with 3 key/value heads",
         lambda x: x.replace(
             key=np.repeat(x.key, 2, 1)[:, :3], value=np.repeat(x.value, 2, 1)[:, :3]
         ),
+        SDPA,
         needs=("grouped-heads",),
     ),
-    _of_attention(
+    MalformedCase(
         "more-key-heads-than-query-heads",
         "2 query heads with 4 key/value heads",
         lambda x: _mha(x).replace(query=x.query[:, :2]),
+        SDPA,
         needs=("grouped-heads",),
     ),
-    _of_attention(
+    MalformedCase(
         "key-value-heads-differ",
         "4 key heads with 2 value heads",
         lambda x: x.replace(key=np.repeat(x.key, 2, 1)),
+        SDPA,
     ),
-    _of_attention(
+    MalformedCase(
         "query-key-size-differ",
         "queries of size 8 with keys of size 6",
         lambda x: _mha(x).replace(key=_mha(x).key[..., :6]),
+        SDPA,
     ),
-    _of_attention(
+    MalformedCase(
         "key-value-lengths-differ",
         "7 keys with 6 values",
         lambda x: _mha(x).replace(value=_mha(x).value[:, :, :6]),
+        SDPA,
     ),
-    _of_attention(
+    MalformedCase(
         "batch-differs",
         "a batch of 2 queries with a batch of 3 keys and values",
         lambda x: _mha(x).replace(
             key=np.concatenate([_mha(x).key, _mha(x).key[:1]]),
             value=np.concatenate([_mha(x).value, _mha(x).value[:1]]),
         ),
+        SDPA,
     ),
-    _of_attention(
-        "mask-too-few-keys", "a mask (5, 6) for 7 keys", _mask(5, 6), needs=("mask", "mask-array")
+    MalformedCase(
+        "mask-too-few-keys",
+        "a mask (5, 6) for 7 keys",
+        _mask(5, 6),
+        SDPA,
+        needs=("mask", "mask-array"),
     ),
-    _of_attention(
+    MalformedCase(
         "mask-too-many-queries",
         "a mask (6, 7) for 5 queries",
         _mask(6, 7),
+        SDPA,
         needs=("mask", "mask-array"),
     ),
-    _of_attention(
+    MalformedCase(
         "mask-wrong-batch",
         "a mask (3, 1, 5, 7) for a batch of 2",
         _mask(3, 1, 5, 7),
+        SDPA,
         needs=("mask", "mask-array"),
     ),
-    _of_attention(
+    MalformedCase(
         "mask-wrong-heads",
         "a mask (2, 3, 5, 7) for 4 heads",
         _mask(2, 3, 5, 7),
+        SDPA,
         needs=("mask", "mask-array"),
     ),
-    _of_attention(
-        "mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), needs=("mask", "mask-array")
+    MalformedCase(
+        "mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), SDPA, needs=("mask", "mask-array")
     ),
-    _of_attention(
+    MalformedCase(
         "bias-too-few-keys",
         "a bias (2, 4, 5, 6) for 7 keys",
         lambda x: _mha(x).replace(bias=np.zeros((2, 4, 5, 6))),
+        SDPA,
         needs=("bias", "mask-array"),
     ),
-    _of_attention(
+    MalformedCase(
         "negative-window",
         "a native sliding window of -2 to the left",
         lambda x: _mha(x).replace(mask=Window(-2, 0)),
+        SDPA,
         needs=("native-window",),
     ),
-    _of_attention(
+    MalformedCase(
         "key-rank-3",
         "queries of rank 4 with keys of rank 3",
         lambda x: _mha(x).replace(key=_mha(x).key[0]),
+        SDPA,
     ),
-    *(_of_attention(name, text, spoil, needs=("dropout",)) for name, text, spoil in _RATES),
+    *(MalformedCase(name, text, spoil, SDPA, needs=("dropout",)) for name, text, spoil in _RATES),
 )
 
 
@@ -196,38 +192,43 @@ def _one_sample_less(x: Inputs) -> Inputs:
 
 
 _LAYERS = (
-    _of_layer(
+    MalformedCase(
         "width-does-not-divide",
         "a width of 12 split among 5 heads",
         lambda x: x.replace(sizes=replace(x.sizes, H=5, Hkv=5)),
+        MULTI_HEAD,
         needs=("batch", "cross", "splits-width"),
     ),
-    _of_layer(
+    MalformedCase(
         "mask-too-few-keys",
         "a mask (5, 8) for 9 keys",
         _raw(5, 8),
+        MULTI_HEAD,
         needs=("batch", "cross", "mask", "raw-mask"),
     ),
-    _of_layer(
+    MalformedCase(
         "mask-too-many-queries",
         "a mask (6, 9) for 5 queries",
         _raw(6, 9),
+        MULTI_HEAD,
         needs=("batch", "cross", "mask", "raw-mask"),
     ),
-    _of_layer(
+    MalformedCase(
         "mask-wrong-batch",
         "a mask (3, 5, 9) for 2 samples and 4 heads",
         _raw(3, 5, 9),
+        MULTI_HEAD,
         needs=("batch", "cross", "mask", "raw-mask"),
     ),
-    _of_layer(
+    MalformedCase(
         "mask-rank-5",
         "a mask of rank 5",
         _raw(1, 2, 4, 5, 9),
+        MULTI_HEAD,
         needs=("batch", "cross", "mask", "raw-mask"),
     ),
     *(
-        _of_layer(name, text, spoil, needs=("batch", "cross", "dropout"))
+        MalformedCase(name, text, spoil, MULTI_HEAD, needs=("batch", "cross", "dropout"))
         for name, text, spoil in _RATES
     ),
     *(
@@ -235,21 +236,21 @@ _LAYERS = (
         for operator in OPERATORS.values()
         if operator.is_layer and operator.well_formed
         for case in (
-            _of_layer(
+            MalformedCase(
                 "key-value-lengths-differ",
                 "9 keys with 8 values",
                 lambda x: x.replace(value=x.value[:, :8]),
                 operator,
                 needs=("batch", "cross"),
             ),
-            _of_layer(
+            MalformedCase(
                 "batch-differs",
                 "2 samples of queries with 3 of keys and values",
                 _one_sample_less,
                 operator,
                 needs=("batch", "cross"),
             ),
-            _of_layer(
+            MalformedCase(
                 "query-width-differs",
                 "queries two features narrower than the layer's",
                 lambda x: x.replace(query=x.query[..., :-2]),
@@ -261,23 +262,23 @@ _LAYERS = (
 )
 
 _ROTARY = (
-    _of_other(
-        ROTARY,
+    MalformedCase(
         "odd-head-size",
         "queries of 15 components, which make no pairs",
         lambda x: x.replace(query=x.query[..., :15]),
-    ),
-    _of_other(
         ROTARY,
+    ),
+    MalformedCase(
         "position-missing",
         "16 positions for 17 queries",
         lambda x: x.replace(position=x.arrays["position"][:16]),
-    ),
-    _of_other(
         ROTARY,
+    ),
+    MalformedCase(
         "position-wrong-batch",
         "positions of 3 samples for a batch of 2",
         lambda x: x.replace(position=np.tile(x.arrays["position"], (3, 1))),
+        ROTARY,
         needs=("gathered-positions",),
     ),
 )
@@ -290,17 +291,14 @@ def _longer(x: Inputs) -> Inputs:
 
 
 _PACKED = (
-    _of_other(
-        PACKED,
-        "values-missing",
-        "24 keys with 23 values",
-        lambda x: x.replace(value=x.value[:-1]),
+    MalformedCase(
+        "values-missing", "24 keys with 23 values", lambda x: x.replace(value=x.value[:-1]), PACKED
     ),
-    _of_other(
-        PACKED,
+    MalformedCase(
         "lengths-beyond-keys",
         "lengths of segments that add up to 27 for 24 keys",
         _longer,
+        PACKED,
         needs=("length-arrays",),
     ),
 )

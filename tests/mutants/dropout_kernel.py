@@ -12,12 +12,13 @@ import numpy as np
 
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
+from tests.mutants.dropping import Drops
 from tests.mutants.gradient_kernel import Differentiable, DifferentiableFused
 from tests.mutants.kernel import Call
 
 
-class Dropping(Differentiable):
-    """Each weight is dropped alone, behind the softmax, and what is kept divided by 1 - rate."""
+class Dropping(Drops, Differentiable):
+    """Weights are dropped behind the softmax."""
 
     dropout = "elements"
 
@@ -34,18 +35,7 @@ class Dropping(Differentiable):
 
     def validate(self, call: Call) -> None:
         super().validate(call)
-        if not 0 <= call.rate <= 1:
-            raise ValueError(f"a rate of dropout lies between 0 and 1, got {call.rate}")
-
-    def random(self, call: Call) -> np.random.Generator:
-        return np.random.default_rng(call.seed)
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        """Which weights are kept."""
-        return self.random(call).random(shape) >= rate
-
-    def rescale(self, rate: float) -> float:
-        return 1.0 / (1.0 - rate) if rate < 1 else 0.0
+        self.validate_rate(call.rate)
 
     def factor_of(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
         """What weights are multiplied by: 0, or 1 / (1 - rate)."""
@@ -75,10 +65,7 @@ class Dropping(Differentiable):
 class DroppingFused(Dropping, DifferentiableFused):
     """Weights are stored in the case's dtype, and dropped as they are stored."""
 
-    def mean(
-        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
-        return (weights * dp).sum(-1, keepdims=True)  # dp holds the pattern
+    mean = Differentiable.mean  # the fused one is of weights before dropout
 
 
 class DroppingShared(Dropping):

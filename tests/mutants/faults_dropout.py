@@ -8,6 +8,13 @@ import numpy as np
 
 from suite.spec.inputs import Inputs
 from tests.mutants.dropout_kernel import Dropping
+from tests.mutants.dropping import (
+    SharedByHeads,
+    SharedByQueries,
+    SharedBySamples,
+    Unscaled,
+    Unseeded,
+)
 from tests.mutants.kernel import Call
 from tests.mutants.registry import mutant
 
@@ -29,11 +36,8 @@ class AlwaysDrops(Dropping):
 
 
 @mutant("dropout")
-class KeptAsTheyAre(Dropping):
+class KeptAsTheyAre(Unscaled, Dropping):
     """Weights that are kept are not divided by 1 - rate."""
-
-    def rescale(self, rate: float) -> float:
-        return 1.0
 
 
 @mutant("dropout")
@@ -55,35 +59,23 @@ class OutputDropped(Dropping):
 
 
 @mutant("dropout", like="F8")
-class PatternOfFirstHead(Dropping):
+class PatternOfFirstHead(SharedByHeads, Dropping):
     """One pattern for all heads, though one for every element is declared."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        return super().pattern((shape[0], 1, *shape[2:]), rate, call)
 
 
 @mutant("dropout", like="F8")
-class PatternOfFirstSample(Dropping):
+class PatternOfFirstSample(SharedBySamples, Dropping):
     """One pattern for all samples, though one for every element is declared."""
 
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        return super().pattern((1, *shape[1:]), rate, call)
-
 
 @mutant("dropout")
-class WholeKeysDropped(Dropping):
+class WholeKeysDropped(SharedByQueries, Dropping):
     """A key is dropped for all queries at once."""
 
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        return super().pattern((*shape[:2], 1, shape[3]), rate, call)
-
 
 @mutant("dropout")
-class SeedIgnored(Dropping):
+class SeedIgnored(Unseeded, Dropping):
     """The pattern does not depend on the seed."""
-
-    def random(self, call: Call) -> np.random.Generator:
-        return np.random.default_rng(0)
 
 
 @mutant("dropout_mean")

@@ -8,6 +8,13 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import DTYPES
+from tests.mutants.dropping import (
+    SharedByHeads,
+    SharedByQueries,
+    SharedBySamples,
+    Unscaled,
+    Unseeded,
+)
 from tests.mutants.layer_kernel import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 from tests.mutants.registry import mutant
 from tests.mutants.single_kernel import AdditiveKernel, DotKernel
@@ -135,11 +142,8 @@ class DropoutNeverApplied(MultiHeadKernel):
 
 
 @mutant("dropout")
-class DropoutNotRescaled(MultiHeadKernel):
+class DropoutNotRescaled(Unscaled, MultiHeadKernel):
     """Weights that are kept are not divided by 1 - rate."""
-
-    def rescale(self, rate: float) -> float:
-        return 1.0
 
 
 @mutant("dropout")
@@ -167,27 +171,18 @@ class DropoutOfAnotherRate(AdditiveKernel):
 
 
 @mutant("dropout", like="F8")
-class DropoutSharedByHeads(MultiHeadKernel):
+class DropoutSharedByHeads(SharedByHeads, MultiHeadKernel):
     """All heads share one pattern, though one for every element is declared."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        return super().pattern((shape[0], 1, *shape[2:]), rate, call)
 
 
 @mutant("dropout", like="F8")
-class DropoutSharedBySamples(DotKernel):
+class DropoutSharedBySamples(SharedBySamples, DotKernel):
     """All samples share one pattern, though one for every element is declared."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        return super().pattern((1, *shape[1:]), rate, call)
 
 
 @mutant("dropout")
-class DropoutOfWholeKeys(MultiHeadKernel):
+class DropoutOfWholeKeys(SharedByQueries, MultiHeadKernel):
     """A key is dropped for all queries at once."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        return super().pattern((*shape[:2], 1, shape[3]), rate, call)
 
 
 @mutant("dropout")
@@ -225,11 +220,8 @@ class DropoutUnseeded(MultiHeadKernel):
 
 
 @mutant("dropout")
-class DropoutSeedIgnored(MultiHeadKernel):
+class DropoutSeedIgnored(Unseeded, MultiHeadKernel):
     """The pattern does not depend on the seed."""
-
-    def random(self, call: LayerCall) -> np.random.Generator:
-        return np.random.default_rng(0)
 
 
 @mutant("dropout_off")

@@ -26,6 +26,7 @@ from suite.spec.operators.layers import PARAMETERS
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.self_attention import SELF_ATTENTION
 from suite.spec.sizes import Sizes
+from tests.mutants.dropping import Drops
 from tests.mutants.kernel import Stated
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -68,7 +69,7 @@ class LayerCall:
         return np.float64 if self.fmt.name == "f64" else np.float32
 
 
-class LayerKernel(Stated):
+class LayerKernel(Drops, Stated):
     """One head without projections, in working precision, rounded once; scores are the operator's."""
 
     operator = MULTI_HEAD
@@ -131,8 +132,7 @@ class LayerKernel(Stated):
     def validate(self, call: LayerCall) -> None:
         self.validate_lengths(call)
         self.validate_widths(call)
-        if not 0 <= call.rate <= 1:
-            raise ValueError(f"a rate of dropout lies between 0 and 1, got {call.rate}")
+        self.validate_rate(call.rate)
         if call.mask is not None:
             self.validate_mask(call.mask, call)
 
@@ -237,16 +237,6 @@ class LayerKernel(Stated):
 
     def rate(self, call: LayerCall) -> float:
         return call.rate if call.training else 0.0
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        """Which weights are kept."""
-        return self.random(call).random(shape) >= rate
-
-    def random(self, call: LayerCall) -> np.random.Generator:
-        return np.random.default_rng(call.seed)
-
-    def rescale(self, rate: float) -> float:
-        return 1.0 / (1.0 - rate) if rate < 1 else 0.0
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
         return self.keep(weights @ value, "features", call)
