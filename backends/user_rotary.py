@@ -16,13 +16,14 @@ from backends.user import Keywords, check_unused
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters
+from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters, table_length
 
 KEYWORDS = {
     "base": "rotary-base",
     "interleaved": "",
     "rotary_size": "partial-rotation",
     "scaling": "rotary-scaling",
+    "max_positions": "position-table",
 }
 """What a function may be told, by keyword, and the feature that it lacks where it does not take it."""
 
@@ -32,7 +33,8 @@ PAIRINGS = {False: "halves", True: "interleaved"}
 class UserRotation(Implementation):
     """A person's `function(query, position, ...)`: query (B, H, L, D), position (L,) or (B, L) of int32;
     it returns the turned query. Of `KEYWORDS` it is passed those that it takes: `base`, `interleaved`,
-    `rotary_size`, and `scaling`, a dictionary as models' configurations have it, or None.
+    `rotary_size`, `scaling`, a dictionary as models' configurations have it, or None, and
+    `max_positions`, how many positions its table must have.
 
     One that does not take `interleaved` is judged in the pairing that it was seen to follow. Raises
     TypeError where the signature does not fit, and UsageError for parameters that nobody passes, unless
@@ -55,7 +57,8 @@ class UserRotation(Implementation):
             for word, feature in KEYWORDS.items()
             if feature and word not in self.signature.taken
         }
-        super().__init__(backend, name, claims.declared(ROTARY_FEATURES, refusals=lacking))
+        features = ROTARY_FEATURES | {"position-table"}
+        super().__init__(backend, name, claims.declared(features, refusals=lacking))
         if "interleaved" not in self.signature.taken:
             other = PAIRINGS[not self.follows_interleaved()]
             self.declared = self.declared.refusing(
@@ -86,11 +89,14 @@ class UserRotation(Implementation):
             "interleaved": rotation.interleaved,
             "rotary_size": rotation.size,
             "scaling": scaling_parameters(rotation),
+            "max_positions": table_length(inputs.case),
         }
         keywords = {word: told[word] for word in KEYWORDS if word in taken}
+        position = inputs.arrays["position"]
+        whole = not (position % 1).any()
         arguments = {
             "query": backend.operand(inputs.query, inputs, "bhld"),
-            "position": backend.array(inputs.arrays["position"].astype(np.int32), None),
+            "position": backend.array(position.astype(np.int32 if whole else np.float32), None),
         }
 
         def call(query: Any, position: Any) -> Any:

@@ -38,11 +38,12 @@ def changed(inputs: Inputs) -> Inputs:
     """The same problem with other values; rows see as many keys as before, others of them. A rotation has
     another base, too, since instances do not see each other; far out it is one of a shorter sequence.
     Packed segments stand in the other order."""
-    position = inputs.arrays.get("position")
-    if position is not None and inputs.case.option("offset"):
-        return inputs.replace(query=-inputs.query, position=np.floor(position / 4))
+    position, first = inputs.arrays.get("position"), inputs.case.option("offset")
+    if position is not None and first:
+        nearer = np.floor(position / 4)
+        return inputs.replace(query=-inputs.query, position=nearer, offset=first // 4)
     if position is not None:
-        return inputs.replace(query=-inputs.query, position=position + 7, base=500.0)
+        return inputs.replace(query=-inputs.query, position=position + 7, offset=7, base=500.0)
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
     if inputs.case.option("segments"):

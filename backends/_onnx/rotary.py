@@ -16,7 +16,7 @@ from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.textbook.rotary import TextbookRotary
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation
+from suite.spec.operators.rotary import ROTARY, Rotation, table_length
 
 
 class OnnxRotary(Implementation):
@@ -31,7 +31,6 @@ class OnnxRotary(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, s = self.backend, inputs.sizes
         rotation = Rotation.of(inputs.case, s.D)
-        position = np.broadcast_to(inputs.arrays["position"], (s.B, s.Lq))
         attributes: dict[str, Any] = {"interleaved": int(rotation.interleaved)}
         if rotation.size != s.D:
             attributes["rotary_embedding_dim"] = rotation.size
@@ -40,14 +39,18 @@ class OnnxRotary(Implementation):
             return self.node(query, rest, attributes)
 
         arguments = {"query": backend.operand(inputs.query, inputs, "bhld")}
-        for name, values in self.tables(rotation, position).items():
+        for name, values in self.tables(inputs, rotation).items():
             integers = values.dtype.kind == "i"
             arguments[name] = backend.array(values, None if integers else inputs.dtype)
         return backend.recorded(PreparedCall(call, arguments))
 
-    def tables(self, rotation: Rotation, position: np.ndarray) -> dict[str, np.ndarray]:
-        """Cosine and sine (B, L, r / 2) of positions (B, L)."""
-        length = int(position.max(initial=0)) + 1
+    def tables(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
+        """Cosine and sine (B, L, r / 2) of every token."""
+        position = np.broadcast_to(inputs.arrays["position"], (inputs.sizes.B, inputs.sizes.Lq))
+        return self.made(position, rotation, int(position.max(initial=0)) + 1)
+
+    def made(self, position: np.ndarray, rotation: Rotation, length: int) -> dict[str, np.ndarray]:
+        """Cosine and sine (..., r / 2) of positions in sequences of a length."""
         frequencies = TextbookRotary(self.backend, operations(self.backend)).frequencies
         theta, factor = frequencies(rotation, length, lambda n: np.asarray(n, np.float64))
         angle = position[..., None] * theta
@@ -64,12 +67,16 @@ class OnnxRotaryByIds(OnnxRotary):
     """Packed operands (B, L, H D); a table of sine and cosine, and where in it each token stands."""
 
     name = "rotary-embedding-ids"
+    declared = OnnxRotary.declared.taking("position-table")
 
-    def tables(self, rotation: Rotation, position: np.ndarray) -> dict[str, np.ndarray]:
-        every, ids = np.unique(position, return_inverse=True)
-        # ONNX Runtime insists on a table of as many rows as the sequence has tokens.
-        tables = super().tables(rotation, np.resize(every, max(every.size, position.shape[1])))
-        return tables | {"ids": ids.reshape(position.shape).astype(np.int64)}
+    def tables(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
+        s, position = inputs.sizes, inputs.arrays["position"]
+        # The table begins at the first position that a case may have, so that those far out need no more.
+        first = inputs.case.option("offset")
+        rows = np.arange(first, table_length(inputs.case), dtype=np.float64)
+        ids = np.broadcast_to(position - first, (s.B, s.Lq))
+        whole = ids if (ids % 1).any() else ids.astype(np.int64)
+        return self.made(rows, rotation, int(position.max(initial=0)) + 1) | {"ids": whole}
 
     def node(
         self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""`flex_attention`: score_mod for bias and softcap, a block mask for masks."""
+"""`flex_attention`: score_mod for bias and softcap, a block mask for masks, its log-sum-exp for sinks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Flex(Implementation):
     name = "flex"
     declared = Declared(
         numerics="eager",
-        features=ATTENTION_FEATURES | {"lse"},
+        features=ATTENTION_FEATURES | {"lse", "sinks"},
         refusals={
             "native-causal": "flex_attention has no causal flag",
             "native-window": "flex_attention has no window",
@@ -75,6 +75,8 @@ class Flex(Implementation):
         softcap, lse = inputs.softcap, inputs.lse
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
+        if inputs.sinks is not None:
+            arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         if s.H != s.Hkv:
@@ -99,7 +101,7 @@ class Flex(Implementation):
                 key = full.tobytes() if full.size <= SMALL else None
                 block_masks.append(self._kept(shape, key, block_mask))
 
-        def call(bias: Any = None, **arguments: Any) -> Any:
+        def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
             if full is not None:
                 if not traced:
@@ -107,14 +109,22 @@ class Flex(Implementation):
                 arguments["block_mask"] = block_masks[0] if block_masks else block_mask()
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
-            arrays = [bias, *(arguments[name] for name in ("query", "key", "value"))]
-            if lse:
+            arrays = [bias, sinks, *(arguments[name] for name in ("query", "key", "value"))]
+            if lse or sinks is not None:
                 arguments["return_aux"] = AuxRequest(lse=True)
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
             else:
                 answer = called(**arguments)
-            return (answer[0], answer[1].lse) if lse else answer
+            if not (lse or sinks is not None):
+                return answer
+            output, total = answer[0], answer[1].lse  # (B, H, Lq, Dv), (B, H, Lq)
+            if sinks is not None:
+                # What the keys have of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
+                sunk = sinks.to(total.dtype)[:, None]
+                output = (output * torch.sigmoid(total - sunk)[..., None]).to(output.dtype)
+                total = torch.logaddexp(total, sunk)
+            return (output, total) if lse else output
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()
         return attention_call(
@@ -156,7 +166,7 @@ def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
         "# Its documented switch for debugging: without it every call traces its closures anew.",
         "flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True",
     ]
-    names = [name for name in arguments if name != "bias"]
+    names = [name for name in arguments if name not in ("bias", "sinks")]
     more = []
     if inputs.dense_mask is not None:
         lines += [
@@ -174,7 +184,19 @@ def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
         added = "" if inputs.bias is None else " + bias[b, h, i, j]"
         lines += [f"    return score{added}", ""]
         more.append("score_mod=score_mod")
-    return "\n".join([*lines, call_source("flex.flex_attention", names, *more)])
+    if inputs.sinks is None:
+        return "\n".join([*lines, call_source("flex.flex_attention", names, *more)])
+    lines += [
+        "",
+        "def sunk(answer, sinks):  # what the keys have of the weight of a row",
+        "    output, lse = answer[0], answer[1].lse",
+        "    share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])",
+        "    return (output * share[..., None]).to(output.dtype)",
+        "",
+    ]
+    more.append("return_aux=flex.AuxRequest(lse=True)")
+    _, _, call = call_source("flex.flex_attention", names, *more).partition(" = ")
+    return "\n".join([*lines, f"output = sunk({call}, sinks)"])
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

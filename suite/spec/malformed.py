@@ -281,6 +281,27 @@ _ROTARY = (
         ROTARY,
         needs=("gathered-positions",),
     ),
+    MalformedCase(
+        "position-negative",
+        "a position of -1",
+        lambda x: x.replace(position=x.arrays["position"] - 1),
+        ROTARY,
+        needs=("position-table",),
+    ),
+    MalformedCase(
+        "position-beyond-table",
+        "a position of 17 for a table of 17 positions",
+        lambda x: x.replace(position=x.arrays["position"] + 1),
+        ROTARY,
+        needs=("position-table",),
+    ),
+    MalformedCase(
+        "position-fractional",
+        "positions of 0, 0.5, 1 and so on for a table of whole numbers",
+        lambda x: x.replace(position=x.arrays["position"] / 2),
+        ROTARY,
+        needs=("position-table",),
+    ),
 )
 
 

@@ -166,6 +166,7 @@ FEATURES = {
     "partial-rotation": "a rotation of the first components alone",
     "gathered-positions": "positions of every sample, in any order",
     "rotary-scaling": "frequencies scaled for longer sequences",
+    "position-table": "sine and cosine of so many positions, made beforehand",
     "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "
     "last query",
     "empty-parts": "partial answers without keys, to be merged",

@@ -11,7 +11,7 @@ from references.rotary import frequencies
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
 from tests.mutants.registry import mutant
-from tests.mutants.rotary_kernel import RotaryKernel, RotaryTableCast, Turn
+from tests.mutants.rotary_kernel import RotaryByTable, RotaryKernel, RotaryTableCast, Turn
 
 
 @mutant("values")
@@ -291,3 +291,28 @@ class RotaryTableOfTheFirstInstance(RotaryKernel):
         if key not in kept:
             kept[key] = super().table(turn)
         return kept[key]
+
+
+@mutant("bad_problem")
+class RotaryNegativeFromTheEnd(RotaryByTable):
+    """Negative positions count from the end of the table."""
+
+    def rows(self, turn: Turn) -> np.ndarray:
+        rows = super().rows(turn)
+        return np.where(rows < 0, rows + turn.entries, rows)
+
+
+@mutant("bad_problem")
+class RotaryEndsAtTheTable(RotaryByTable):
+    """Positions beyond the table are taken for its last."""
+
+    def rows(self, turn: Turn) -> np.ndarray:
+        return np.minimum(super().rows(turn), turn.entries - 1)
+
+
+@mutant("bad_problem")
+class RotaryFractionsCutOff(RotaryByTable):
+    """Fractions of positions are cut off."""
+
+    def rows(self, turn: Turn) -> np.ndarray:
+        return np.floor(super().rows(turn))

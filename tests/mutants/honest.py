@@ -122,6 +122,7 @@ from tests.mutants.packed_kernel import (
 )
 from tests.mutants.rotary_kernel import (
     RotaryByExponential,
+    RotaryByTable,
     RotaryEager,
     RotaryKernel,
     RotaryOfFloat64,
@@ -301,6 +302,7 @@ HONEST: tuple[type[Implementation], ...] = (
     RotaryKernel,
     RotaryOfFloat64,
     RotaryByExponential,
+    RotaryByTable,
     RotaryTableCast,
     RotaryEager,
     PackedKernel,

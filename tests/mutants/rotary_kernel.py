@@ -14,19 +14,20 @@ from backends.prepared import PreparedCall
 from references.rotary import frequencies
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation
+from suite.spec.operators.rotary import ROTARY, Rotation, table_length
 from tests.mutants.kernel import Stated
 
 
 @dataclass(frozen=True)
 class Turn:
     """One call: what is turned, (B, H, L, D), where its tokens stand, (L,) or (B, L), and how. `work` is
-    the precision in which angles are made."""
+    the precision in which angles are made, `entries` the number of positions that a table has."""
 
     x: np.ndarray
     position: np.ndarray
     rotation: Rotation
     fmt: DType
+    entries: int
     back: bool = False
 
     @property
@@ -48,15 +49,15 @@ class RotaryKernel(Stated):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rotation, fmt = Rotation.of(inputs.case, inputs.sizes.D), inputs.dtype
+        entries = table_length(inputs.case)
         arguments = {
             "query": self.backend.operand(inputs.query, inputs, "bhld"),
             "position": self.backend.array(inputs.arrays["position"], None),
         }
 
         def turned(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
-            return self.deliver(
-                self.turned(Turn(x.values, position.values, rotation, fmt, back)), fmt
-            )
+            turn = Turn(x.values, position.values, rotation, fmt, entries, back)
+            return self.deliver(self.turned(turn), fmt)
 
         def call(query: Rounded, position: Rounded) -> Rounded:
             return turned(query, position)
@@ -69,7 +70,9 @@ class RotaryKernel(Stated):
         def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
             return turned(tangents["query"], position)
 
-        return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=(rotation, fmt.name))
+        return PreparedCall(
+            call, arguments, vjp=vjp, jvp=jvp, constants=(rotation, fmt.name, entries)
+        )
 
     def turned(self, turn: Turn) -> np.ndarray:
         """The turned (B, H, L, D), not yet rounded."""
@@ -146,6 +149,23 @@ class RotaryTableCast(RotaryKernel):
     def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
         cosine, sine = super().table(turn)
         return tuple(round_to(x, turn.fmt).astype(turn.work) for x in (cosine, sine))  # type: ignore[return-value]
+
+
+class RotaryByTable(RotaryKernel):
+    """Positions are rows of a table, and what is not in it is refused."""
+
+    features = ROTARY_FEATURES | {"position-table"}
+
+    def position(self, turn: Turn) -> np.ndarray:
+        rows = self.rows(turn)
+        missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
+        if missing.any():
+            raise ValueError(f"a table of {turn.entries} positions has no {rows[missing][0]:g}")
+        return rows.astype(turn.work)
+
+    def rows(self, turn: Turn) -> np.ndarray:
+        """Which rows the positions are."""
+        return turn.position
 
 
 class RotaryEager(RotaryTableCast):

@@ -50,6 +50,9 @@ which it is kept."""
 FAR = 100003
 """A position far out: a prime number, beyond what 16 bits can hold."""
 
+REACH = 3
+"""Gathered positions are drawn from so many times the length of a sequence."""
+
 EVERY_DTYPE = ("b2h3q17k1d16",)
 
 _OFFSET = Option(
@@ -114,6 +117,12 @@ def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
     return {**words[rotation.scaling], "original_max_position_embeddings": ORIGINAL_LENGTH}
 
 
+def table_length(case: Case) -> int:
+    """How many positions, from 0 on, a table must have for a case, whatever the seed draws."""
+    length = max(case.sizes.Lq, 1)
+    return int(case.option("offset")) + (REACH * length if case.option("gathered") else length)
+
+
 def axes(case: Case) -> Axes:
     return {"query": "bhqd", "position": "bq" if case.option("gathered") else "q"}
 
@@ -123,7 +132,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     s, first = case.sizes, case.option("offset")
     query = rng.standard_normal((s.B, s.H, s.Lq, s.D))
     if case.option("gathered"):
-        position = rng.integers(first, first + 3 * max(s.Lq, 1), (s.B, s.Lq))
+        position = rng.integers(first, first + REACH * max(s.Lq, 1), (s.B, s.Lq))
     else:
         position = first + np.arange(s.Lq)
     return {"query": query, "position": position.astype(np.float64)}
