@@ -13,6 +13,7 @@ import pytest
 from backends.registry import UsageError, function_implementation, load
 from references import rotary
 from suite.checks import all_checks
+from suite.judge.cell import Cell
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.run import run
 from suite.spec.case import Case
@@ -26,6 +27,7 @@ from suite.spec.operators.rotary import (
     scaling_parameters,
 )
 
+CHECKS = {check.name: check for check in all_checks()}
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
 FUNCTIONS = Path(__file__).parent / "functions" / "rotations.py"
 
@@ -180,3 +182,24 @@ def test_frequencies_in_sixteen_bits_fail() -> None:
 def test_functions_that_do_not_fit(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "rotary")
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("from_checked_table", {"negative": "pass", "beyond-table": "pass", "fractional": "pass"}),
+        ("from_table", {"negative": "fail", "beyond-table": "pass", "fractional": "pass"}),
+        ("rotate", dict.fromkeys(["negative", "beyond-table", "fractional"], "unsupported")),
+    ],
+)
+def test_a_table_refuses_positions_that_it_does_not_have(
+    name: str, refused: dict[str, str]
+) -> None:
+    judged, _ = function_implementation(
+        load("torch"), f"{FUNCTIONS}:{name}", {"drop_in": True}, "rotary"
+    )
+    cells = CHECKS["bad_problem"].cells("smoke", [judged])
+    found = {cell.case.name: run(cell).status for cell in cells}  # type: ignore[union-attr]
+    assert {n: found[f"position-{n}"] for n in refused} == refused
+    plain = run(Cell(CHECKS["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
+    assert plain.status == "pass", plain.message

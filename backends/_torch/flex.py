@@ -116,15 +116,14 @@ class Flex(Implementation):
                 answer = flex_attention(**arguments)
             else:
                 answer = called(**arguments)
-            if not (lse or sinks is not None):
-                return answer
-            output, total = answer[0], answer[1].lse  # (B, H, Lq, Dv), (B, H, Lq)
             if sinks is not None:
-                # What the keys have of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
-                sunk = sinks.to(total.dtype)[:, None]
-                output = (output * torch.sigmoid(total - sunk)[..., None]).to(output.dtype)
-                total = torch.logaddexp(total, sunk)
-            return (output, total) if lse else output
+                return sunk(*answer, sinks)
+            return (answer[0], answer[1].lse) if lse else answer
+
+        def sunk(output: Any, aux: Any, sinks: Any) -> Any:
+            # What the keys have of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
+            share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[:, None])  # (B, H, Lq)
+            return (output * share[..., None]).to(output.dtype)
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()
         return attention_call(

@@ -46,6 +46,25 @@ def narrow_table(query: Any, position: Any, base: float = 10000.0) -> Any:
     return torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)
 
 
+def from_table(query: Any, position: Any, max_positions: int) -> Any:
+    """A table of sine and cosine, indexed: beyond it PyTorch raises, and -1 is its last row."""
+    angle = torch.arange(max_positions, dtype=torch.float32)[:, None] * 10000.0 ** (
+        -torch.arange(0, query.shape[-1], 2) / query.shape[-1]
+    )
+    cosine, sine = angle.cos()[position], angle.sin()[position]
+    if position.ndim == 2:
+        cosine, sine = cosine[:, None], sine[:, None]
+    one, two = query.chunk(2, -1)
+    turned = torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)
+    return turned.to(query.dtype)
+
+
+def from_checked_table(query: Any, position: Any, max_positions: int) -> Any:
+    if (position < 0).any():
+        raise ValueError("a position lies before the table")
+    return from_table(query, position, max_positions)
+
+
 def misspelt(query: Any, position: Any, theta: float = 10000.0) -> Any:
     return rotate(query, position, theta)
 
