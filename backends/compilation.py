@@ -152,12 +152,13 @@ def over_batch(
 
     Operands are mapped over axis 0 but for the key, whose samples lie along its last axis (a rule that
     takes the batch from an unmoved array fails there); masks and biases that all samples share, and
-    sinks, are not mapped.
+    arrays with a number a head, are not mapped.
     """
-    function, sinks = prepared.function, prepared.argument("sinks")
+    function = prepared.function
+    by_head = {prepared.argument(name) for name in ("sinks", "alibi_slopes")}
 
     def axis(name: str, array: Any) -> int | None:
-        has_batch = len(array.shape) in (1, 4) and name != sinks
+        has_batch = len(array.shape) in (1, 4) and name not in by_head
         if not has_batch or array.shape[0] != batch:
             return None
         return 3 if name == "key" and len(array.shape) == 4 else 0

@@ -143,7 +143,7 @@ class LayerMasks:
 
 def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """query, key, value, mask and bias as the framework's arrays, heads before length, no flags; and
-    sinks where there are any.
+    sinks and slopes where there are any.
 
     `mask` and `bias` are None where there is none.
     """
@@ -158,4 +158,6 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     }
     if inputs.sinks is not None:
         arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
+    if inputs.alibi_slopes is not None:
+        arguments["alibi_slopes"] = backend.array(inputs.alibi_slopes, inputs.dtype.widened)
     return arguments

@@ -1,7 +1,7 @@
 """A person's own function: what its signature accepts, and the function as an implementation.
 
 A function has the signature of its framework's own attention, or a part of it: what it does not accept
-makes the cases that need it unsupported. Four parameters that no framework's own attention has are
+makes the cases that need it unsupported. Five parameters that no framework's own attention has are
 known, too (`EXTRA`).
 """
 
@@ -21,11 +21,17 @@ from backends.protocol import Backend, Implementation
 from backends.sources import function_source
 from suite.spec.inputs import Inputs
 
-EXTRA = {"softcap": "softcap", "window": "native-window", "sinks": "sinks", "lse": "lse"}
+EXTRA = {
+    "softcap": "softcap",
+    "window": "native-window",
+    "sinks": "sinks",
+    "lse": "lse",
+    "alibi_slopes": "alibi-slopes",
+}
 """Parameters beyond the native signature, with the feature that each gives: `softcap`, a number;
 `window`, (left, right) keys besides the query's own position, None for no end; `sinks` (H,); `lse`,
 True where the pair of output and log-sum-exp, (B, H, Lq) or (B, Lq, H) as the output is, is to come
-back."""
+back; `alibi_slopes` (H,) of float32, of which it makes its bias (see `suite.spec.operators.sdpa`)."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ class UserFunction(Implementation):
             check_unused(f"function {name}", self.accepted.unused, known, taken)
         beside = backend.own_attention()
         declared = claims.declared(
-            ATTENTION_FEATURES | {"sinks", "lse"},
+            ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
             None if beside is None else beside.declared,
             refusals=self.accepted.lacking(self.native),
             may_be_forward_only=True,
@@ -236,6 +242,9 @@ class UserFunction(Implementation):
             arguments["softcap"] = inputs.softcap
         if inputs.sinks is not None:
             arguments["sinks"] = self.backend.array(inputs.sinks, inputs.dtype)
+        if inputs.alibi_slopes is not None:
+            slopes = self.backend.array(inputs.alibi_slopes, inputs.dtype.widened)
+            arguments["alibi_slopes"] = slopes
         if inputs.lse:
             arguments["lse"] = True
         return arguments

@@ -51,6 +51,7 @@ def attention(
     *,
     mask: np.ndarray | MaskRows | None = None,
     bias: np.ndarray | None = None,
+    made: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
@@ -69,7 +70,8 @@ def attention(
     the softmax of a head has one more logit, whose value is 0; a sink of -inf changes nothing. Rows
     without keys give zeros, NaN, or ("uniform") the mean over all Lk values, as `empty_rows` says; with a
     finite sink they are no such rows: the sink has all their weight, and their output is 0. What no
-    row of a batch and head attends may hold anything, NaN included.
+    row of a batch and head attends may hold anything, NaN included. `made`: the call makes the bias
+    itself, and the terms have its roundings.
 
     `precision` is np.float64 or np.longdouble; the terms are float64 in either case.
     Raises ValueError for an unknown `empty_rows` and for operands, masks, biases or sinks whose shapes do
@@ -106,6 +108,7 @@ def attention(
     largest = lse.copy()
     all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
     collector = Collector(q, k, v, scale, softcap, sinks, variance) if terms else None
+    made_rows = bias_rows if made else None
 
     def block(rows: slice) -> None:
         qb = q[:, :, rows]
@@ -136,7 +139,8 @@ def attention(
             all_weights[:, :, rows] = p
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
-            collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged))
+            own = None if made_rows is None else made_rows(rows)
+            collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged, own))
 
     def quietly(rows: slice) -> None:
         # Rows without keys take log(0), and hidden slots may hold anything; error states are a

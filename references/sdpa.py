@@ -10,8 +10,10 @@ with its bias:
 
     |ds_j| <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
 
-and with its own store, u_o |o| + e_o. softcap multiplies |ds| by its derivative, and adds the error of
-tanh, 4 u_acc and u_s times the cap's value. Where a row has no key the answer is exact.
+and with its own store, u_o |o| + e_o. A bias that the call makes itself (ALiBi of slopes) is a slope
+times a distance, both exact, and may be stored like a score: it adds (2 u_acc + u_s) |bias_j| to |ds_j|.
+softcap multiplies |ds| by its derivative, and adds the error of tanh, 4 u_acc and u_s times the cap's
+value. Where a row has no key the answer is exact.
 
 Derivatives: the chain of `references.derivatives` behind the scores, that of `references.scores` before.
 
@@ -61,10 +63,16 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
 def _pass(inputs: Inputs, empty_rows: str) -> Reference:
     return attention(
         inputs.query, inputs.key, inputs.value,
-        mask=inputs.allowed, bias=inputs.bias, scale=inputs.scale, softcap=inputs.softcap,
+        mask=inputs.allowed, bias=_bias(inputs), made=inputs.made_bias is not None,
+        scale=inputs.scale, softcap=inputs.softcap,
         sinks=inputs.sinks, empty_rows=empty_rows, precision=precision_for(inputs.dtype),
         terms=True, variance=inputs.dtype.is_half,
     )  # fmt: skip
+
+
+def _bias(inputs: Inputs) -> np.ndarray | None:
+    """What is added to the scores: the bias that is given, or the one that the call makes."""
+    return inputs.bias if inputs.made_bias is None else inputs.made_bias
 
 
 class _Chain:
@@ -75,8 +83,15 @@ class _Chain:
         self.u, self.group, self.inputs = u, s.H // s.Hkv, inputs
         query, key, value = (narrowed(self.arrays[n], u) for n in ("query", "key", "value"))
         sinks = self.arrays.get("sinks")
+        made = inputs.made_bias
+        bias = self.arrays.get("bias") if made is None else made.astype(query.value.dtype)
         self.pairs = Pairs(
-            (s.B, s.H, s.Lq, s.Lk), inputs.dense_mask, self.arrays.get("bias"), empty_rows, sinks
+            (s.B, s.H, s.Lq, s.Lk),
+            inputs.dense_mask,
+            bias,
+            empty_rows,
+            sinks,
+            made=made is not None,
         )
         precision = query.value.dtype.type
         scale = (

@@ -24,7 +24,8 @@ class Terms:
       accumulate  sum_j p_j a_j (|v_j| + |o|), a_j = (D + 2) |scale| sum_i |q_i k_ji| + |s_j - m| + 4
                   (with softcap: + 4 |s_j|): multiplied by the roundoff of sums, exp and scaling
       score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: multiplied
-                  by the roundoff of stored scores
+                  by the roundoff of stored scores. A bias that the call makes adds 2 |bias_j| to a_j,
+                  and |bias_j| to c_j
       shift       sum_j p_j |s_j - m| (|v_j| + |o|): roundoff of the shifted score, where it is stored
       value       sum_j p_j |v_j|: roundoff of stored weights and of the product with the values
       underflow   sum_j |v_j| over the attended keys: absolute error of weights that underflow
@@ -127,7 +128,7 @@ class Block:
     `scaled` scores after scaling and `final` after softcap, bias and mask, `weights` p, all
     (B, H, rows, Lk); `output` (B, H, rows, Dv); `softmax` over the keys and the sink, if there are sinks;
     `hidden` pairs, broadcastable, or None; `empty` rows without keys and sink, and those of them that
-    average all values, (B, H, rows, 1).
+    average all values, (B, H, rows, 1); `made` the bias that the call makes itself, broadcastable.
     """
 
     rows: slice
@@ -139,6 +140,7 @@ class Block:
     hidden: np.ndarray | None
     empty: np.ndarray
     averaged: np.ndarray
+    made: np.ndarray | None = None
 
 
 class Collector:
@@ -198,6 +200,12 @@ class Collector:
             c = c * slope + capped
             if square is not None:
                 square = square * np.square(slope) + np.square(capped)
+        if block.made is not None:
+            size = np.abs(block.made).astype(self.dtype)
+            a = a + 2.0 * size
+            c = c + size
+            if square is not None:
+                square = square + np.square(size)
         c += final
         np.negative(distance, out=distance)  # |s - m|: s never exceeds m
         a += distance

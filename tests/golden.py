@@ -44,6 +44,7 @@ ADDED = (
     "rate-above-one",
     "rate-negative",
     "bias.alibikeys",
+    "slopes",
 )
 """Words of ids of cases, and operators, that came later: no golden figure counts them."""
 

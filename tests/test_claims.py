@@ -211,7 +211,7 @@ def test_parameters_beyond_the_native_signature_are_asked_for() -> None:
     asked = {
         need for cell, verdict in found if verdict.status == "pass" for need in cell.case.needs
     }
-    assert {"softcap", "sinks", "window", "lse"} <= asked
+    assert {"softcap", "sinks", "window", "lse", "alibi-slopes"} <= asked
     other = wrong(judged(plan("lse_in_16_bits", "faulty.py", dtype=("bf16",)), "values"))
     assert other
     assert all("expected dtype float32 of lse, got bfloat16" in text for text in other)

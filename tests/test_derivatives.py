@@ -24,6 +24,7 @@ CASES = (
     "sdpa/pad/mqa/f64/b2h4q4k5d3/bias.1hqk/cap0.7",
     "sdpa/none/mha/f64/b2h3q4k5d3/bias.inf",
     "sdpa/causal/gqa2/f64/b2h4q6k4d4/sinks",
+    "sdpa/causalbr/gqa2/f64/b2h4q4k6d4/slopes",
     "sdpa/bool.bhqk.empty/mha/f64/b2h3q4k5d3/bias.qk/cap0.7/sinks/dense",
     "multi-head/none/mha/f64/b2h3q3k4d2/e5.6.7.4",
     "multi-head/bool.bhqk.empty/gqa2/f64/b1h4q3k3d2v3/e4.4.5.4/bias.bhqk/nobias/dense",

@@ -21,7 +21,7 @@ from references.rounding import NO_ROUNDING, NoExtendedPrecision, precision_for
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
+from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators import OPERATORS
 
 TINY = (
@@ -356,3 +356,29 @@ def test_memory_at_32768_keys() -> None:
     )
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 500_000  # KiB
+
+
+def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
+    inputs = draw(Case.parse("sdpa/none/mha/f64/b1h3q2k5d4/slopes"))
+    assert inputs.alibi_slopes is not None
+    assert inputs.alibi_slopes.tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
+    bias = np.array([[-3, -2, -1, 0, -1], [-4, -3, -2, -1, 0]]) * inputs.alibi_slopes[:, None, None]
+    want = np.array(loops.attention(*operands(inputs), bias=bias)[0])
+    found = sdpa.forward(inputs, roundoffs("exact", DTYPES["f64"])).arrays["output"]
+    assert (np.abs(want - found.value) <= found.error).all()
+
+
+@pytest.mark.parametrize("dt", ["f32", "bf16"])
+def test_a_bias_that_a_call_makes_has_roundings_of_its_own(dt: str) -> None:
+    """It lies beyond a bias that is given by (2 u_acc + u_s) |bias|, which hangs on distances."""
+    inputs = draw(Case.parse(f"sdpa/none/mha/{dt}/b1h2q513k513d8/slopes"))
+    given = inputs.replace(alibi_slopes=None, bias=inputs.made_bias)
+    u = roundoffs("eager", DTYPES[dt])
+    own, others = (sdpa.forward(x, u).arrays["output"] for x in (inputs, given))
+    assert np.array_equal(own.value, others.value)
+    assert (own.error > others.error).all()
+    cotangent = draw_cotangent(inputs.case)
+    own_gradients, gradients = (sdpa.vjp(x, cotangent, u).arrays for x in (inputs, given))
+    for name in ("query", "key", "value"):
+        assert (own_gradients[name].error >= gradients[name].error).all()
+        assert (own_gradients[name].error > gradients[name].error).any()

@@ -49,7 +49,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="stepwise",
-        features=ATTENTION_FEATURES | {"sinks", "lse"},
+        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -79,7 +79,7 @@ class Eager(Implementation):
         scale, softcap = inputs.effective_scale, inputs.softcap
         lse = inputs.lse
 
-        def attention(query, key, value, mask, bias, sinks=None):
+        def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
             if key.shape[1] != query.shape[1]:
                 groups = query.shape[1] // key.shape[1]
                 key = jnp.repeat(key, groups, axis=1)  # (B, H, Lk, D)
@@ -89,6 +89,13 @@ class Eager(Implementation):
                 scores = softcap * jnp.tanh(scores / softcap)
             if bias is not None:
                 scores = scores + bias
+            if (
+                alibi_slopes is not None
+            ):  # -slope times the distance; the last row is at the last key
+                rows, keys = scores.shape[-2:]
+                row = jnp.arange(rows)[:, None] + (keys - rows)
+                distance = jnp.abs(row - jnp.arange(keys))
+                scores = scores + (-alibi_slopes[:, None, None] * distance).astype(scores.dtype)
             if mask is not None:
                 scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
             if sinks is not None:  # one more logit a head, whose value is 0

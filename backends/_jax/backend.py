@@ -10,6 +10,7 @@ from typing import Any
 from backends._jax.attention import Eager, JaxNn, JaxNnCudnn, JaxNnFunction
 from backends._jax.engine import JIT, JaxEngine
 from backends._jax.layers import layers
+from backends._jax.packed import JaxNnPacked
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
@@ -52,7 +53,7 @@ class JaxBackend(JaxEngine):
         return super().versions | flax
 
     def implementations(self) -> list[Implementation]:
-        of_attention: list[Implementation] = [Eager(self), JaxNn(self)]
+        of_attention: list[Implementation] = [Eager(self), JaxNn(self), JaxNnPacked(self)]
         if self.device == "cuda":
             of_attention.append(JaxNnCudnn(self))
         return [*of_attention, *layers(self)]

@@ -15,6 +15,7 @@ from backends.protocol import Backend, Implementation
 from references.blocked import attention
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.recipes import alibi_bias
 
 
 class Definition(Implementation):
@@ -23,7 +24,7 @@ class Definition(Implementation):
     name = "definition"
     declared = Declared(
         numerics="exact",
-        features=ATTENTION_FEATURES | {"sinks", "lse"},
+        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
         refusals={
             "native-causal": "masks are predicates here; there is no separate causal flag",
             "native-window": "masks are predicates here; there is no separate window",
@@ -51,7 +52,7 @@ class Definition(Implementation):
 
 def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any]) -> PreparedCall:
     """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`, which takes
-    `sinks` where there are any, and `lse` where that is asked for.
+    `sinks` and `alibi_slopes` where there are any, and `lse` where that is asked for.
 
     It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv), and with them the
     log-sum-exp (B, H, Lq).
@@ -73,10 +74,12 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
 
 def definition(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
-    **rest: Any,
+    alibi_slopes: np.ndarray | None = None, **rest: Any,
 ) -> Any:  # fmt: skip
     """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
+    if alibi_slopes is not None:
+        rest["bias"] = alibi_bias(alibi_slopes, query.shape[2], key.shape[2])
     found = attention(query, key, value, precision=precision, **rest)
     output = round_to(found.output, fmt)
     return (output, round_to(found.lse, fmt.widened)) if lse else output

@@ -21,7 +21,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics=NUMERICS,
-        features=ATTENTION_FEATURES | {"sinks", "lse"},
+        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -53,7 +53,7 @@ class Eager(Implementation):
         # is rounded to the tensor's dtype once.
         scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
 
-        def attention(query, key, value, mask, bias, sinks=None):
+        def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
             if key.shape[1] != query.shape[1]:
                 groups = query.shape[1] // key.shape[1]
                 key = tf.repeat(key, groups, axis=1)  # (B, H, Lk, D)
@@ -64,6 +64,13 @@ class Eager(Implementation):
                 scores = cap * tf.tanh(scores / cap)
             if bias is not None:
                 scores = scores + bias
+            if (
+                alibi_slopes is not None
+            ):  # -slope times the distance; the last row is at the last key
+                rows, keys = scores.shape[-2], scores.shape[-1]
+                row = tf.range(rows)[:, None] + (keys - rows)
+                distance = tf.cast(tf.abs(row - tf.range(keys)), alibi_slopes.dtype)
+                scores = scores + tf.cast(-alibi_slopes[:, None, None] * distance, scores.dtype)
             if mask is not None:
                 scores = tf.where(mask, scores, scores.dtype.min)
             if sinks is not None:  # one more logit a head, whose value is 0

@@ -54,7 +54,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="eager",
-        features=ATTENTION_FEATURES | {"sinks", "lse"},
+        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -85,7 +85,7 @@ class Eager(Implementation):
         scale, softcap = inputs.effective_scale, inputs.softcap
         lse = inputs.lse
 
-        def attention(query, key, value, mask, bias, sinks=None):
+        def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
             if key.shape[1] != query.shape[1]:
                 groups = query.shape[1] // key.shape[1]
                 key = key.repeat_interleave(groups, dim=1)  # (B, H, Lk, D)
@@ -95,6 +95,13 @@ class Eager(Implementation):
                 scores = softcap * torch.tanh(scores / softcap)
             if bias is not None:
                 scores = scores + bias
+            if (
+                alibi_slopes is not None
+            ):  # -slope times the distance; the last row is at the last key
+                rows, keys = scores.shape[-2:]
+                row = torch.arange(rows, device=scores.device)[:, None] + (keys - rows)
+                distance = (row - torch.arange(keys, device=scores.device)).abs()
+                scores = scores + (-alibi_slopes[:, None, None] * distance).to(scores.dtype)
             if mask is not None:
                 scores = scores.masked_fill(~mask, -torch.inf)
             if sinks is not None:  # one more logit a head, whose value is 0

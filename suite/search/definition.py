@@ -48,6 +48,11 @@ def definition(inputs: Inputs, gradients: bool, uniform: bool) -> str:
         ]
     if inputs.bias is not None:
         lines.append("    scores = scores + bias")
+    if inputs.alibi_slopes is not None:
+        lines += [
+            f"    distance = abs(np.arange({s.Lq})[:, None] + {s.Lk - s.Lq} - np.arange({s.Lk}))",
+            f"    scores = scores - alibi_slopes.astype({work})[:, None, None] * distance",
+        ]
     if inputs.dense_mask is not None:
         lines.append("    scores = np.where(mask, scores, -np.inf)  # True attends")
     lines += _weights(inputs)
@@ -125,6 +130,8 @@ def arrays_text(inputs: Inputs, cotangent: np.ndarray | None) -> str:
     }  # fmt: skip
     if inputs.sinks is not None:
         arrays["sinks"] = inputs.sinks
+    if inputs.alibi_slopes is not None:
+        arrays["alibi_slopes"] = inputs.alibi_slopes
     if cotangent is not None:
         arrays["cotangent"] = cotangent
     drawn, names = "", set[str]()

@@ -141,6 +141,7 @@ def _call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
     inputs, backend = cell.inputs, cell.implementation.backend
     fmt = inputs.dtype
     kept = {"mask": inputs.dense_mask, "bias": inputs.bias, "sinks": inputs.sinks}
+    kept["alibi_slopes"] = inputs.alibi_slopes
     lines, own = [], []
     for name, value in prepared.arguments.items():
         if not backend.is_array(value):

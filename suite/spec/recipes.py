@@ -166,6 +166,13 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes, between])[:heads]
 
 
+def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
+    """-slope times the distance of a row and a key, (1, H, rows, keys), of slopes (H,); the last row
+    stands at the last key."""
+    distance = np.abs(np.arange(rows)[:, None] + (keys - rows) - np.arange(keys))
+    return -slopes[None, :, None, None] * distance
+
+
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
     """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for
     "none"."""

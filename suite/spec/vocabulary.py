@@ -128,6 +128,7 @@ FEATURES = {
     "scale": "an explicit scale",
     "softcap": "softcap",
     "sinks": "a sink in every head: one more logit in the softmax, with the value 0",
+    "alibi-slopes": "ALiBi that the call makes of a slope for every head",
     "lse": "the log-sum-exp of every row beside the output",
     "grouped-heads": "fewer key/value heads than query heads",
     "value-size": "values of another size than keys",

@@ -93,13 +93,17 @@ def refuses_masks(query, key, value, attn_mask=None, is_causal=False):
 
 def with_extras(
     query, key, value, attn_mask=None, is_causal=False, scale=None, softcap=None, window=None,
-    sinks=None, lse=False,
+    sinks=None, lse=False, alibi_slopes=None,
 ):  # fmt: skip
-    """Softcap, a window, sinks and the log-sum-exp beyond the signature of torch's own attention."""
+    """All of the parameters that are known beyond the signature of torch's own attention."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        place = torch.arange(query.shape[2])[:, None] + key.shape[2] - query.shape[2]
+        distance = (place - torch.arange(key.shape[2])).abs()
+        scores = scores - (alibi_slopes[:, None, None] * distance).to(scores.dtype)
     scores = hidden(scores, attn_mask, is_causal)
     if window is not None:
         q, k = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])

@@ -84,7 +84,8 @@ class ExpBaseTwo(Online):
         return super().factor(call) * (math.log2(math.e) if self.at_once(call) else 1.0)
 
     def at_once(self, call: Call) -> bool:
-        return call.softcap is None and call.bias is None and call.sinks is None
+        arrays = (call.softcap, call.bias, call.sinks, call.alibi_slopes)
+        return all(array is None for array in arrays)
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         if not self.at_once(call):

@@ -28,7 +28,7 @@ from suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call, (B, H, L, D) whatever the axis order; sinks (H,).
+    """The arguments of one call, (B, H, L, D) whatever the axis order; sinks and alibi_slopes (H,).
 
     `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded.
     `rate` is that of dropout, `seed` that of its pattern.
@@ -40,6 +40,7 @@ class Call:
     mask: Rounded | None = None
     bias: Rounded | None = None
     sinks: Rounded | None = None
+    alibi_slopes: Rounded | None = None
     lengths: Rounded | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -95,7 +96,7 @@ class Stated(Implementation):
 class Kernel(Stated):
     """Scores, softmax and product in working precision; rounded once, at the end."""
 
-    features = ATTENTION_FEATURES | {"sinks", "lse"}
+    features = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"}
     stores: tuple[str, ...] = ()
     axis_order = "bhld"
     elections = {
@@ -129,6 +130,9 @@ class Kernel(Stated):
             arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
         if inputs.sinks is not None:
             arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
+        if inputs.alibi_slopes is not None:
+            slopes = backend.array(inputs.alibi_slopes, inputs.dtype.widened)
+            arguments["alibi_slopes"] = slopes
         if native.lengths is not None:
             lengths = native.lengths.lengths(inputs.sizes, inputs.seed)
             arguments["lengths"] = backend.array(lengths, None)
@@ -239,9 +243,24 @@ class Kernel(Stated):
         return self.keep(cap * np.tanh(scores / cap), "scores", call)
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.alibi_slopes is not None:
+            return self.keep(scores + self.alibi(self.slopes(call), call), "scores", call)
         if call.bias is None:
             return scores
         return self.keep(scores + rank4(self.load(call.bias, call)), "scores", call)
+
+    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+        """The bias of slopes (H,) in working precision, which broadcasts to (B, H, Lq, Lk)."""
+        return -slopes[:, None, None] * self.distance(call).astype(call.work)
+
+    def slopes(self, call: Call) -> np.ndarray:
+        assert call.alibi_slopes is not None
+        return self.load(call.alibi_slopes, call)
+
+    def distance(self, call: Call) -> np.ndarray:
+        """How far each key is from each row, (Lq, Lk); the last row is at the last key."""
+        rows, keys = call.rows_and_keys
+        return np.abs(rows + (call.sizes.Lk - call.sizes.Lq) - keys)
 
     def allowed(self, call: Call) -> np.ndarray | None:
         """Which pairs attend: the mask and all flags together, rank 4; None where all do."""

@@ -6,6 +6,11 @@ softmax over keys; output = weights value, (B, H, Lq, Dv). Scale None means 1 / 
 key gives zeros. With sinks (H,) the softmax of head h has one more logit, sinks[h], whose value is 0
 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025).
 
+With alibi_slopes (H,) the call makes its bias itself: -alibi_slopes[h] |i + Lk - Lq - j| for row i and
+key j, so that the last row stands at the last key (Press, Smith, Lewis, ALiBi, ICLR 2022; the parameter
+of this name of flash-attention's functions). Slopes are float32 beside 16-bit operands, and have no
+gradient.
+
 With the option lse the call returns a second output, (B, H, Lq): log sum exp of a row's scores, what
 partial answers are merged by (Dao et al., FlashAttention, 2022). Of 16-bit operands it is float32.
 
@@ -25,7 +30,7 @@ from suite.spec.operator import Axes, Operator, Work, choice, flag, number
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import cases
 from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
-from suite.spec.recipes import DRAWS, RECIPES
+from suite.spec.recipes import DRAWS, RECIPES, alibi_slopes
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, BIASES
 
@@ -38,8 +43,8 @@ BLOCK = 256
 
 
 def axes(case: Case) -> Axes:
-    sinks = {"sinks": "h"} if case.option("sinks") else {}
-    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **sinks}
+    by_head = {name: "h" for name in ("sinks", "alibi_slopes") if case.option(name)}
+    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **by_head}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -49,6 +54,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     if case.option("sinks"):
         # About as large as scores, so that a sink takes some of every row.
         arrays["sinks"] = 1.0 + rng.standard_normal(case.sizes.H)
+    if case.option("alibi_slopes"):
+        arrays["alibi_slopes"] = alibi_slopes(case.sizes.H)
     return arrays
 
 
@@ -62,6 +69,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
         "scale": case.option("scale") is not None,
         "softcap": case.option("softcap") is not None,
         "sinks": "sinks" in arrays,
+        "alibi-slopes": "alibi_slopes" in arrays,
         "lse": bool(case.option("lse")),
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
@@ -79,17 +87,19 @@ def validate(case: Case) -> None:
         raise ValueError(
             "interfaces differ in whether a log-sum-exp counts the sink: ask one of them"
         )
+    if case.option("alibi_slopes") and case.option("bias") != "none":
+        raise ValueError("slopes are a bias that the call makes itself: ask it or another bias")
 
 
 def group(case: Case) -> str:
-    """lse, sinks, softcap, bias, or the kind of mask."""
+    """lse, sinks, softcap, bias (ALiBi with it), or the kind of mask."""
     if case.option("lse"):
         return "lse"
     if case.option("sinks"):
         return "sinks"
     if case.option("softcap") is not None:
         return "softcap"
-    if case.option("bias") != "none":
+    if case.option("bias") != "none" or case.option("alibi_slopes"):
         return "bias"
     return re.sub(r"[^a-z].*", "", case.mask_token)
 
@@ -130,6 +140,8 @@ SDPA = Operator(
     draw=draw,
     outputs=outputs,
     wide_outputs=("lse",),
+    wide_arrays=("alibi_slopes",),
+    statistics=("alibi_slopes",),
     needs=needs,
     validate=validate,
     cases=cases,
@@ -142,6 +154,7 @@ SDPA = Operator(
         number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
         flag("sinks", "sinks"),
         flag("lse", "lse"),
+        flag("alibi_slopes", "slopes"),
         RATE,
         UNSEARCHED_TRAINING,
     ),

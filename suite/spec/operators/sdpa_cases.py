@@ -196,6 +196,23 @@ ALIBI = (
 """ALiBi as libraries make it: head counts that are no powers of two, slopes that are none, and more keys
 than 8 bits can number."""
 
+SMOKE_SLOPES = (
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8/slopes",
+    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/slopes",
+)
+
+SLOPES = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes",
+    "sdpa/none/mqa/{dt}/b2h5q1k65d16/slopes",
+    "sdpa/padempty/mha/{dt}/b2h3q17k23d8/slopes",
+    "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/slopes",
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/scale-0.2/slopes/dense",
+    "sdpa/causal/mha/{dt}/b1h12q5k24d8/slopes",
+    "sdpa/causal/mha/{dt}/b1h2q513k513d8/slopes",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes/onehot/blhd",
+)
+"""ALiBi that calls make of slopes: sizes are shared with other cases."""
+
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
@@ -257,11 +274,12 @@ def _products() -> Iterable[str]:
 
 
 def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once; those with sinks, with lse and with numbered keys last."""
+    """The ids of a level, each once; those with sinks, with lse and with ALiBi last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
-        return unique(found, filled(SMOKE_SINKS + SMOKE_LSE, HALF), SMOKE_ALIBI)
+        return unique(found, filled(SMOKE_SINKS + SMOKE_LSE + SMOKE_SLOPES, HALF), SMOKE_ALIBI)
     found = unique(found, _designed(), COVERING.ids())
     if level == "full":
         found = unique(found, _products())
-    return unique(found, filled(SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI, DTYPES))
+    later = SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI + SMOKE_SLOPES + SLOPES
+    return unique(found, filled(later, DTYPES))

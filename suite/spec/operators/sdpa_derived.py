@@ -65,6 +65,9 @@ LSE = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",)
 """The gradient of the output, while the log-sum-exp is returned beside it."""
 
 
+SLOPES = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes",)
+
+
 def paired(a: str, x: object, b: str, y: object) -> bool:
     """`compatible`, with one head count to a shape: grouped heads with values of the keys' size, which
     every kernel takes, and as many heads as keys' with values of another size."""
@@ -83,16 +86,16 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 
 
 def gradients(level: str) -> tuple[str, ...]:
-    """The ids that are differentiated, each once; those with sinks and with lse last."""
+    """The ids that are differentiated, each once; those with sinks, lse and slopes last."""
     found = unique(filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few())
-    last = filled(SMOKE_SINKS + LSE, HALF)
+    last = filled(SMOKE_SINKS + LSE + SLOPES, HALF)
     if level != "smoke":
         found = unique(found, filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids())
         last += filled(SINKS, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
         found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
-        last += filled(SMOKE_SINKS + SINKS + LSE, DTYPES)
+        last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES, DTYPES)
     return unique(found, last)
 
 
