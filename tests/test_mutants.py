@@ -11,8 +11,9 @@ from backends.registry import load
 from suite.checks import all_checks
 from suite.judge.kill_table import format_table, kill, kill_table
 from suite.judge.run import run
+from tests.mutants.backend import KernelBackend
 from tests.mutants.faults_precision import SingleInside, SumsInDtype
-from tests.mutants.kernel import Kernel, KernelBackend
+from tests.mutants.kernel import Kernel
 from tests.mutants.registry import MUTANTS
 
 NAMES = [mutant.name for mutant in MUTANTS]

@@ -244,7 +244,8 @@ def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict
 
 def test_a_tail_beyond_a_block_is_found() -> None:
     """The fault shows only where the keys do not fill the last block of 128."""
-    from tests.mutants.kernel import Kernel, KernelBackend
+    from tests.mutants.backend import KernelBackend
+    from tests.mutants.kernel import Kernel
 
     class LastTileShort(Kernel):
         """Beyond a block of 128 keys the last key is dropped where the block is not full."""

@@ -117,12 +117,12 @@ class Flex(Implementation):
             else:
                 answer = called(**arguments)
             if sinks is not None:
-                return sunk(*answer, sinks)
+                return sunk(answer[0], answer[1].lse, sinks)
             return (answer[0], answer[1].lse) if lse else answer
 
-        def sunk(output: Any, aux: Any, sinks: Any) -> Any:
+        def sunk(output: Any, total: Any, sinks: Any) -> Any:
             # What the keys have of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
-            share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[:, None])  # (B, H, Lq)
+            share = torch.sigmoid(total - sinks.to(total.dtype)[:, None])  # (B, H, Lq)
             return (output * share[..., None]).to(output.dtype)
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()

@@ -40,8 +40,8 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_softmax,
     faults_state,
 )
+from tests.mutants.backend import KernelBackend
 from tests.mutants.honest import HONEST
-from tests.mutants.kernel import KernelBackend
 from tests.mutants.registry import MUTANTS
 
 

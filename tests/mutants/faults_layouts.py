@@ -6,8 +6,9 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import round_to
+from tests.mutants.backend import KernelBackend
 from tests.mutants.gradient_kernel import Differentiable
-from tests.mutants.kernel import Call, Kernel, KernelBackend
+from tests.mutants.kernel import Call, Kernel
 from tests.mutants.registry import mutant
 
 

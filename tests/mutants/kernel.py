@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from backends._numpy import NumpyEngine, Rounded
+from backends._numpy import Rounded
 from backends.masks import dense_of, rank4, split_native
-from backends.prepared import PreparedCall, attention_call, set_to
+from backends.prepared import PreparedCall, attention_call
 from backends.protocol import ATTENTION_FEATURES, Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
@@ -385,29 +384,3 @@ class Online(Kernel):
 
     def tiles(self, length: int) -> list[slice]:
         return [slice(start, start + self.tile) for start in range(0, length, self.tile)]
-
-
-class KernelBackend(NumpyEngine):
-    """A third-party backend of kernels; the objects live as long as it does.
-
-    `thread_count` is how many threads a kernel would run on.
-    """
-
-    has_threads = True
-    thread_count = 1
-
-    def __init__(
-        self, name: str, kernels: tuple[type[Implementation], ...], device: str = "cpu"
-    ) -> None:
-        self.name = name
-        super().__init__(device)
-        self.members: list[Implementation] = [kernel(self) for kernel in kernels]
-
-    def implementations(self) -> list[Implementation]:
-        return self.members
-
-    def threads(self, count: int) -> AbstractContextManager[None]:
-        return set_to(count, lambda: self.thread_count, self.set_threads)
-
-    def set_threads(self, count: int) -> None:
-        self.thread_count = count
