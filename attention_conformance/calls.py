@@ -42,6 +42,7 @@ def attention_bound(
     mask: Any = None,
     bias: Any = None,
     sinks: Any = None,
+    alibi_slopes: Any = None,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -56,7 +57,19 @@ def attention_bound(
     float64; rows without keys are 0. The bound is derived in `references/softmax.py`.
     """
     problem = _Problem(
-        query, key, value, mask, bias, sinks, scale, softcap, causal, numerics, dtype, axis_order
+        query,
+        key,
+        value,
+        mask,
+        bias,
+        sinks,
+        alibi_slopes,
+        scale,
+        softcap,
+        causal,
+        numerics,
+        dtype,
+        axis_order,
     )
     want = problem.oracle(None).expected["output"]
     return Expected(problem.back(want.value), problem.back(want.error))
@@ -70,6 +83,7 @@ def assert_attention_close(
     mask: Any = None,
     bias: Any = None,
     sinks: Any = None,
+    alibi_slopes: Any = None,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -87,8 +101,9 @@ def assert_attention_close(
     Arrays are of any framework: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), actual
     (B, H, Lq, Dv), or with heads after lengths under `axis_order="blhd"`; H is a multiple of Hkv. `mask`
     is boolean, True attends, `bias` is added to the scores; both broadcast to (B, H, Lq, Lk) in either
-    order of axes. `sinks` (H,) is one more logit a head. `scale` is 1 / sqrt(D) by default. `causal` is
-    True or "top-left", or "bottom-right".
+    order of axes. `sinks` (H,) is one more logit a head. `alibi_slopes` (H,) are those of which the call
+    makes its bias: -slope |i + Lk - Lq - j| for row i and key j. `scale` is 1 / sqrt(D) by default.
+    `causal` is True or "top-left", or "bottom-right".
 
     `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
     or "single" (`suite.judge.tolerance`). The dtype is that of the query, or `dtype` where NumPy has no
@@ -102,7 +117,19 @@ def assert_attention_close(
     """
     __tracebackhide__ = True
     problem = _Problem(
-        query, key, value, mask, bias, sinks, scale, softcap, causal, numerics, dtype, axis_order
+        query,
+        key,
+        value,
+        mask,
+        bias,
+        sinks,
+        alibi_slopes,
+        scale,
+        softcap,
+        causal,
+        numerics,
+        dtype,
+        axis_order,
     )
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
@@ -128,7 +155,7 @@ class _Problem:
 
     def __init__(
         self, query: Any, key: Any, value: Any, mask: Any, bias: Any, sinks: Any,
-        scale: float | None, softcap: float | None, causal: bool | str, numerics: str,
+        alibi_slopes: Any, scale: float | None, softcap: float | None, causal: bool | str, numerics: str,
         dtype: str | None, axis_order: str,
     ) -> None:  # fmt: skip
         if numerics not in NUMERICS:
@@ -152,10 +179,18 @@ class _Problem:
         if sinks is not None:
             arrays["sinks"] = as_numpy(sinks, "sinks")
             _check_shape("sinks", arrays["sinks"], (sizes.H,))
+        if alibi_slopes is not None:
+            if bias is not None:
+                raise ValueError(
+                    "slopes are a bias that the call makes itself: give one of the two"
+                )
+            arrays["alibi_slopes"] = as_numpy(alibi_slopes, "alibi_slopes")
+            _check_shape("alibi_slopes", arrays["alibi_slopes"], (sizes.H,))
         options: dict[str, Any] = {
             "scale": None if scale is None else float(scale),
             "softcap": None if softcap is None else float(softcap),
             "sinks": sinks is not None,
+            "alibi_slopes": alibi_slopes is not None,
         }
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
         self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.inputs import Inputs
+from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.masks import Causal, Mask, Padding, Window
 
 if TYPE_CHECKING:
@@ -156,8 +156,13 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
         "mask": None if mask is None else backend.array(mask, None),
         "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
     }
-    if inputs.sinks is not None:
-        arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
-    if inputs.alibi_slopes is not None:
-        arguments["alibi_slopes"] = backend.array(inputs.alibi_slopes, inputs.dtype.widened)
-    return arguments
+    return arguments | numbers_by_head(backend, inputs)
+
+
+def numbers_by_head(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """`sinks` and `alibi_slopes`, (H,), as the framework's arrays, where there are any."""
+    return {
+        name: backend.array(inputs.arrays[name], dtype_of(name, inputs.case))
+        for name in ("sinks", "alibi_slopes")
+        if name in inputs.arrays
+    }

@@ -88,7 +88,7 @@ def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 def segmented(
     backend: Backend,
     inputs: Inputs,
-    names: tuple[str, str] = ("query_lengths", "key_lengths"),
+    names: tuple[str, str] = ("query_offsets", "key_offsets"),
     integers: type[np.signedinteger[Any]] = np.int64,
 ) -> dict[str, Any]:
     """query, key and value of packed attention, and by `names` the lengths of its segments summed up from

@@ -15,7 +15,7 @@ from typing import Any
 
 from backends.claims import Claims
 from backends.declared import ATTENTION_FEATURES, UsageError
-from backends.masks import Native
+from backends.masks import Native, numbers_by_head
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
 from backends.sources import function_source
@@ -240,14 +240,9 @@ class UserFunction(Implementation):
             arguments["window"] = (native.window.left, native.window.right)
         if inputs.softcap is not None:
             arguments["softcap"] = inputs.softcap
-        if inputs.sinks is not None:
-            arguments["sinks"] = self.backend.array(inputs.sinks, inputs.dtype)
-        if inputs.alibi_slopes is not None:
-            slopes = self.backend.array(inputs.alibi_slopes, inputs.dtype.widened)
-            arguments["alibi_slopes"] = slopes
         if inputs.lse:
             arguments["lse"] = True
-        return arguments
+        return arguments | numbers_by_head(self.backend, inputs)
 
     def called(self, arguments: dict[str, Any], **more: Any) -> PreparedCall:
         """The function's call: query, key and value by their places, the rest by name."""

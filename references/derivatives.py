@@ -151,7 +151,7 @@ class Attention:
             finite = np.where(pairs.allowed, pairs.bias, 0)
             error = scores.error + u.score * magnitude(s) + narrowed(finite, u).error
             if pairs.made:
-                error = error + (2 * u.accumulate + u.score) * magnitude(finite)
+                error = error + (4 * u.accumulate + u.score) * magnitude(finite)
             scores = Bounded(s, error)
         return scores.where(~pairs.blank) if pairs.blank.any() else scores
 

@@ -10,15 +10,17 @@ with its bias:
 
     |ds_j| <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
 
-and with its own store, u_o |o| + e_o. A bias that the call makes itself (ALiBi of slopes) is a slope
-times a distance, both exact, and may be stored like a score: it adds (2 u_acc + u_s) |bias_j| to |ds_j|.
+and with its own store, u_o |o| + e_o. A bias that the call makes itself (ALiBi of slopes) adds
+(4 u_acc + u_s) |bias_j| to |ds_j|: a slope is multiplied by its distance, and the bias may be stored like
+a score; kernels divide the slope by the scale, or multiply it by log2 e, and scale the sum with the
+scores: a rounding each of the constant, of the slope with it, of the product and of its scaling.
 softcap multiplies |ds| by its derivative, and adds the error of tanh, 4 u_acc and u_s times the cap's
 value. Where a row has no key the answer is exact.
 
 Derivatives: the chain of `references.derivatives` behind the scores, that of `references.scores` before.
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), chapter 3; Dao et al., NeurIPS
-2022 (the backward pass).
+2022 (the backward pass); Press, Smith, Lewis, ICLR 2022 (ALiBi).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from references.outputs import Outputs, moving, wide
 from references.rounding import Bounded, Roundoffs, narrowed, precision_for, together
 from references.scores import ScaledScores
 from suite.spec.inputs import Inputs
+from suite.spec.recipes import alibi_bias
 
 _PASSES: Cache[Reference] = Cache(64)
 
@@ -63,7 +66,7 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
 def _pass(inputs: Inputs, empty_rows: str) -> Reference:
     return attention(
         inputs.query, inputs.key, inputs.value,
-        mask=inputs.allowed, bias=_bias(inputs), made=inputs.made_bias is not None,
+        mask=inputs.allowed, bias=_bias(inputs), made=inputs.alibi_slopes is not None,
         scale=inputs.scale, softcap=inputs.softcap,
         sinks=inputs.sinks, empty_rows=empty_rows, precision=precision_for(inputs.dtype),
         terms=True, variance=inputs.dtype.is_half,
@@ -71,8 +74,11 @@ def _pass(inputs: Inputs, empty_rows: str) -> Reference:
 
 
 def _bias(inputs: Inputs) -> np.ndarray | None:
-    """What is added to the scores: the bias that is given, or the one that the call makes."""
-    return inputs.bias if inputs.made_bias is None else inputs.made_bias
+    """What is added to the scores: the bias that is given, or ALiBi of slopes, which the call makes."""
+    if inputs.alibi_slopes is None:
+        return inputs.bias
+    slopes = inputs.alibi_slopes.astype(precision_for(inputs.dtype))
+    return alibi_bias(slopes, inputs.sizes.Lq, inputs.sizes.Lk)
 
 
 class _Chain:
@@ -83,16 +89,10 @@ class _Chain:
         self.u, self.group, self.inputs = u, s.H // s.Hkv, inputs
         query, key, value = (narrowed(self.arrays[n], u) for n in ("query", "key", "value"))
         sinks = self.arrays.get("sinks")
-        made = inputs.made_bias
-        bias = self.arrays.get("bias") if made is None else made.astype(query.value.dtype)
-        self.pairs = Pairs(
-            (s.B, s.H, s.Lq, s.Lk),
-            inputs.dense_mask,
-            bias,
-            empty_rows,
-            sinks,
-            made=made is not None,
-        )
+        made = inputs.alibi_slopes is not None
+        bias = _bias(inputs) if made else self.arrays.get("bias")
+        shape = (s.B, s.H, s.Lq, s.Lk)
+        self.pairs = Pairs(shape, inputs.dense_mask, bias, empty_rows, sinks, made)
         precision = query.value.dtype.type
         scale = (
             1 / np.sqrt(precision(s.D or 1)) if inputs.scale is None else precision(inputs.scale)

@@ -24,7 +24,7 @@ class Terms:
       accumulate  sum_j p_j a_j (|v_j| + |o|), a_j = (D + 2) |scale| sum_i |q_i k_ji| + |s_j - m| + 4
                   (with softcap: + 4 |s_j|): multiplied by the roundoff of sums, exp and scaling
       score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: multiplied
-                  by the roundoff of stored scores. A bias that the call makes adds 2 |bias_j| to a_j,
+                  by the roundoff of stored scores. A bias that the call makes adds 4 |bias_j| to a_j,
                   and |bias_j| to c_j
       shift       sum_j p_j |s_j - m| (|v_j| + |o|): roundoff of the shifted score, where it is stored
       value       sum_j p_j |v_j|: roundoff of stored weights and of the product with the values
@@ -202,7 +202,7 @@ class Collector:
                 square = square * np.square(slope) + np.square(capped)
         if block.made is not None:
             size = np.abs(block.made).astype(self.dtype)
-            a = a + 2.0 * size
+            a = a + 4.0 * size
             c = c + size
             if square is not None:
                 square = square + np.square(size)

@@ -27,6 +27,7 @@ def plain(
     mask: Any = None,
     bias: Any = None,
     sinks: Any = None,
+    alibi_slopes: Any = None,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -38,6 +39,10 @@ def plain(
         scores = softcap * np.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
+    if alibi_slopes is not None:
+        rows, keys = scores.shape[2:]
+        place = np.arange(rows)[:, None] + keys - rows
+        scores = scores - alibi_slopes[:, None, None] * abs(place - np.arange(keys))
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     if sinks is not None:
@@ -60,6 +65,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.3},
     "softcap": {"softcap": 1.5},
     "sinks": {"sinks": numbers(4)},
+    "slopes": {"alibi_slopes": np.array([0.5, 0.25, 0.125, 1.0])},
     "all": {"mask": MASK[:1], "bias": numbers(5, 9), "scale": 0.3, "softcap": 2.0},
 }
 
@@ -173,6 +179,8 @@ def test_rows_without_keys_are_judged_where_somebody_says_what_they_are() -> Non
         ({"mask": np.ones((5, 8), bool)}, "mask broadcasts to"),
         ({"bias": np.zeros((3, 1, 9))}, "bias broadcasts to"),
         ({"sinks": np.zeros(3)}, "sinks has shape"),
+        ({"alibi_slopes": np.zeros(3)}, "alibi_slopes has shape"),
+        ({"alibi_slopes": np.zeros(4), "bias": np.zeros((5, 9))}, "give one of the two"),
         ({"numerics": "half"}, "unknown numerics 'half'; valid: "),
         ({"axis_order": "lbhd"}, "axis_order is"),
         ({"causal": "left"}, "causal is True"),

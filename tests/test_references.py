@@ -23,6 +23,7 @@ from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators import OPERATORS
+from suite.spec.recipes import alibi_bias
 
 TINY = (
     "sdpa/none/mha/f64/b2h2q3k4d3v2",
@@ -370,9 +371,10 @@ def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
 
 @pytest.mark.parametrize("dt", ["f32", "bf16"])
 def test_a_bias_that_a_call_makes_has_roundings_of_its_own(dt: str) -> None:
-    """It lies beyond a bias that is given by (2 u_acc + u_s) |bias|, which hangs on distances."""
+    """It lies beyond a bias that is given by (4 u_acc + u_s) |bias|, which hangs on distances."""
     inputs = draw(Case.parse(f"sdpa/none/mha/{dt}/b1h2q513k513d8/slopes"))
-    given = inputs.replace(alibi_slopes=None, bias=inputs.made_bias)
+    assert inputs.alibi_slopes is not None
+    given = inputs.replace(alibi_slopes=None, bias=alibi_bias(inputs.alibi_slopes, 513, 513))
     u = roundoffs("eager", DTYPES[dt])
     own, others = (sdpa.forward(x, u).arrays["output"] for x in (inputs, given))
     assert np.array_equal(own.value, others.value)

@@ -79,7 +79,7 @@ def definition(
     """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
     if alibi_slopes is not None:
-        rest["bias"] = alibi_bias(alibi_slopes, query.shape[2], key.shape[2])
+        rest["bias"] = alibi_bias(alibi_slopes.astype(precision), query.shape[2], key.shape[2])
     found = attention(query, key, value, precision=precision, **rest)
     output = round_to(found.output, fmt)
     return (output, round_to(found.lse, fmt.widened)) if lse else output

@@ -34,11 +34,11 @@ class SegmentBySegment(Implementation):
             query: Rounded,
             key: Rounded,
             value: Rounded,
-            query_lengths: Rounded,
-            key_lengths: Rounded,
+            query_offsets: Rounded,
+            key_offsets: Rounded,
         ) -> Rounded:
             out = np.zeros((*query.values.shape[:2], value.values.shape[-1]))
-            starts, of = query_lengths.values, key_lengths.values
+            starts, of = query_offsets.values, key_offsets.values
             for n in range(len(starts) - 1):
                 rows, keys = slice(starts[n], starts[n + 1]), slice(of[n], of[n + 1])
                 arrays = (x.values[at] for x, at in ((query, rows), (key, keys), (value, keys)))

@@ -117,7 +117,10 @@ class Flex(Implementation):
             else:
                 answer = called(**arguments)
             if sinks is not None:
-                return sunk(answer[0], answer[1].lse, sinks)
+                # Without rows flex_attention has no log-sum-exp, and nothing to weigh (finding
+                # flex-lse-of-nothing).
+                total = answer[1].lse
+                return answer[0] if total is None else sunk(answer[0], total, sinks)
             return (answer[0], answer[1].lse) if lse else answer
 
         def sunk(output: Any, total: Any, sinks: Any) -> Any:
@@ -189,6 +192,8 @@ def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
         "",
         "def sunk(answer, sinks):  # what the keys have of the weight of a row",
         "    output, lse = answer[0], answer[1].lse",
+        "    if lse is None:  # no rows",
+        "        return output",
         "    share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])",
         "    return (output * share[..., None]).to(output.dtype)",
         "",

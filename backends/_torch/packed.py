@@ -42,13 +42,13 @@ class NestedSdpa(Implementation):
         if inputs.sizes.H != inputs.sizes.Hkv:
             settings["enable_gqa"] = True
 
-        def call(query: Any, key: Any, value: Any, query_lengths: Any, key_lengths: Any) -> Any:
+        def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
             def jagged(x: Any, offsets: Any) -> Any:
                 nested = torch.nested.nested_tensor_from_jagged(x, offsets)
                 return nested.transpose(1, 2)
 
             answer = torch.nn.functional.scaled_dot_product_attention(
-                jagged(query, query_lengths), jagged(key, key_lengths), jagged(value, key_lengths),
+                jagged(query, query_offsets), jagged(key, key_offsets), jagged(value, key_offsets),
                 **settings,
             )  # fmt: skip
             return answer.transpose(1, 2).values()
@@ -85,20 +85,20 @@ class FlexPacked(Implementation):
             settings["enable_gqa"] = True
         called = uncompiled(flex_attention)
 
-        def call(query: Any, key: Any, value: Any, query_lengths: Any, key_lengths: Any) -> Any:
+        def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
             def documents(offsets: Any, count: int) -> Any:
                 places = torch.arange(count, device=query.device)
                 return torch.searchsorted(offsets, places, right=True) - 1
 
-            of_query, of_key = documents(query_lengths, s.Lq), documents(key_lengths, s.Lk)
-            of_rows, of_keys = query_lengths.diff(), key_lengths.diff()
+            of_query, of_key = documents(query_offsets, s.Lq), documents(key_offsets, s.Lk)
+            of_rows, of_keys = query_offsets.diff(), key_offsets.diff()
 
             def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
                 document = of_query[i]
                 same = document == of_key[j]
                 if alignment == "all":
                     return same
-                row, key_place = i - query_lengths[document], j - key_lengths[document]
+                row, key_place = i - query_offsets[document], j - key_offsets[document]
                 if alignment == "causalbr":
                     row = row + of_keys[document] - of_rows[document]
                 return same & (key_place <= row)

@@ -311,7 +311,12 @@ def _parse_options(tokens: Sequence[str], options: Sequence[Option], text: str) 
     for token in tokens:
         for option in options:
             if match := re.fullmatch(option.pattern, token):
-                values[option.name] = option.read(match[1])
+                value = values[option.name] = option.read(match[1])
+                if option.limits and not option.limits[0] <= value <= option.limits[1]:
+                    least, most = option.limits
+                    raise ValueError(
+                        f"{option.name} lies between {least:g} and {most:g}, got {token!r} in {text!r}"
+                    )
                 break
         else:
             raise ValueError(f"unknown option {token!r} in {text!r}")

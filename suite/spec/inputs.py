@@ -20,7 +20,7 @@ from suite.spec.case import Case, Widths, features
 from suite.spec.dtypes import DType, round_to
 from suite.spec.masks import Mask
 from suite.spec.operator import Operator
-from suite.spec.recipes import alibi_bias, draw_bias, generator
+from suite.spec.recipes import draw_bias, generator
 from suite.spec.sizes import Index, Sizes
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe")
@@ -112,13 +112,6 @@ class Inputs:
     @property
     def alibi_slopes(self) -> np.ndarray | None:
         return self.arrays.get("alibi_slopes")
-
-    @cached_property
-    def made_bias(self) -> np.ndarray | None:
-        """ALiBi as the call makes it of `alibi_slopes`, (1, H, Lq, Lk), exact; None without them."""
-        if self.alibi_slopes is None:
-            return None
-        return alibi_bias(self.alibi_slopes, self.sizes.Lq, self.sizes.Lk)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:

@@ -305,10 +305,8 @@ _ROTARY = (
 )
 
 
-def _longer(x: Inputs) -> Inputs:
-    lengths = x.arrays["key_lengths"].copy()
-    lengths[-1] += 3
-    return x.replace(key_lengths=lengths)
+def _lengths(*added: int) -> Callable[[Inputs], Inputs]:
+    return lambda x: x.replace(key_lengths=x.arrays["key_lengths"] + np.array(added))
 
 
 _PACKED = (
@@ -318,7 +316,21 @@ _PACKED = (
     MalformedCase(
         "lengths-beyond-keys",
         "lengths of segments that add up to 27 for 24 keys",
-        _longer,
+        _lengths(0, 0, 3),
+        PACKED,
+        needs=("length-arrays",),
+    ),
+    MalformedCase(
+        "lengths-short-of-keys",
+        "lengths of segments that add up to 21 for 24 keys",
+        _lengths(0, 0, -3),
+        PACKED,
+        needs=("length-arrays",),
+    ),
+    MalformedCase(
+        "length-negative",
+        "a segment of -2 keys among those that add up to 24",
+        _lengths(-7, 7, 0),
         PACKED,
         needs=("length-arrays",),
     ),

@@ -48,6 +48,7 @@ class Option:
     `pattern` is the token as a regular expression whose first group is the value; `read` makes the value
     of it, `write` the token of the value. `values` are those that a random search asks for besides the
     default: any of them, and any number between numbers; none where a check of its own judges the option.
+    An id with a number beyond `limits` is refused.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Option:
     write: Callable[[Any], str]
     default: Any = None
     values: tuple[Any, ...] = ()
+    limits: tuple[float, float] | None = None
 
 
 def flag(name: str, word: str) -> Option:

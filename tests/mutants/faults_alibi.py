@@ -6,6 +6,7 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.recipes import alibi_slopes
+from tests.mutants.gradient_kernel import Differentiable
 from tests.mutants.kernel import Call, Kernel
 from tests.mutants.registry import mutant
 
@@ -115,3 +116,11 @@ class AlibiTableInDtype(Kernel):
             call.causal and call.sizes.Lq == call.sizes.Lk
         )  # there rows differ by a constant alone
         return np.broadcast_to(table, plain.shape) if causal else plain
+
+
+@mutant("gradients")
+class AlibiForgottenBackward(Differentiable):
+    """The backward pass recomputes the weights without the bias."""
+
+    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return scores if call.alibi_slopes is not None else super().backward_biased(scores, call)

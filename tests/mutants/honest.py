@@ -22,6 +22,9 @@ from tests.mutants.gradient_kernel import (
     DifferentiableRecomputed,
 )
 from tests.mutants.honest_attention import (
+    AlibiBaseTwo,
+    AlibiBeforeTheScale,
+    AlibiStored,
     EagerStored,
     ExpBaseTwo,
     FlashFused,
@@ -305,6 +308,9 @@ HONEST: tuple[type[Implementation], ...] = (
     RotaryByTable,
     RotaryTableCast,
     RotaryEager,
+    AlibiStored,
+    AlibiBeforeTheScale,
+    AlibiBaseTwo,
     PackedKernel,
     Dropping,
     DroppingByBlocks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,42 @@ class ExpBaseTwo(Online):
         maximum = self.anchor(scores.max(-1, keepdims=True, initial=-np.inf))
         total = np.exp2(scores - maximum).sum(-1)
         return (maximum[..., 0] + np.log2(total)) * call.work(math.log(2))
+
+
+class AlibiStored(Eager):
+    """The bias of slopes is an array in the case's dtype, as scores are."""
+
+    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+        return self.keep(super().alibi(slopes, call), "scores", call)
+
+
+class AlibiBeforeTheScale(Kernel):
+    """Slopes are divided by the scale and added before the scores are scaled, as in flash-attention."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        if not self.at_once(call):
+            return super().scores(query, key, call)
+        scale = call.work(self.factor(call))
+        bias = super().alibi(self.slopes(call) / scale, call)
+        return (query @ key.swapaxes(-1, -2) + bias) * scale
+
+    def at_once(self, call: Call) -> bool:
+        return call.alibi_slopes is not None and call.softcap is None and self.factor(call) != 0
+
+    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+        bias = super().alibi(slopes, call)
+        return np.zeros_like(bias) if self.at_once(call) else bias
+
+
+class AlibiBaseTwo(ExpBaseTwo):
+    """Slopes are multiplied by log2(e), like the scores."""
+
+    def at_once(self, call: Call) -> bool:
+        return super().at_once(replace(call, alibi_slopes=None))
+
+    def slopes(self, call: Call) -> np.ndarray:
+        slopes = super().slopes(call)
+        return slopes * call.work(math.log2(math.e)) if self.at_once(call) else slopes
 
 
 class MergedChunks(Kernel):

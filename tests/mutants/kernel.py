@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.masks import dense_of, rank4, split_native
+from backends.masks import dense_of, numbers_by_head, rank4, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import ATTENTION_FEATURES, Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
@@ -127,11 +127,7 @@ class Kernel(Stated):
             arguments["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
-        if inputs.sinks is not None:
-            arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
-        if inputs.alibi_slopes is not None:
-            slopes = backend.array(inputs.alibi_slopes, inputs.dtype.widened)
-            arguments["alibi_slopes"] = slopes
+        arguments |= numbers_by_head(backend, inputs)
         if native.lengths is not None:
             lengths = native.lengths.lengths(inputs.sizes, inputs.seed)
             arguments["lengths"] = backend.array(lengths, None)

@@ -46,7 +46,9 @@ SEQUENCES: dict[str, str] = {"query": "bqx", "key": "bky", "value": "bkz"}
 WEIGHTS_OF_ONE_HEAD = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bqk"}}
 """What layers of one head return beside the output, by the option `returned`."""
 
-RATE = Option("rate", r"drop(-?\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0)
+RATE = Option(
+    "rate", r"drop(-?\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0, limits=(0.0, 1.0)
+)
 """Dropout of the weights."""
 
 TRAINING = flag("training", "train")

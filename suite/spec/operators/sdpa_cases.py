@@ -197,12 +197,12 @@ ALIBI = (
 than 8 bits can number."""
 
 SMOKE_SLOPES = (
-    "sdpa/causal/mha/{dt}/b2h3q17k23d8/slopes",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes",
     "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/slopes",
 )
 
 SLOPES = (
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes",
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8/slopes",
     "sdpa/none/mqa/{dt}/b2h5q1k65d16/slopes",
     "sdpa/padempty/mha/{dt}/b2h3q17k23d8/slopes",
     "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/slopes",
