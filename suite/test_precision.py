@@ -31,7 +31,16 @@ LAYERS = (
     "batch-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self/train",
 )
 
+# float64 alone, too; a rotation far out, where angles tell in what they were made.
+OTHERS = (
+    "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12",
+    "rotary/none/mha/f64/b2h3q17k1d16/at4097",
+    "rotary/none/mha/f64/b2h3q17k1d16/interleaved/at4097",
+    "rotary/none/mha/f64/b2h3q17k1d16/rot8/at100003",
+    "merge/none/mha/f64/b2h3q5k3d8",
+)
 
-@check(lambda level: parsed((*ATTENTION, *LAYERS)), stored=True)
+
+@check(lambda level: parsed((*ATTENTION, *LAYERS, *OTHERS)), stored=True)
 def test_precision(cell: Cell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

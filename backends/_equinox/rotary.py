@@ -102,6 +102,6 @@ class EquinoxRotarySingle(EquinoxRotary):
 
     name = "rotary-float32"
     declared = EquinoxRotary.declared.but(
-        numerics={"f64": "single", "f32": "exact", "bf16": "eager", "f16": "eager"}
+        numerics={"f32": "exact", "bf16": "eager", "f16": "eager"}, dtypes=("f32", "bf16", "f16")
     )
     table = "float32"
