@@ -161,8 +161,8 @@ SWEEPS = Kind(
             "Failures by implementation, check and kind, the most frequent first, with the worst."
         ),
         "some_seeds": (
-            "Cells that fail with some seeds and pass with others: what hangs on the values. Seed is "
-            "the smallest that fails."
+            "Cells that fail with some seeds and not with others: what hangs on the values. Known is "
+            "with how many of the others a failure is expected; seed is the smallest that fails."
         ),
         "searched": "Searches: cases drawn, problems of the corpus asked, and cells by status.",
         "found": (
