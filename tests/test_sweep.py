@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -26,6 +27,7 @@ from suite.sweep import cluster, driver
 from suite.sweep.alone import AloneTask, CannotStart
 from suite.sweep.costs import USUAL, Costs, batch_end
 from suite.sweep.driver import Driver
+from suite.sweep.judging import Judging
 from suite.sweep.plan import SweepPlan, made
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.source import DEATHS
@@ -341,6 +343,31 @@ def test_batches_are_sized_by_what_cells_took() -> None:
     assert batch_end(seconds[4:], places[4:], 4, 2.5, 100) == 6, "one place at least"
     assert batch_end(seconds, places, 0, 1e9, 3) == 4, "at most"
     assert batch_end(seconds, places, 0, 1e9, 100) == 8
+
+
+@pytest.mark.usefixtures("batches_of_five")
+def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for every task that is handed out, it looks at no cell."""
+    left, of = Judging.left.fget, Costs.of
+    compared: list[float] = []
+
+    def looked(judging: Judging) -> float:
+        with monkeypatch.context() as patch:
+            patch.delattr(Costs, "of")
+            kept = left(judging)
+        spans = [span for spans in judging.gaps.values() for span in spans]
+        assert kept == pytest.approx(sum(of(judging._costs, *span).sum() for span in spans))
+        compared.append(kept)
+        return kept
+
+    monkeypatch.setattr(Judging, "left", property(looked))
+    count = itertools.count()
+    interrupted = Here(lambda task: KeyboardInterrupt() if next(count) == 5 else None)
+    for engine in (interrupted, Here()):
+        with contextlib.suppress(KeyboardInterrupt):
+            sweep(tmp_path / "s", plan(seeds="0-2"), engine)
+    assert len(compared) > 10
+    assert compared[-1] == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ class Judging(Source):
         seconds = seconds if self._costs.known else seconds / 4
         most = max(1, MOST // len(seeds))
         end = batch_end(costs, survey.places[first:stop], first, seconds, most)
+        self._costs.owe(first, end, -len(seeds))
         for each in seeds:
             _, last = self.gaps[each].pop(0)
             if end < last:
@@ -100,7 +101,7 @@ class Judging(Source):
 
     @property
     def left(self) -> float:
-        return sum(float(self._costs.of(*span).sum()) for s in self.gaps.values() for span in s)
+        return self._costs.left
 
     @property
     def finished(self) -> bool:
@@ -129,6 +130,7 @@ class Judging(Source):
             self.gaps[seed] = gaps(found, len(survey.keys))
             for span in self.gaps[seed]:
                 left.update(self._backends(*span))
+                self._costs.owe(*span)
         self._surveyed(survey, left)
 
     def _backends(self, first: int, end: int) -> list[str]:
