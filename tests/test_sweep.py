@@ -160,6 +160,21 @@ def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("batches_of_five")
+def test_other_software_in_a_folder_is_seen(tmp_path: Path) -> None:
+    """A run that is continued has one set of versions, in every file."""
+    code, _ = sweep(tmp_path / "s", plan())
+    assert code == GREEN
+    batch = next(sweeps.runs(tmp_path)).batches[-1]
+    data = sweeps.encoded(
+        replace(batch.header, versions={"numpy": "0.1"}), sweeps.records(batch.table())
+    )
+    batch.path.write_bytes(data)
+    said = rf"{batch.path.name} was judged with numpy 0\.1, this machine has numpy \d"
+    with pytest.raises(SweepError, match=said):
+        sweep(tmp_path / "s", plan())
+
+
+@pytest.mark.usefixtures("batches_of_five")
 def test_a_full_disk_is_named_and_the_sweep_goes_on_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 from backends.registry import UsageError
 from suite.records.cells import digest
 from suite.records.lines import RecordError
+from suite.records.sweeps import Batch
 from suite.sweep.alone import AloneTask
 from suite.sweep.costs import Costs, batch_end
 from suite.sweep.loaded import Survey
 from suite.sweep.plan import Series
 from suite.sweep.source import Source
 from suite.sweep.store import Span, Store, gaps, say
-from suite.sweep.tasks import Judged, JudgeTask, SurveyTask, SweepError, Task
+from suite.sweep.tasks import Judged, JudgeTask, SurveyTask, SweepError, Task, listed
 
 MOST = 4000
 """Cells of a batch at most: what is lost where it dies."""
@@ -120,11 +121,8 @@ class Judging(Source):
         for seed in self.series.seeds:
             try:
                 found = self.store.recorded(self.series, seed)
-                if found and found[0].header.digest != self._identity(seed)["digest"]:
-                    raise SweepError(
-                        f"{found[0].path.parent} holds other cells than the suite asks now; "
-                        "begin another folder"
-                    )
+                for batch in found:
+                    self._check(batch, seed)
             except RecordError as error:
                 raise SweepError(str(error)) from error
             self.gaps[seed] = gaps(found, len(survey.keys))
@@ -132,6 +130,21 @@ class Judging(Source):
                 left.update(self._backends(*span))
                 self._costs.owe(*span)
         self._surveyed(survey, left)
+
+    def _check(self, batch: Batch, seed: int) -> None:
+        """Raise SweepError where a file holds other cells than are asked, or what other software
+        answered."""
+        assert self.survey is not None
+        header = batch.header
+        if header.digest != self._identity(seed)["digest"]:
+            raise SweepError(
+                f"{batch.path.parent} holds other cells than the suite asks now; begin another folder"
+            )
+        if header.versions != self.survey.versions:
+            raise SweepError(
+                f"{batch.path} was judged with {listed(header.versions)}, this machine has "
+                f"{listed(self.survey.versions)}; go on with the former, or begin another folder"
+            )
 
     def _backends(self, first: int, end: int) -> list[str]:
         assert self.survey is not None

@@ -146,7 +146,7 @@ class JudgeTask(OfSeries):
         wanted = self.identities[0]["versions"]
         if versions != wanted:
             raise WrongMachine(
-                f"this machine has {_listed(versions)}, the sweep began with {_listed(wanted)}; have the "
+                f"this machine has {listed(versions)}, the sweep began with {listed(wanted)}; have the "
                 "same on every machine"
             )
         if order != self.order:
@@ -183,5 +183,6 @@ def _told(cell: CellRecord) -> str:
     )
 
 
-def _listed(versions: dict[str, str]) -> str:
+def listed(versions: dict[str, str]) -> str:
+    """Versions, for people."""
     return ", ".join(f"{name} {text}" for name, text in versions.items()) or "no framework"
