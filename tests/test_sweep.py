@@ -31,7 +31,7 @@ from suite.sweep.judging import Judging
 from suite.sweep.plan import SweepPlan, made
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.source import DEATHS
-from suite.sweep.store import Limits, Store
+from suite.sweep.store import Limits, Store, source
 from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WrongMachine
 from tests.sweeps_by_hand import Here
 
@@ -137,14 +137,34 @@ def test_a_folder_belongs_to_one_sweep(tmp_path: Path, monkeypatch: pytest.Monke
         assert store.continued
     with pytest.raises(UsageError, match="the sweep of another plan"):
         Store(tmp_path / "s", plan(seeds="0-1"))
-    monkeypatch.setattr("suite.records.machine.commit", lambda: ("0123456789abcdef", False))
-    with pytest.raises(UsageError, match="was begun with the suite's commit"):
-        Store(tmp_path / "s", plan())
+    for commit in ("0123456789abcdef", "fedcba9876543210"):
+        monkeypatch.setattr("suite.records.machine.commit", lambda c=commit: (c, True))
+        with pytest.raises(UsageError, match="was begun with the suite's commit"):
+            Store(tmp_path / "s", plan())
+        Store(tmp_path / commit, plan()).__exit__()
+    monkeypatch.setattr("suite.sweep.store.source", lambda: "0" * 16)
+    with pytest.raises(UsageError, match="with other files of the suite"):
+        Store(tmp_path / commit, plan())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("kept")
     with pytest.raises(UsageError, match="holds something, and no sweep"):
         Store(tmp_path / "other", plan())
     assert (tmp_path / "other" / "mine.txt").read_text() == "kept"
+
+
+def test_every_file_of_the_suite_counts(tmp_path: Path) -> None:
+    """Also where no commit speaks of it."""
+    path = tmp_path / "backends" / "_torch" / "torch.toml"
+    path.parent.mkdir(parents=True)
+    seen = set()
+    for text in ("one", "two"):
+        path.write_text(text)
+        seen.add(source(tmp_path))
+    (path.parent / "notes.md").write_text("of no account")
+    seen.add(source(tmp_path))
+    path.rename(path.parent / "other.toml")
+    seen.add(source(tmp_path))
+    assert len(seen) == 3
 
 
 def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
