@@ -88,6 +88,24 @@ def test_problems_are_asked_of_the_other_tables(tmp_path: Path) -> None:
     assert sweep(tmp_path, plan)[1].tasks == [], "the corpus is the same"
 
 
+def test_tables_of_the_same_backends_are_told_apart(tmp_path: Path) -> None:
+    """No file is written twice, and every cause is made small with the options that it was met with."""
+    tables = [{}, {"seeds": 1}, {"gradients": True}, {"dtypes": ["f64"]}]
+    plan = made({"search": [WRONG | {"examples": 1} | words for words in tables]})
+    code, engine = sweep(tmp_path, plan)
+    assert code == FAILED
+    names = [task.name for task in engine.tasks]
+    assert len(set(names)) == len(names)
+    searched = list(searches.searched(tmp_path))
+    drawn = [one for one in searched if not one.corpus]
+    assert len(drawn) == 4
+    dtypes = {hit.cause: one.options["dtype"] for one in drawn for hit in one.hits}
+    shrunk = [task for task in engine.tasks if isinstance(task, ShrinkTask)]
+    assert all([*task.options.dtype] == dtypes[task.cause] for task in shrunk)
+    assert {task.options.dtype for task in shrunk} == {("f32",), ("f64",)}
+    assert sweep(tmp_path, plan)[1].tasks == []
+
+
 def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) -> None:
     from suite.front.plan import Plan
     from suite.search.engine import Search

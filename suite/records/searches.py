@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,7 +54,7 @@ class Searched:
     bounds.
 
     `corpus` is whether it drew nothing, and was asked problems that others had met. `ended` says how its
-    process ended before its time, and at which cell; "" where it came to its end.
+    process ended before its time, and at which cell; "" where it came to its end. `options`: its table's.
     """
 
     backends: tuple[str, ...]
@@ -67,6 +67,7 @@ class Searched:
     near: tuple[Near, ...] = ()
     ended: str = ""
     corpus: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

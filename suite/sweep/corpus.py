@@ -47,6 +47,7 @@ class Searches(Source):
         self._each = EXAMPLE_SECONDS
         self.searched: list[Searched] = []
         self.known: set[searches.Cause] = set()
+        # A search of each table; of those that differ in seeds alone, of the first.
         self.tables: list[SearchTask] = []
         for table in plan.search:
             options = search_options(plan, table)
@@ -54,7 +55,8 @@ class Searches(Source):
                 SearchTask(options, "", table.gradients, seed, table.examples)
                 for seed in seeds_of(table.seeds)
             ]
-            self.tables.append(made[0])
+            if not any(table.stated == made[0].stated for table in self.tables):
+                self.tables.append(made[0])
             self._queue += [task for task in made if not self._place(task).is_file()]
         try:
             self.known |= {finding.cause for finding in searches.findings(folder)}
@@ -150,9 +152,16 @@ class Searches(Source):
                 self._shrink.append(task)
 
     def _shrinking(self, found: Searched, hit: Hit) -> ShrinkTask:
-        table = next(t for t in self.tables if t.options.backend == found.backends)
+        table = next(table for table in self.tables if table.stated == found.options)
         return ShrinkTask(
-            table.options, "", True, hit.cause, hit.case, hit.status, hit.kind, hit.message
+            table.options,
+            "",
+            table.gradients,
+            hit.cause,
+            hit.case,
+            hit.status,
+            hit.kind,
+            hit.message,
         )
 
     def _keep(self, finding: Finding) -> None:
@@ -164,7 +173,7 @@ class Searches(Source):
     def _place(self, task: SearchTask) -> Path:
         """The file of what a search met."""
         table = re.sub(r"[^\w.-]+", "-", task.group)[:80]
-        options = hashlib.sha256(repr(task.options).encode()).hexdigest()[:8]
+        options = hashlib.sha256(repr(task.stated).encode()).hexdigest()[:8]
         asked = hashlib.sha256("\n".join(task.cases).encode()).hexdigest()[:12]
         name = f"corpus-{asked}" if task.cases else f"seed-{task.seed}-{task.examples}"
         return self.folder / SEARCH / f"{table}-{options}" / f"{name}.json"
@@ -174,9 +183,7 @@ class Searches(Source):
         tasks = []
         for table in self.tables:
             others = [
-                one
-                for one in self.searched
-                if not one.corpus and one.backends != table.options.backend
+                one for one in self.searched if not one.corpus and one.options != table.stated
             ]
             cases = {near.case for one in others for near in one.near}
             cases |= {hit.case for one in others for hit in one.hits if hit.status != "crash"}
