@@ -81,6 +81,7 @@ def test_the_job_for_kubernetes() -> None:
     assert words[4] == "/plan/plan.toml"
     assert "--results=/results/sweep" in words
     assert "--cluster=auto" in words
+    assert spec["backoffLimit"] == 0, "exit codes 1 and 3 are ends, not accidents"
 
 
 def array(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
