@@ -256,16 +256,21 @@ def test_the_cell_that_kills_is_a_crash(act: str, kind: str, said: str) -> None:
     assert all(said in c.message for c in crashed)
     assert {c.status for c in found if "k17" not in c.case} <= {"pass", "unsupported"}
     assert judged.counts["mini", "crash"] == len(crashed)
-    assert any("crash" in line and "seed 3" in line for line in judged.failing)
+    assert any("crash" in line and "seed 3" in line for line in judged.failing.values())
 
 
 def test_failures_are_told_and_end_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables = [{"backends": ["tests.miniatures:always_wrong"], "level": "smoke", "dtypes": ["f16"]}]
-    code, _ = sweep(tmp_path / "s", made({"judge": tables}))
+    wrong = {"backends": ["tests.miniatures:always_wrong"], "level": "smoke", "dtypes": ["f16"]}
+    code, _ = sweep(tmp_path / "s", made({"judge": [wrong | {"seeds": "0-1"}]}))
     assert code == FAILED
     said = capsys.readouterr().out
+    told = [line.partition(",")[0] for line in said.splitlines() if line.startswith("fail ")]
+    assert len(told) > 1
+    assert len(set(told)) == len(told), "each way of failing once"
+    failed = {(c.check, c.kind) for c in recorded(tmp_path / "s") if c.status == "fail"}
+    assert len(told) == len(failed)
     assert "fail value: values of mini:alwayswrong" in said
     assert "tests.miniatures:always_wrong smoke f16 installed seed 0: " in said
 

@@ -21,7 +21,7 @@ from suite.sweep.loaded import Survey
 from suite.sweep.plan import Series
 from suite.sweep.source import Source
 from suite.sweep.store import Span, Store, gaps, say
-from suite.sweep.tasks import Judged, JudgeTask, SurveyTask, SweepError, Task, listed
+from suite.sweep.tasks import Failure, Judged, JudgeTask, SurveyTask, SweepError, Task, listed
 
 MOST = 4000
 """Cells of a batch at most: what is lost where it dies."""
@@ -31,14 +31,14 @@ MOST_SEEDS = 64
 
 
 class Judging(Source):
-    """The runs of a series. `told` hears every failing cell, `judged` the cells by backend and status
+    """The runs of a series. `told` hears of failing cells, `judged` the cells by backend and status
     with the seconds that they took, `surveyed` how many cells of each backend are left, once."""
 
     def __init__(
         self,
         series: Series,
         store: Store,
-        told: Callable[[str], None],
+        told: Callable[[Failure, str], None],
         judged: Callable[[Judged, list[str]], None],
         surveyed: Callable[[Survey, Counter[str]], None],
     ) -> None:
@@ -90,8 +90,8 @@ class Judging(Source):
             self.store.write(self.series, judged)
             self._costs.learn(judged.first, judged.seconds)
             self._judged(judged, self._backends(judged.first, judged.end))
-            for line in judged.failing:
-                self._told(line)
+            for failure, line in judged.failing.items():
+                self._told(failure, line)
 
     def died(self, task: Task[Any], why: str) -> None:
         self.survive(task, why)

@@ -21,8 +21,8 @@ from suite.sweep.loaded import Loaded, Survey, loaded
 
 R_co = TypeVar("R_co", covariant=True)
 
-SHOWN = 3
-"""Failing cells of a batch that are told of at once; all are in its file."""
+Failure = tuple[str, str, str]
+"""A way of failing, for people: implementation, check and kind."""
 
 
 class Task(Protocol[R_co]):
@@ -99,7 +99,8 @@ class SurveyTask(OfSeries):
 @dataclass(frozen=True)
 class Judged:
     """The cells `first` to `end` - 1 of the run with this seed: their file, and what the driver has to
-    know of them at once: cells by backend and status, seconds by cell, failing ones for people."""
+    know of them at once: cells by backend and status, seconds by cell, one failing cell of every way of
+    failing, for people."""
 
     seed: int
     first: int
@@ -107,7 +108,7 @@ class Judged:
     data: bytes
     counts: Counter[tuple[str, str]]
     seconds: list[float]
-    failing: list[str]
+    failing: dict[Failure, str]
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,15 @@ class JudgeTask(OfSeries):
                     seed, self.first, self.end, sweeps.encoded(header, cells),
                     Counter((cell.backend, cell.status) for cell in cells),
                     [cell.seconds for cell in cells],
-                    [_told(cell) for cell in broken[:SHOWN]],
+                    # Reversed: of cells that fail in one way the first is kept.
+                    {_failure(cell): _told(cell) for cell in reversed(broken)},
                 )
             )  # fmt: skip
         return made
+
+
+def _failure(cell: CellRecord) -> Failure:
+    return f"{cell.backend}:{cell.implementation}", cell.check, cell.kind
 
 
 def _told(cell: CellRecord) -> str:
