@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import asdict, replace
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from suite.__main__ import main
 from suite.mutation.changes import Change
 from suite.mutation.run import Mutant
 from suite.mutation.targets import Target
@@ -212,7 +215,12 @@ def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [content.complete for content in loaded] == [False, True]
     assert {record.start for content in loaded for record in content.records} == {0, 1, 2}
     assert loaded[0].header.versions == {"torch": "2.13.0"}
-    assert "mutants of torch smoke: 1 killed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "mutants of torch smoke: 1 killed" in said
+    (words,) = re.findall(r"^tables: python -m suite (.*)$", said, re.MULTILINE)
+    *words, pattern = words.split()
+    assert main([*words, *sorted(glob(pattern))]) == 0, "the command makes the page"
+    assert "| torch |" in capsys.readouterr().out
     assert kinds(sweep(tmp_path, plan, Judged())[1]) == [DrawTask]
 
 

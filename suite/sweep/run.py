@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
@@ -13,7 +14,7 @@ from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
 from suite.sweep.loaded import Survey
-from suite.sweep.mutating import Mutants
+from suite.sweep.mutating import MUTANTS, Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
 from suite.sweep.source import Source
 from suite.sweep.store import Limits, Store, say
@@ -85,8 +86,16 @@ class Sweep:
             say(f"... and {len(reasons) - TOLD} more runs that are not green")
         for each in self.mutants:
             say(f"{each.title}: " + ", ".join(f"{n} {status}" for status, n in each.counts.items()))
-        say(f"tables: python -m suite report {self.store.folder}")
+        for command in self._commands():
+            say(f"tables: python -m suite {command}")
         return FAILED if reasons else GREEN
+
+    def _commands(self) -> Iterator[str]:
+        """What makes tables of what is recorded: mutants have a page of their own."""
+        if len(self.sources) > len(self.mutants):
+            yield f"report {self.store.folder}"
+        if self.mutants:
+            yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
     def _judging(self, series: Series) -> Judging:
         def surveyed(survey: Survey, left: Counter[str]) -> None:
