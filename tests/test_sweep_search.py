@@ -27,7 +27,7 @@ from suite.sweep.plan import SweepPlan, made, search_options
 from suite.sweep.run import FAILED, GREEN, Sweep
 from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
 from suite.sweep.store import Limits, Store
-from suite.sweep.tasks import SweepError, Task
+from suite.sweep.tasks import SweepError, Task, WrongMachine
 from tests.sweeps_by_hand import Here
 
 pytest.importorskip("hypothesis")
@@ -230,3 +230,29 @@ def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_pa
 
     with pytest.raises(SweepError, match="died 3 times: no memory"):
         sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [(SearchTask, "search/*/seed-1-1.json"), (ShrinkTask, "search/findings/*"),
+     (MutantTask, "mutants/*")],
+)  # fmt: skip
+def test_a_machine_with_other_versions_is_told(tmp_path: Path, kind: type, held: str) -> None:
+    """Nothing that it says is recorded."""
+
+    class Other(Judged):
+        """An engine one of whose machines has other software."""
+
+        def carry_out(self, task: Task[Any]) -> Any:
+            searches = isinstance(task, SearchTask | ShrinkTask)
+            result = task.run() if searches else super().carry_out(task)
+            if not isinstance(task, kind) or getattr(task, "seed", 1) == 0:
+                return result
+            return replace(
+                result, **({"versions": {"numpy": "0.1"}} if searches else {"version": "0.1"})
+            )
+
+    plan = made({"search": [WRONG | {"examples": 1, "seeds": "0-1"}], "mutants": [MUTANTS]})
+    with pytest.raises(WrongMachine, match=r"this machine has \w+ 0\.1, the sweep began with"):
+        sweep(tmp_path, plan, Other())
+    assert not list(tmp_path.glob(held))

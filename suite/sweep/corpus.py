@@ -22,7 +22,7 @@ from suite.records.searches import FINDINGS, SEARCH, Finding, Hit, Searched
 from suite.sweep.plan import SweepPlan, search_options, seeds_of
 from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
 from suite.sweep.source import Source
-from suite.sweep.tasks import SweepError, Task
+from suite.sweep.tasks import SweepError, Task, check_versions
 
 EXAMPLE_SECONDS = 0.15
 """What an example takes, about, before any was judged."""
@@ -47,6 +47,7 @@ class Searches(Source):
         self._each = EXAMPLE_SECONDS
         self.searched: list[Searched] = []
         self.known: set[searches.Cause] = set()
+        self._versions: dict[str, str] = {}
         # A search of each table; of those that differ in seeds alone, of the first.
         self.tables: list[SearchTask] = []
         for table in plan.search:
@@ -64,6 +65,7 @@ class Searches(Source):
         except RecordError as error:
             raise SweepError(str(error)) from error
         for found in self.searched:
+            self._versions |= found.versions
             self._meet(found)
 
     def next(self, seconds: float) -> Task[Any] | None:
@@ -77,6 +79,7 @@ class Searches(Source):
         return None
 
     def take(self, task: Task[Any], result: Any) -> None:
+        self._same_machine(result.versions)
         if isinstance(result, Finding):
             self._keep(result)
             return
@@ -137,6 +140,13 @@ class Searches(Source):
         path = self.folder / SEARCH / "corpus.jsonl"
         path.unlink(missing_ok=True)
         sweeps.write(path, "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode())
+
+    def _same_machine(self, versions: dict[str, str]) -> None:
+        """Raise WrongMachine where what was taken in before had other versions."""
+        check_versions(
+            versions, {name: self._versions.get(name, v) for name, v in versions.items()}
+        )
+        self._versions |= versions
 
     def _meet(self, found: Searched) -> None:
         """Have every new cause made small, once."""

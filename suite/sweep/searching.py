@@ -117,6 +117,7 @@ class SearchTask(OfSearch):
             self.options.backend, self.seed, summary.examples, dict(summary.statuses),
             round(summary.seconds, 3), summary.digest, tuple(map(_hit, summary.failures)),
             nearest.found(), corpus=bool(self.cases), options=self.stated,
+            versions=search.plan.versions,
         )  # fmt: skip
 
     def _announce(self, cell: Cell) -> None:
@@ -228,6 +229,7 @@ class ShrinkTask(OfSearch):
         return Finding(
             self.cause, self.options.backend, self.case, failure.case.id, verdict.status, verdict.kind,
             verdict.message, failure.repeats, text, printable(why),
+            search.plan.versions,
         )  # fmt: skip
 
 

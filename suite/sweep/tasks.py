@@ -8,6 +8,7 @@ A task says in which release it is carried out, and which variables its process 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -145,11 +146,7 @@ class JudgeTask(OfSeries):
     def check(self, order: str, versions: dict[str, str]) -> None:
         """Raise WrongMachine where this process would judge other cells, or other software."""
         wanted = self.identities[0]["versions"]
-        if versions != wanted:
-            raise WrongMachine(
-                f"this machine has {listed(versions)}, the sweep began with {listed(wanted)}; have the "
-                "same on every machine"
-            )
+        check_versions(versions, wanted)
         if order != self.order:
             raise WrongMachine(
                 "this machine's suite asks other cells than the one that began the sweep; have the same "
@@ -189,6 +186,15 @@ def _told(cell: CellRecord) -> str:
     )
 
 
-def listed(versions: dict[str, str]) -> str:
+def check_versions(versions: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raise WrongMachine where a machine has other software than the one on which the sweep began."""
+    if versions != wanted:
+        raise WrongMachine(
+            f"this machine has {listed(versions)}, the sweep began with {listed(wanted)}; have the same "
+            "on every machine"
+        )
+
+
+def listed(versions: Mapping[str, str]) -> str:
     """Versions, for people."""
     return ", ".join(f"{name} {text}" for name, text in versions.items()) or "no framework"
