@@ -142,18 +142,23 @@ def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
     assert not any(isinstance(t, ShrinkTask) for t in iter(lambda: source.next(1.0), None))
 
 
-def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path, deaths: int) -> None:
+    """A process that dies once may have been killed by anything: it is begun again."""
     plan = made({"search": [WRONG | {"examples": 1}]})
     count = itertools.count()
 
     def fate(task: Task[Any]) -> str | None:
-        return "killed" if isinstance(task, ShrinkTask) and next(count) == 0 else None
+        return "killed" if isinstance(task, ShrinkTask) and next(count) < deaths else None
 
-    code, _ = sweep(tmp_path, plan, Here(fate))
+    code, engine = sweep(tmp_path, plan, Here(fate))
     assert code == FAILED
-    lost = [finding for finding in searches.findings(tmp_path) if not finding.repeats]
-    assert [finding.case for finding in lost] == [finding.drawn for finding in lost]
-    assert len(lost) == 1
+    assert kinds(engine).count(ShrinkTask) == 2
+    (finding,) = searches.findings(tmp_path)
+    assert finding.repeats == (deaths == 1)
+    if deaths == 2:
+        assert finding.case == finding.drawn
+        assert finding.no_script == "the process that made it smaller died 2 times: killed"
 
 
 def test_records_of_searches(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from suite.records import searches, sweeps
 from suite.records.lines import RecordError
 from suite.records.searches import FINDINGS, SEARCH, Finding, Hit, Searched
+from suite.spec.text import printable
 from suite.sweep.plan import SweepPlan, search_options, seeds_of
 from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
 from suite.sweep.source import Source
@@ -26,6 +27,9 @@ from suite.sweep.tasks import SweepError, Task, check_versions
 
 EXAMPLE_SECONDS = 0.15
 """What an example takes, about, before any was judged."""
+
+TRIALS = 2
+"""How often a case is made smaller whose process dies: a smaller case may end its process, too."""
 
 AT_ONCE = 50
 """Problems of the corpus that a task asks."""
@@ -96,8 +100,13 @@ class Searches(Source):
 
     def died(self, task: Task[Any], why: str) -> None:
         if isinstance(task, ShrinkTask):
-            # The smaller case ends its process, too: the case as it was drawn is what there is to say.
-            self._keep(task.unshrunk())
+            self._deaths[task.name] += 1
+            if self._deaths[task.name] < TRIALS:
+                self._told(f"{task.name} died ({why}); it is run again")
+                self._again.append(task)
+            else:
+                how = f"the process that made it smaller died {TRIALS} times: {why}"
+                self._keep(task.unshrunk(printable(how)))
             return
         self.survive(task, why)
         assert isinstance(task, SearchTask)
@@ -157,7 +166,7 @@ class Searches(Source):
             self._told(f"found: {hit.kind}, {hit.cause[1]} of {hit.cause[0]}: {hit.case}")
             task = self._shrinking(found, hit)
             if hit.status == "crash":
-                self._keep(task.unshrunk())
+                self._keep(task.unshrunk("it ends its process"))
             else:
                 self._shrink.append(task)
 

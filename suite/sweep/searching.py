@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,13 +203,15 @@ class ShrinkTask(OfSearch):
         search.checks = [check for check in search.checks if check.name == self.cause[1]]
         search.judge_these([Case.parse(self.case)])
         same = next((failure for failure in found if failure.key == self.cause), None)
-        return self.unshrunk() if same is None else self._finding(search, same)
+        if same is not None:
+            return self._finding(search, same)
+        return replace(self.unshrunk("it was not seen again"), versions=search.plan.versions)
 
-    def unshrunk(self) -> Finding:
-        """What there is to say of it where it is not seen again, or ends its process."""
+    def unshrunk(self, why: str) -> Finding:
+        """The case as it was drawn, and why there is no smaller one, and no script."""
         return Finding(
             self.cause, self.options.backend, self.case, self.case, self.status, self.kind, self.message,
-            repeats=False, no_script="it was not seen again",
+            repeats=False, no_script=why,
         )  # fmt: skip
 
     def _finding(self, search: Search, failure: Failure) -> Finding:
