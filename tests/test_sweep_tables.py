@@ -53,6 +53,7 @@ def test_a_folder_is_a_sweep_and_every_table_is_made(
     for name in SWEEPS.tables:
         assert f"\n{name.replace('_', ' ').capitalize()}\n" in said
     assert main(["report", str(folder), "--table", "statuses"]) == 2
+    assert "Cells of one case over seeds are not independent" in " ".join(said.split())
     assert "made of records of conformance" in capsys.readouterr().err
 
 

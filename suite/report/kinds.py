@@ -143,8 +143,9 @@ SWEEPS = Kind(
         "asked / all cells.",
         "by_seed": "Cells per status and seed.",
         "rates": (
-            "How often cells that were asked fail, with exact 95 % intervals; what is known counts "
-            "beside it."
+            "How often cells that were asked fail, with exact 95 % intervals of independent draws; what "
+            "is known counts beside it. Cells of one case over seeds are not independent: where a fault "
+            "hangs on the case, the intervals are too narrow."
         ),
         "false_alarms": (
             "Failures of the control a million cells, with exact 95 % intervals: where it fails, the "
