@@ -11,21 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from backends.registry import UsageError
-from suite.__main__ import main
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.plan import Plan, record
 from suite.records import sweeps
 from suite.records.cells import CellRecord
-from suite.sweep import cluster, driver
+from suite.sweep import driver
 from suite.sweep.alone import AloneTask, CannotStart
-from suite.sweep.costs import USUAL, Costs, batch_end
+from suite.sweep.costs import Costs
 from suite.sweep.driver import Driver
 from suite.sweep.judging import Judging
 from suite.sweep.plan import SweepPlan, made
@@ -366,25 +364,6 @@ def test_tasks_that_run_as_a_limit_is_reached_are_given_up(tmp_path: Path) -> No
     assert engine.cancelled == [1]
 
 
-def test_batches_are_sized_by_what_cells_took() -> None:
-    kinds = [("values", "torch")] * 4 + [("gradients", "torch")] * 4
-    costs = Costs(kinds)
-    assert np.array_equal(costs.of(0, 8), [USUAL] * 8)
-    costs.learn(0, [1.0, 3.0])
-    assert np.array_equal(costs.of(0, 8), [1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    costs.learn(4, [10.0])
-    assert np.array_equal(costs.of(2, 8), [2.0, 2.0, 10.0, 10.0, 10.0, 10.0])
-    costs.learn(0, [3.0])
-    assert costs.of(0, 1) == [2.0]
-    places = [(n // 2, 0) for n in range(8)]
-    seconds = np.array([1.0, 1.0, 1.0, 1.0, 8.0, 8.0, 1.0, 1.0])
-    assert batch_end(seconds, places, 0, 2.0, 100) == 2
-    assert batch_end(seconds, places, 0, 2.5, 100) == 4, "neighbours stay together"
-    assert batch_end(seconds[4:], places[4:], 4, 2.5, 100) == 6, "one place at least"
-    assert batch_end(seconds, places, 0, 1e9, 3) == 4, "at most"
-    assert batch_end(seconds, places, 0, 1e9, 100) == 8
-
-
 @pytest.mark.usefixtures("batches_of_five")
 def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for every task that is handed out, it looks at no cell."""
@@ -408,34 +387,3 @@ def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.Mon
             sweep(tmp_path / "s", plan(seeds="0-2"), engine)
     assert len(compared) > 10
     assert compared[-1] == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cluster=remote"], "unknown cluster 'remote'; valid: local, auto, ray://HOST:PORT"),
-        (["--hours=-1"], "--hours must not be negative"),
-        (["--money=3"], "core_hour"),
-        (["--cluster=auto", "--cores=2"], "--cores are those of --cluster=local"),
-    ],
-)
-def test_usage_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    path = tmp_path / "plan.toml"
-    path.write_text("[[judge]]\nbackends = ['numpy']\n")
-    assert main(["sweep", str(path), f"--results={tmp_path / 's'}", *words]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert len(captured.err.splitlines()) == 1
-    assert not (tmp_path / "s").exists()
-
-
-def test_without_ray_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    path = tmp_path / "plan.toml"
-    path.write_text("[[judge]]\nbackends = ['numpy']\n")
-    assert main(["sweep", str(path), f"--results={tmp_path / 's'}"]) == 2
-    assert capsys.readouterr().err.strip() == cluster.MISSING
