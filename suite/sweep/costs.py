@@ -38,7 +38,8 @@ class Costs:
         return max(0.0, self._seconds + float(self._unmeasured @ self._guesses()))
 
     def owe(self, first: int, end: int, runs: int = 1) -> None:
-        """The cells `first` to `end` - 1 are owed by so many more runs, or fewer."""
+        """The cells `first` to `end` - 1 are owed by so many more runs; by fewer where `runs` is
+        negative."""
         span = slice(first, end)
         self._count_owed(span, -1)
         self._owed[span] += runs
