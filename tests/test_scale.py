@@ -81,17 +81,30 @@ def test_the_job_for_kubernetes() -> None:
     assert words[4] == "/plan/plan.toml"
     assert "--results=/results/sweep" in words
     assert "--cluster=auto" in words
+    assert spec["backoffLimit"] == 0, "exit codes 1 and 3 are ends, not accidents"
 
 
-def test_the_array_for_slurm(tmp_path: Path) -> None:
-    fake = tmp_path / "python"
+def array(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What a task of the array for Slurm does, where Python says what it was asked for."""
+    fake = folder / "python"
     fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)
-    task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "40", "RESULTS": "there"}
-    said = subprocess.run(
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.run(
         ["bash", str(DOCS / "slurm-array.sh"), "torch", "smoke", "7"], capture_output=True, text=True,
-        check=True, env=os.environ | task | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    ).stdout.split()  # fmt: skip
+        env=os.environ | {"PATH": path, "RESULTS": "there", **variables},
+    )  # fmt: skip
+
+
+def slurm(part: int, first: int, last: int) -> dict[str, str]:
+    """The variables of a task of an array of neighbouring parts."""
+    numbers = {"ID": part, "MIN": first, "MAX": last, "COUNT": last - first + 1}
+    return {f"SLURM_ARRAY_TASK_{name}": str(number) for name, number in numbers.items()}
+
+
+@pytest.mark.parametrize("variables", [slurm(3, 1, 40), slurm(3, 3, 3) | {"OF": "40"}])
+def test_the_array_for_slurm(tmp_path: Path, variables: dict[str, str]) -> None:
+    said = array(tmp_path, **variables).stdout.split()
     given = dict(word.removeprefix("--").split("=", 1) for word in said if word.startswith("--"))
     results = given["results"]
     assert results == "there/torch-smoke-7-3.jsonl"
@@ -99,3 +112,14 @@ def test_the_array_for_slurm(tmp_path: Path) -> None:
     options = Options.of(lambda name: words.get(name))
     assert options.part() == (3, 40)
     assert (options.backend, options.level, options.seed) == (("torch",), "smoke", 7)
+
+
+@pytest.mark.parametrize(
+    "variables", [slurm(7, 7, 7), slurm(1, 1, 9) | {"SLURM_ARRAY_TASK_COUNT": "2"}]
+)
+def test_an_array_of_some_parts_must_say_of_how_many(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    refused = array(tmp_path, **variables)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "say of how many they are: OF=40 sbatch" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -10,26 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from backends.registry import UsageError
-from suite.__main__ import main
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.plan import Plan, record
 from suite.records import sweeps
 from suite.records.cells import CellRecord
-from suite.sweep import cluster, driver
+from suite.sweep import driver
 from suite.sweep.alone import AloneTask, CannotStart
-from suite.sweep.costs import USUAL, Costs, batch_end
+from suite.sweep.costs import Costs
 from suite.sweep.driver import Driver
+from suite.sweep.judging import Judging
 from suite.sweep.plan import SweepPlan, made
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.source import DEATHS
-from suite.sweep.store import Limits, Store
+from suite.sweep.store import Limits, Store, source
 from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WrongMachine
 from tests.sweeps_by_hand import Here
 
@@ -135,14 +135,34 @@ def test_a_folder_belongs_to_one_sweep(tmp_path: Path, monkeypatch: pytest.Monke
         assert store.continued
     with pytest.raises(UsageError, match="the sweep of another plan"):
         Store(tmp_path / "s", plan(seeds="0-1"))
-    monkeypatch.setattr("suite.records.machine.commit", lambda: ("0123456789abcdef", False))
-    with pytest.raises(UsageError, match="was begun with the suite's commit"):
-        Store(tmp_path / "s", plan())
+    for commit in ("0123456789abcdef", "fedcba9876543210"):
+        monkeypatch.setattr("suite.records.machine.commit", lambda c=commit: (c, True))
+        with pytest.raises(UsageError, match="was begun with the suite's commit"):
+            Store(tmp_path / "s", plan())
+        Store(tmp_path / commit, plan()).__exit__()
+    monkeypatch.setattr("suite.sweep.store.source", lambda: "0" * 16)
+    with pytest.raises(UsageError, match="with other files of the suite"):
+        Store(tmp_path / commit, plan())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("kept")
     with pytest.raises(UsageError, match="holds something, and no sweep"):
         Store(tmp_path / "other", plan())
     assert (tmp_path / "other" / "mine.txt").read_text() == "kept"
+
+
+def test_every_file_of_the_suite_counts(tmp_path: Path) -> None:
+    """Also where no commit speaks of it."""
+    path = tmp_path / "backends" / "_torch" / "torch.toml"
+    path.parent.mkdir(parents=True)
+    seen = set()
+    for text in ("one", "two"):
+        path.write_text(text)
+        seen.add(source(tmp_path))
+    (path.parent / "notes.md").write_text("of no account")
+    seen.add(source(tmp_path))
+    path.rename(path.parent / "other.toml")
+    seen.add(source(tmp_path))
+    assert len(seen) == 3
 
 
 def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
@@ -155,6 +175,21 @@ def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
     batch.path.write_bytes(data)
     with pytest.raises(SweepError, match="holds other cells than the suite asks now"):
         sweep(tmp_path / "s", asked)
+
+
+@pytest.mark.usefixtures("batches_of_five")
+def test_other_software_in_a_folder_is_seen(tmp_path: Path) -> None:
+    """A run that is continued has one set of versions, in every file."""
+    code, _ = sweep(tmp_path / "s", plan())
+    assert code == GREEN
+    batch = next(sweeps.runs(tmp_path)).batches[-1]
+    data = sweeps.encoded(
+        replace(batch.header, versions={"numpy": "0.1"}), sweeps.records(batch.table())
+    )
+    batch.path.write_bytes(data)
+    said = rf"{batch.path.name} was judged with numpy 0\.1, this machine has numpy \d"
+    with pytest.raises(SweepError, match=said):
+        sweep(tmp_path / "s", plan())
 
 
 @pytest.mark.usefixtures("batches_of_five")
@@ -219,16 +254,21 @@ def test_the_cell_that_kills_is_a_crash(act: str, kind: str, said: str) -> None:
     assert all(said in c.message for c in crashed)
     assert {c.status for c in found if "k17" not in c.case} <= {"pass", "unsupported"}
     assert judged.counts["mini", "crash"] == len(crashed)
-    assert any("crash" in line and "seed 3" in line for line in judged.failing)
+    assert any("crash" in line and "seed 3" in line for line in judged.failing.values())
 
 
 def test_failures_are_told_and_end_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables = [{"backends": ["tests.miniatures:always_wrong"], "level": "smoke", "dtypes": ["f16"]}]
-    code, _ = sweep(tmp_path / "s", made({"judge": tables}))
+    wrong = {"backends": ["tests.miniatures:always_wrong"], "level": "smoke", "dtypes": ["f16"]}
+    code, _ = sweep(tmp_path / "s", made({"judge": [wrong | {"seeds": "0-1"}]}))
     assert code == FAILED
     said = capsys.readouterr().out
+    told = [line.partition(",")[0] for line in said.splitlines() if line.startswith("fail ")]
+    assert len(told) > 1
+    assert len(set(told)) == len(told), "each way of failing once"
+    failed = {(c.check, c.kind) for c in recorded(tmp_path / "s") if c.status == "fail"}
+    assert len(told) == len(failed)
     assert "fail value: values of mini:alwayswrong" in said
     assert "tests.miniatures:always_wrong smoke f16 installed seed 0: " in said
 
@@ -324,51 +364,26 @@ def test_tasks_that_run_as_a_limit_is_reached_are_given_up(tmp_path: Path) -> No
     assert engine.cancelled == [1]
 
 
-def test_batches_are_sized_by_what_cells_took() -> None:
-    kinds = [("values", "torch")] * 4 + [("gradients", "torch")] * 4
-    costs = Costs(kinds)
-    assert np.array_equal(costs.of(0, 8), [USUAL] * 8)
-    costs.learn(0, [1.0, 3.0])
-    assert np.array_equal(costs.of(0, 8), [1.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    costs.learn(4, [10.0])
-    assert np.array_equal(costs.of(2, 8), [2.0, 2.0, 10.0, 10.0, 10.0, 10.0])
-    costs.learn(0, [3.0])
-    assert costs.of(0, 1) == [2.0]
-    places = [(n // 2, 0) for n in range(8)]
-    seconds = np.array([1.0, 1.0, 1.0, 1.0, 8.0, 8.0, 1.0, 1.0])
-    assert batch_end(seconds, places, 0, 2.0, 100) == 2
-    assert batch_end(seconds, places, 0, 2.5, 100) == 4, "neighbours stay together"
-    assert batch_end(seconds[4:], places[4:], 4, 2.5, 100) == 6, "one place at least"
-    assert batch_end(seconds, places, 0, 1e9, 3) == 4, "at most"
-    assert batch_end(seconds, places, 0, 1e9, 100) == 8
+@pytest.mark.usefixtures("batches_of_five")
+def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for every task that is handed out, it looks at no cell."""
+    left, of = Judging.left.fget, Costs.of
+    compared: list[float] = []
 
+    def looked(judging: Judging) -> float:
+        with monkeypatch.context() as patch:
+            patch.delattr(Costs, "of")
+            kept = left(judging)
+        spans = [span for spans in judging.gaps.values() for span in spans]
+        assert kept == pytest.approx(sum(of(judging._costs, *span).sum() for span in spans))
+        compared.append(kept)
+        return kept
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--cluster=remote"], "unknown cluster 'remote'; valid: local, auto, ray://HOST:PORT"),
-        (["--hours=-1"], "--hours must not be negative"),
-        (["--money=3"], "core_hour"),
-        (["--cluster=auto", "--cores=2"], "--cores are those of --cluster=local"),
-    ],
-)
-def test_usage_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
-    path = tmp_path / "plan.toml"
-    path.write_text("[[judge]]\nbackends = ['numpy']\n")
-    assert main(["sweep", str(path), f"--results={tmp_path / 's'}", *words]) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert len(captured.err.splitlines()) == 1
-    assert not (tmp_path / "s").exists()
-
-
-def test_without_ray_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    path = tmp_path / "plan.toml"
-    path.write_text("[[judge]]\nbackends = ['numpy']\n")
-    assert main(["sweep", str(path), f"--results={tmp_path / 's'}"]) == 2
-    assert capsys.readouterr().err.strip() == cluster.MISSING
+    monkeypatch.setattr(Judging, "left", property(looked))
+    count = itertools.count()
+    interrupted = Here(lambda task: KeyboardInterrupt() if next(count) == 5 else None)
+    for engine in (interrupted, Here()):
+        with contextlib.suppress(KeyboardInterrupt):
+            sweep(tmp_path / "s", plan(seeds="0-2"), engine)
+    assert len(compared) > 10
+    assert compared[-1] == pytest.approx(0.0)

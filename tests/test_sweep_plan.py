@@ -122,6 +122,19 @@ def test_no_cell_is_asked_by_two_tables() -> None:
             made({"judge": tables})
 
 
+def test_no_search_is_made_by_two_tables() -> None:
+    apart = [{"seeds": 1}, {"gradients": False}, {"mode": "compiled"}, {"dtypes": ["f32"]}]
+    for words in apart:
+        assert made({"search": [TORCH, TORCH | words]})
+    both = {"backends": ["torch", "numpy"], "seeds": "0-3"}
+    for one, other in [
+        (TORCH, TORCH), (TORCH, TORCH | {"examples": 5}),
+        (both, {"backends": ["numpy", "pytorch"], "seeds": [7, 0]}),
+    ]:  # fmt: skip
+        with pytest.raises(UsageError, match="with seed 0 is searched by two tables"):
+            made({"search": [one, other]})
+
+
 def test_seeds() -> None:
     assert seeds_of(3) == (3,)
     assert seeds_of("0-2") == (0, 1, 2)

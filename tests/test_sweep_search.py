@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import asdict, replace
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from suite.__main__ import main
 from suite.mutation.changes import Change
 from suite.mutation.run import Mutant
 from suite.mutation.targets import Target
@@ -24,7 +27,7 @@ from suite.sweep.plan import SweepPlan, made, search_options
 from suite.sweep.run import FAILED, GREEN, Sweep
 from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
 from suite.sweep.store import Limits, Store
-from suite.sweep.tasks import SweepError, Task
+from suite.sweep.tasks import SweepError, Task, WrongMachine
 from tests.sweeps_by_hand import Here
 
 pytest.importorskip("hypothesis")
@@ -88,6 +91,24 @@ def test_problems_are_asked_of_the_other_tables(tmp_path: Path) -> None:
     assert sweep(tmp_path, plan)[1].tasks == [], "the corpus is the same"
 
 
+def test_tables_of_the_same_backends_are_told_apart(tmp_path: Path) -> None:
+    """No file is written twice, and every cause is made small with the options that it was met with."""
+    tables = [{}, {"seeds": 1}, {"gradients": True}, {"dtypes": ["f64"]}]
+    plan = made({"search": [WRONG | {"examples": 1} | words for words in tables]})
+    code, engine = sweep(tmp_path, plan)
+    assert code == FAILED
+    names = [task.name for task in engine.tasks]
+    assert len(set(names)) == len(names)
+    searched = list(searches.searched(tmp_path))
+    drawn = [one for one in searched if not one.corpus]
+    assert len(drawn) == 4
+    dtypes = {hit.cause: one.options["dtype"] for one in drawn for hit in one.hits}
+    shrunk = [task for task in engine.tasks if isinstance(task, ShrinkTask)]
+    assert all([*task.options.dtype] == dtypes[task.cause] for task in shrunk)
+    assert {task.options.dtype for task in shrunk} == {("f32",), ("f64",)}
+    assert sweep(tmp_path, plan)[1].tasks == []
+
+
 def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) -> None:
     from suite.front.plan import Plan
     from suite.search.engine import Search
@@ -121,18 +142,23 @@ def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
     assert not any(isinstance(t, ShrinkTask) for t in iter(lambda: source.next(1.0), None))
 
 
-def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path, deaths: int) -> None:
+    """A process that dies once may have been killed by anything: it is begun again."""
     plan = made({"search": [WRONG | {"examples": 1}]})
     count = itertools.count()
 
     def fate(task: Task[Any]) -> str | None:
-        return "killed" if isinstance(task, ShrinkTask) and next(count) == 0 else None
+        return "killed" if isinstance(task, ShrinkTask) and next(count) < deaths else None
 
-    code, _ = sweep(tmp_path, plan, Here(fate))
+    code, engine = sweep(tmp_path, plan, Here(fate))
     assert code == FAILED
-    lost = [finding for finding in searches.findings(tmp_path) if not finding.repeats]
-    assert [finding.case for finding in lost] == [finding.drawn for finding in lost]
-    assert len(lost) == 1
+    assert kinds(engine).count(ShrinkTask) == 2
+    (finding,) = searches.findings(tmp_path)
+    assert finding.repeats == (deaths == 1)
+    if deaths == 2:
+        assert finding.case == finding.drawn
+        assert finding.no_script == "the process that made it smaller died 2 times: killed"
 
 
 def test_records_of_searches(tmp_path: Path) -> None:
@@ -194,7 +220,12 @@ def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [content.complete for content in loaded] == [False, True]
     assert {record.start for content in loaded for record in content.records} == {0, 1, 2}
     assert loaded[0].header.versions == {"torch": "2.13.0"}
-    assert "mutants of torch smoke: 1 killed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "mutants of torch smoke: 1 killed" in said
+    (words,) = re.findall(r"^tables: python -m suite (.*)$", said, re.MULTILINE)
+    *words, pattern = words.split()
+    assert main([*words, *sorted(glob(pattern))]) == 0, "the command makes the page"
+    assert "| torch |" in capsys.readouterr().out
     assert kinds(sweep(tmp_path, plan, Judged())[1]) == [DrawTask]
 
 
@@ -204,3 +235,29 @@ def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_pa
 
     with pytest.raises(SweepError, match="died 3 times: no memory"):
         sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [(SearchTask, "search/*/seed-1-1.json"), (ShrinkTask, "search/findings/*"),
+     (MutantTask, "mutants/*")],
+)  # fmt: skip
+def test_a_machine_with_other_versions_is_told(tmp_path: Path, kind: type, held: str) -> None:
+    """Nothing that it says is recorded."""
+
+    class Other(Judged):
+        """An engine one of whose machines has other software."""
+
+        def carry_out(self, task: Task[Any]) -> Any:
+            searches = isinstance(task, SearchTask | ShrinkTask)
+            result = task.run() if searches else super().carry_out(task)
+            if not isinstance(task, kind) or getattr(task, "seed", 1) == 0:
+                return result
+            return replace(
+                result, **({"versions": {"numpy": "0.1"}} if searches else {"version": "0.1"})
+            )
+
+    plan = made({"search": [WRONG | {"examples": 1, "seeds": "0-1"}], "mutants": [MUTANTS]})
+    with pytest.raises(WrongMachine, match=r"this machine has \w+ 0\.1, the sweep began with"):
+        sweep(tmp_path, plan, Other())
+    assert not list(tmp_path.glob(held))

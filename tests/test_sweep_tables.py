@@ -53,6 +53,7 @@ def test_a_folder_is_a_sweep_and_every_table_is_made(
     for name in SWEEPS.tables:
         assert f"\n{name.replace('_', ' ').capitalize()}\n" in said
     assert main(["report", str(folder), "--table", "statuses"]) == 2
+    assert "Cells of one case over seeds are not independent" in " ".join(said.split())
     assert "made of records of conformance" in capsys.readouterr().err
 
 
@@ -115,6 +116,26 @@ def test_failures_of_some_seeds_are_told_from_those_of_all(folder: Path) -> None
         "torch:sdpa", "value", 2, 10,
     )  # fmt: skip
     assert (row["case"], row["message"]) == (TWO, "off by 3"), "the worst of them"
+
+
+def test_what_is_known_is_no_failure(tmp_path: Path) -> None:
+    """A cell that is known with all seeds but one, where it passes against the expectation."""
+    known = {"status": "known", "kind": "value", "message": "expected", "error_ratio": 9.0}
+    for seed in range(5):
+        passes = {"status": "fail", "kind": "unexpected-pass", "message": "now right"}
+        swept(
+            tmp_path,
+            cell(ONE, seed=seed, **(passes if seed == 2 else known)),
+            cell(TWO, seed=seed, **known),
+            seed=seed,
+        )
+    read = reading.Swept([tmp_path])
+    (row,) = tables.failing(read).reset_index().to_dict("records")
+    assert (row["kind"], row["cells"], row["seeds"]) == ("unexpected-pass", 1, 1)
+    assert (row["case"], row["message"]) == (ONE, "now right")
+    (row,) = tables.some_seeds(read).reset_index().to_dict("records")
+    assert (row["case"], row["failed"], row["known"], row["of"]) == (ONE, 1, 4, 5)
+    assert (row["status"], row["kind"], row["seed"]) == ("fail", "unexpected-pass", 2)
 
 
 def test_unfinished_runs_and_green_ones(tmp_path: Path) -> None:

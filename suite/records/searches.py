@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,7 +54,8 @@ class Searched:
     bounds.
 
     `corpus` is whether it drew nothing, and was asked problems that others had met. `ended` says how its
-    process ended before its time, and at which cell; "" where it came to its end.
+    process ended before its time, and at which cell; "" where it came to its end. `options` are those of
+    its table, `versions` those of the machine.
     """
 
     backends: tuple[str, ...]
@@ -67,6 +68,8 @@ class Searched:
     near: tuple[Near, ...] = ()
     ended: str = ""
     corpus: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Finding:
     """A cause, once: the case as it was drawn, and the smallest that fails in the same way.
 
     `repeats` is whether it failed when it was judged once more; `script` shows it without this project,
-    or says why there is none.
+    or `no_script` says why there is none.
     """
 
     cause: Cause
@@ -87,6 +90,7 @@ class Finding:
     repeats: bool
     script: str = ""
     no_script: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

@@ -143,8 +143,9 @@ SWEEPS = Kind(
         "asked / all cells.",
         "by_seed": "Cells per status and seed.",
         "rates": (
-            "How often cells that were asked fail, with exact 95 % intervals; what is known counts "
-            "beside it."
+            "How often cells that were asked fail, with exact 95 % intervals of independent draws; what "
+            "is known counts beside it. Cells of one case over seeds are not independent: where a fault "
+            "hangs on the case, the intervals are too narrow."
         ),
         "false_alarms": (
             "Failures of the control a million cells, with exact 95 % intervals: where it fails, the "
@@ -161,8 +162,8 @@ SWEEPS = Kind(
             "Failures by implementation, check and kind, the most frequent first, with the worst."
         ),
         "some_seeds": (
-            "Cells that fail with some seeds and pass with others: what hangs on the values. Seed is "
-            "the smallest that fails."
+            "Cells that fail with some seeds and not with others: what hangs on the values. Known is "
+            "with how many of the others a failure is expected; seed is the smallest that fails."
         ),
         "searched": "Searches: cases drawn, problems of the corpus asked, and cells by status.",
         "found": (

@@ -167,10 +167,10 @@ def _rate(asked: int, failed: int) -> dict[str, Any]:
 
 def failing(swept: Swept) -> pd.DataFrame:
     """Failures by implementation, check and kind, the most frequent first: cells, with how many seeds,
-    the largest error ratio, one of the cases, and its message."""
+    the largest error ratio, one of the cases, and its message. What is known is none of them."""
     groups: dict[tuple[str, str, str, str], list[tuple[str, Failing]]] = defaultdict(list)
     for (release, check, case, label), cell in swept.failing.items():
-        if any(cell.statuses[status] for status in BROKEN):
+        if cell.seeds:
             groups[label, check, cell.kind, release].append((case, cell))
     rows = {}
     for key, cells in sorted(groups.items(), key=lambda entry: -len(entry[1])):
@@ -187,15 +187,16 @@ def failing(swept: Swept) -> pd.DataFrame:
 
 
 def some_seeds(swept: Swept) -> pd.DataFrame:
-    """Cells that fail with some seeds and pass with others: what hangs on the values. The rarest
-    first."""
+    """Cells that fail with some seeds and not with others: what hangs on the values. The rarest first;
+    `known` is with how many of the others a failure is expected."""
     asked = swept.seeds
     rows = {}
     for (release, check, case, label), cell in swept.failing.items():
         seeds = asked[release, label]
-        if len(cell.seeds) < seeds:
+        if 0 < len(cell.seeds) < seeds:
             rows[release, check, case, label] = {
                 "failed": len(cell.seeds),
+                "known": cell.known,
                 "of": seeds,
                 "status": cell.statuses.most_common(1)[0][0],
                 "kind": cell.kind,
@@ -203,7 +204,7 @@ def some_seeds(swept: Swept) -> pd.DataFrame:
                 "seed": min(cell.seeds),
                 "message": cell.message,
             }
-    columns = ["failed", "of", "status", "kind", "error_ratio", "seed", "message"]
+    columns = ["failed", "known", "of", "status", "kind", "error_ratio", "seed", "message"]
     table = _indexed(rows, _CELL, columns)
     return table.sort_values("failed", kind="stable")
 

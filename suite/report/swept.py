@@ -20,7 +20,6 @@ from suite.records import searches
 from suite.records.lines import RecordError
 from suite.records.searches import Cause, Finding, Searched
 from suite.records.sweeps import SweptRun, runs
-from suite.report.conformance import FAILING
 from suite.spec.vocabulary import BROKEN
 
 _READ = (
@@ -34,9 +33,11 @@ Where = tuple[str, str, int]
 
 @dataclass
 class Failing:
-    """What is kept of a cell that did not pass with some seeds."""
+    """What is kept of a cell that failed with some `seeds`; with `known` more of them a failure is
+    expected."""
 
     seeds: list[int] = field(default_factory=list)
+    known: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     kind: str = ""
     message: str = ""
@@ -53,7 +54,7 @@ class Swept:
         self.ratios: dict[tuple[str, str, str, str, str], list[np.ndarray]] = defaultdict(list)
         """Error ratios by release, implementation, check, dtype and class."""
         self.failing: dict[tuple[str, str, str, str], Failing] = defaultdict(Failing)
-        """By release, check, case and implementation."""
+        """By release, check, case and implementation; also cells that are known to fail, and do."""
         self.searched: list[Searched] = []
         self.findings: dict[Cause, Finding] = {}
         for folder in folders:
@@ -92,9 +93,12 @@ class Swept:
             self.ratios[release, label, check, dtype, numerics].append(block.to_numpy())
 
     def _take_failing(self, run: SweptRun, table: pa.Table) -> None:
-        rows = table.filter(pc.is_in(table["status"], pa.array(FAILING)))
+        rows = table.filter(pc.is_in(table["status"], pa.array([*BROKEN, "known"])))
         for row in rows.to_pylist():
             cell = self.failing[run.release, row["check"], row["case"], row["label"]]
+            if row["status"] == "known":
+                cell.known += 1
+                continue
             cell.seeds.append(run.seed)
             cell.statuses[row["status"]] += 1
             ratio = row["error_ratio"]

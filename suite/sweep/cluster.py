@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from backends.registry import UsageError
+from suite.front.architecture import PACKAGES
 from suite.front.jax_caches import FOLDER
 from suite.records.machine import ROOT
 from suite.sweep.driver import Died
@@ -23,9 +24,6 @@ from suite.sweep.plan import lock
 from suite.sweep.tasks import SweepError, Task
 
 MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
-
-PACKAGES = ("attention_conformance", "backends", "references", "suite")
-"""What is sent to machines that are not this one."""
 
 STORE_BYTES = 256 * 2**20
 """Ray's object store on this machine: results are small, and fetched at once."""

@@ -19,13 +19,17 @@ from typing import Any
 from suite.records import searches, sweeps
 from suite.records.lines import RecordError
 from suite.records.searches import FINDINGS, SEARCH, Finding, Hit, Searched
+from suite.spec.text import printable
 from suite.sweep.plan import SweepPlan, search_options, seeds_of
 from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
 from suite.sweep.source import Source
-from suite.sweep.tasks import SweepError, Task
+from suite.sweep.tasks import SweepError, Task, check_versions
 
 EXAMPLE_SECONDS = 0.15
 """What an example takes, about, before any was judged."""
+
+TRIALS = 2
+"""How often a case is made smaller whose process dies: a smaller case may end its process, too."""
 
 AT_ONCE = 50
 """Problems of the corpus that a task asks."""
@@ -47,6 +51,8 @@ class Searches(Source):
         self._each = EXAMPLE_SECONDS
         self.searched: list[Searched] = []
         self.known: set[searches.Cause] = set()
+        self._versions: dict[str, str] = {}
+        # A search of each table; of those that differ in seeds alone, of the first.
         self.tables: list[SearchTask] = []
         for table in plan.search:
             options = search_options(plan, table)
@@ -54,7 +60,8 @@ class Searches(Source):
                 SearchTask(options, "", table.gradients, seed, table.examples)
                 for seed in seeds_of(table.seeds)
             ]
-            self.tables.append(made[0])
+            if not any(table.stated == made[0].stated for table in self.tables):
+                self.tables.append(made[0])
             self._queue += [task for task in made if not self._place(task).is_file()]
         try:
             self.known |= {finding.cause for finding in searches.findings(folder)}
@@ -62,6 +69,7 @@ class Searches(Source):
         except RecordError as error:
             raise SweepError(str(error)) from error
         for found in self.searched:
+            self._versions |= found.versions
             self._meet(found)
 
     def next(self, seconds: float) -> Task[Any] | None:
@@ -75,6 +83,7 @@ class Searches(Source):
         return None
 
     def take(self, task: Task[Any], result: Any) -> None:
+        self._same_machine(result.versions)
         if isinstance(result, Finding):
             self._keep(result)
             return
@@ -91,8 +100,13 @@ class Searches(Source):
 
     def died(self, task: Task[Any], why: str) -> None:
         if isinstance(task, ShrinkTask):
-            # The smaller case ends its process, too: the case as it was drawn is what there is to say.
-            self._keep(task.unshrunk())
+            self._deaths[task.name] += 1
+            if self._deaths[task.name] < TRIALS:
+                self._told(f"{task.name} died ({why}); it is run again")
+                self._again.append(task)
+            else:
+                how = f"the process that made it smaller died {TRIALS} times: {why}"
+                self._keep(task.unshrunk(printable(how)))
             return
         self.survive(task, why)
         assert isinstance(task, SearchTask)
@@ -136,6 +150,13 @@ class Searches(Source):
         path.unlink(missing_ok=True)
         sweeps.write(path, "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode())
 
+    def _same_machine(self, versions: dict[str, str]) -> None:
+        """Raise WrongMachine where what was taken in before had other versions."""
+        check_versions(
+            versions, {name: self._versions.get(name, v) for name, v in versions.items()}
+        )
+        self._versions |= versions
+
     def _meet(self, found: Searched) -> None:
         """Have every new cause made small, once."""
         for hit in found.hits:
@@ -145,14 +166,21 @@ class Searches(Source):
             self._told(f"found: {hit.kind}, {hit.cause[1]} of {hit.cause[0]}: {hit.case}")
             task = self._shrinking(found, hit)
             if hit.status == "crash":
-                self._keep(task.unshrunk())
+                self._keep(task.unshrunk("it ends its process"))
             else:
                 self._shrink.append(task)
 
     def _shrinking(self, found: Searched, hit: Hit) -> ShrinkTask:
-        table = next(t for t in self.tables if t.options.backend == found.backends)
+        table = next(table for table in self.tables if table.stated == found.options)
         return ShrinkTask(
-            table.options, "", True, hit.cause, hit.case, hit.status, hit.kind, hit.message
+            table.options,
+            "",
+            table.gradients,
+            hit.cause,
+            hit.case,
+            hit.status,
+            hit.kind,
+            hit.message,
         )
 
     def _keep(self, finding: Finding) -> None:
@@ -164,7 +192,7 @@ class Searches(Source):
     def _place(self, task: SearchTask) -> Path:
         """The file of what a search met."""
         table = re.sub(r"[^\w.-]+", "-", task.group)[:80]
-        options = hashlib.sha256(repr(task.options).encode()).hexdigest()[:8]
+        options = hashlib.sha256(repr(task.stated).encode()).hexdigest()[:8]
         asked = hashlib.sha256("\n".join(task.cases).encode()).hexdigest()[:12]
         name = f"corpus-{asked}" if task.cases else f"seed-{task.seed}-{task.examples}"
         return self.folder / SEARCH / f"{table}-{options}" / f"{name}.json"
@@ -174,9 +202,7 @@ class Searches(Source):
         tasks = []
         for table in self.tables:
             others = [
-                one
-                for one in self.searched
-                if not one.corpus and one.backends != table.options.backend
+                one for one in self.searched if not one.corpus and one.options != table.stated
             ]
             cases = {near.case for one in others for near in one.near}
             cases |= {hit.case for one in others for hit in one.hits if hit.status != "crash"}

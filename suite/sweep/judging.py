@@ -14,13 +14,14 @@ from typing import Any
 from backends.registry import UsageError
 from suite.records.cells import digest
 from suite.records.lines import RecordError
+from suite.records.sweeps import Batch
 from suite.sweep.alone import AloneTask
 from suite.sweep.costs import Costs, batch_end
 from suite.sweep.loaded import Survey
 from suite.sweep.plan import Series
 from suite.sweep.source import Source
 from suite.sweep.store import Span, Store, gaps, say
-from suite.sweep.tasks import Judged, JudgeTask, SurveyTask, SweepError, Task
+from suite.sweep.tasks import Failure, Judged, JudgeTask, SurveyTask, SweepError, Task, listed
 
 MOST = 4000
 """Cells of a batch at most: what is lost where it dies."""
@@ -30,14 +31,14 @@ MOST_SEEDS = 64
 
 
 class Judging(Source):
-    """The runs of a series. `told` hears every failing cell, `judged` the cells by backend and status
+    """The runs of a series. `told` hears of failing cells, `judged` the cells by backend and status
     with the seconds that they took, `surveyed` how many cells of each backend are left, once."""
 
     def __init__(
         self,
         series: Series,
         store: Store,
-        told: Callable[[str], None],
+        told: Callable[[Failure, str], None],
         judged: Callable[[Judged, list[str]], None],
         surveyed: Callable[[Survey, Counter[str]], None],
     ) -> None:
@@ -71,6 +72,7 @@ class Judging(Source):
         seconds = seconds if self._costs.known else seconds / 4
         most = max(1, MOST // len(seeds))
         end = batch_end(costs, survey.places[first:stop], first, seconds, most)
+        self._costs.owe(first, end, -len(seeds))
         for each in seeds:
             _, last = self.gaps[each].pop(0)
             if end < last:
@@ -88,8 +90,8 @@ class Judging(Source):
             self.store.write(self.series, judged)
             self._costs.learn(judged.first, judged.seconds)
             self._judged(judged, self._backends(judged.first, judged.end))
-            for line in judged.failing:
-                self._told(line)
+            for failure, line in judged.failing.items():
+                self._told(failure, line)
 
     def died(self, task: Task[Any], why: str) -> None:
         self.survive(task, why)
@@ -100,7 +102,7 @@ class Judging(Source):
 
     @property
     def left(self) -> float:
-        return sum(float(self._costs.of(*span).sum()) for s in self.gaps.values() for span in s)
+        return self._costs.left
 
     @property
     def finished(self) -> bool:
@@ -119,17 +121,30 @@ class Judging(Source):
         for seed in self.series.seeds:
             try:
                 found = self.store.recorded(self.series, seed)
-                if found and found[0].header.digest != self._identity(seed)["digest"]:
-                    raise SweepError(
-                        f"{found[0].path.parent} holds other cells than the suite asks now; "
-                        "begin another folder"
-                    )
+                for batch in found:
+                    self._check(batch, seed)
             except RecordError as error:
                 raise SweepError(str(error)) from error
             self.gaps[seed] = gaps(found, len(survey.keys))
             for span in self.gaps[seed]:
                 left.update(self._backends(*span))
+                self._costs.owe(*span)
         self._surveyed(survey, left)
+
+    def _check(self, batch: Batch, seed: int) -> None:
+        """Raise SweepError where a file holds other cells than are asked, or what other software
+        answered."""
+        assert self.survey is not None
+        header = batch.header
+        if header.digest != self._identity(seed)["digest"]:
+            raise SweepError(
+                f"{batch.path.parent} holds other cells than the suite asks now; begin another folder"
+            )
+        if header.versions != self.survey.versions:
+            raise SweepError(
+                f"{batch.path} was judged with {listed(header.versions)}, this machine has "
+                f"{listed(self.survey.versions)}; go on with the former, or begin another folder"
+            )
 
     def _backends(self, first: int, end: int) -> list[str]:
         assert self.survey is not None

@@ -23,7 +23,7 @@ from suite.records.faults import FaultHeader, FaultRecord
 from suite.records.lines import RecordError, Writer
 from suite.sweep.plan import Mutating, seeds_of
 from suite.sweep.source import Source
-from suite.sweep.tasks import SweepError, Task
+from suite.sweep.tasks import SweepError, Task, check_versions
 
 MUTANTS = "mutants"
 
@@ -159,6 +159,9 @@ class Mutants(Source):
             self._waiting = [m for m in self._waiting if m not in ready]
             self._queue += [MutantTask(*self._of, mutant, result) for mutant in ready]
         else:
+            assert isinstance(task, MutantTask)
+            name = task.mutant.target.distribution
+            check_versions({name: result.version}, {name: self._versions[name]})
             self._write(result)
 
     def died(self, task: Task[Any], why: str) -> None:

@@ -162,6 +162,7 @@ def made(document: Mapping[str, Any]) -> SweepPlan:
         _positive("examples", searching.examples)
         search_options(plan, searching)
         seeds_of(searching.seeds)
+    _check_searches_apart(plan)
     of_mutants = [(name, each.level) for each in plan.mutants for name in each.frameworks]
     for mutating in plan.mutants:
         _check_mutants(mutating)
@@ -279,6 +280,23 @@ def _check_apart(series: Sequence[Series]) -> None:
                         "asked by two tables, and cells would count twice (every level holds those "
                         "before it); part them by seeds, modes, implementations or dtypes"
                     )
+
+
+def _check_searches_apart(plan: SweepPlan) -> None:
+    """Raise UsageError where two searches draw the same cases for the same implementations."""
+    seen: set[tuple[Any, ...]] = set()
+    for table in plan.search:
+        options = search_options(plan, table)
+        words = map(frozenset, (options.backend, options.implementation, options.dtype))
+        drawn = (*words, options.mode, table.gradients)
+        for seed in seeds_of(table.seeds):
+            if (*drawn, seed) in seen:
+                raise UsageError(
+                    f"[[search]]: {', '.join(options.backend)} with seed {seed} is searched by two "
+                    "tables, which draw the same cases; part them by seeds, modes, implementations or "
+                    "dtypes"
+                )
+            seen.add((*drawn, seed))
 
 
 def _differ(one: Options, other: Options) -> bool:

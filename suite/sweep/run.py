@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
@@ -13,17 +14,17 @@ from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
 from suite.sweep.loaded import Survey
-from suite.sweep.mutating import Mutants
+from suite.sweep.mutating import MUTANTS, Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
 from suite.sweep.source import Source
 from suite.sweep.store import Limits, Store, say
-from suite.sweep.tasks import Judged
+from suite.sweep.tasks import Failure, Judged
 
 GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 """Exit codes."""
 
 TOLD = 20
-"""How many failing cells are told of while the sweep runs; reports have all."""
+"""How many ways of failing are told of while the sweep runs, each with one cell; reports have all."""
 
 
 class Sweep:
@@ -32,7 +33,7 @@ class Sweep:
     def __init__(self, plan: SweepPlan, store: Store, engine: Engine, limits: Limits) -> None:
         self.store, self.limits = store, limits
         self.judged = 0
-        self._told = 0
+        self._told: set[Failure] = set()
         self._seconds = 0.0
         self._counted = Counted(EVERY[sys.stdout.isatty()], say)
         self.sources: list[Source] = [self._judging(series) for series in series_of(plan)]
@@ -85,8 +86,16 @@ class Sweep:
             say(f"... and {len(reasons) - TOLD} more runs that are not green")
         for each in self.mutants:
             say(f"{each.title}: " + ", ".join(f"{n} {status}" for status, n in each.counts.items()))
-        say(f"tables: python -m suite report {self.store.folder}")
+        for command in self._commands():
+            say(f"tables: python -m suite {command}")
         return FAILED if reasons else GREEN
+
+    def _commands(self) -> Iterator[str]:
+        """What makes tables of what is recorded: mutants have a page of their own."""
+        if len(self.sources) > len(self.mutants):
+            yield f"report {self.store.folder}"
+        if self.mutants:
+            yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
     def _judging(self, series: Series) -> Judging:
         def surveyed(survey: Survey, left: Counter[str]) -> None:
@@ -108,9 +117,11 @@ class Sweep:
         self._seconds += sum(judged.seconds)
         self._counted.take(backends, judged.seconds)
 
-    def _tell(self, line: str) -> None:
-        self._told += 1
-        if self._told <= TOLD:
+    def _tell(self, failure: Failure, line: str) -> None:
+        if failure in self._told:
+            return
+        self._told.add(failure)
+        if len(self._told) <= TOLD:
             say(line)
-        elif self._told == TOLD + 1:
+        elif len(self._told) == TOLD + 1:
             say("... further failures stand in the records alone")

@@ -6,9 +6,10 @@ task of its own. A search whose process dies is made again in a child, and its p
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,13 @@ class OfSearch(OfSeries):
 
     @property
     def group(self) -> str:
-        return f"search {super().group}"
+        return f"search {super().group}" + ("" if self.gradients else " without gradients")
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What records say of the table that it belongs to: all but seeds and examples."""
+        options: dict[str, Any] = json.loads(json.dumps(asdict(self.options)))
+        return options | {"gradients": self.gradients}
 
 
 class _Nearest:
@@ -88,7 +95,9 @@ class SearchTask(OfSearch):
 
     @property
     def name(self) -> str:
-        what = f"{len(self.cases)} cases of the corpus" if self.cases else f"seed {self.seed}"
+        what = f"seed {self.seed}"
+        if self.cases:
+            what = f"{len(self.cases)} cases of the corpus from {self.cases[0]}"
         return f"{self.group}, {what}"
 
     def run(self) -> Searched:
@@ -107,7 +116,8 @@ class SearchTask(OfSearch):
         return Searched(
             self.options.backend, self.seed, summary.examples, dict(summary.statuses),
             round(summary.seconds, 3), summary.digest, tuple(map(_hit, summary.failures)),
-            nearest.found(), corpus=bool(self.cases),
+            nearest.found(), corpus=bool(self.cases), options=self.stated,
+            versions=search.plan.versions,
         )  # fmt: skip
 
     def _announce(self, cell: Cell) -> None:
@@ -161,6 +171,8 @@ class AloneSearch(SearchTask):
             (hit,),
             (),
             f"{how}, at {case}",
+            bool(self.cases),
+            self.stated,
         )
 
 
@@ -184,18 +196,22 @@ class ShrinkTask(OfSearch):
         from suite.search.engine import Search
 
         found: list[Failure] = []
-        search = Search(planned(self.options), gradients=True, examples=1, found=found.append)
+        search = Search(
+            planned(self.options), gradients=self.gradients, examples=1, found=found.append
+        )
         search.implementations = [i for i in search.implementations if str(i) == self.cause[0]]
         search.checks = [check for check in search.checks if check.name == self.cause[1]]
         search.judge_these([Case.parse(self.case)])
         same = next((failure for failure in found if failure.key == self.cause), None)
-        return self.unshrunk() if same is None else self._finding(search, same)
+        if same is not None:
+            return self._finding(search, same)
+        return replace(self.unshrunk("it was not seen again"), versions=search.plan.versions)
 
-    def unshrunk(self) -> Finding:
-        """What there is to say of it where it is not seen again, or ends its process."""
+    def unshrunk(self, why: str) -> Finding:
+        """The case as it was drawn, and why there is no smaller one, and no script."""
         return Finding(
             self.cause, self.options.backend, self.case, self.case, self.status, self.kind, self.message,
-            repeats=False, no_script="it was not seen again",
+            repeats=False, no_script=why,
         )  # fmt: skip
 
     def _finding(self, search: Search, failure: Failure) -> Finding:
@@ -215,6 +231,7 @@ class ShrinkTask(OfSearch):
         return Finding(
             self.cause, self.options.backend, self.case, failure.case.id, verdict.status, verdict.kind,
             verdict.message, failure.repeats, text, printable(why),
+            search.plan.versions,
         )  # fmt: skip
 
 

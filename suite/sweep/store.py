@@ -7,6 +7,7 @@ continued from them, and nothing is asked twice.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.registry import UsageError
+from suite.front.architecture import PACKAGES
 from suite.records import machine, sweeps
 from suite.records.files import new_file, new_folder
 from suite.records.sweeps import CELLS, SWEEP, Batch
@@ -24,6 +26,9 @@ from suite.sweep.tasks import Judged
 SCHEMA = "sweep-1"
 
 SPENT = "spent.json"
+
+SOURCES = (".py", ".toml", ".txt")
+"""Files of the suite on which records depend: code, manifests, lock files."""
 
 Span = tuple[int, int]
 """The first of some neighbouring cells, and the one after the last."""
@@ -39,6 +44,7 @@ class Store:
     def __init__(self, folder: str | Path, plan: SweepPlan) -> None:
         self.folder = Path(folder)
         self.commit, self.dirty = machine.commit()
+        self._source = source()
         self.continued = (self.folder / SWEEP).is_file()
         if not self.continued:
             self._begin(plan)
@@ -96,7 +102,8 @@ class Store:
             new_folder(self.folder)
         except FileExistsError as error:
             raise UsageError(f"--results={self.folder} holds something, and no sweep") from error
-        stated = {"schema": SCHEMA, **machine.origin(), "digest": plan.digest, "plan": asdict(plan)}
+        stated = {"schema": SCHEMA, **machine.origin(), "source": self._source, "digest": plan.digest,
+                  "plan": asdict(plan)}  # fmt: skip
         # Beside, then renamed: a folder whose sweep.json is cut off could never be continued.
         with new_file(self.folder / f"{SWEEP}.part") as file:
             json.dump(stated, file, indent=1, ensure_ascii=False)
@@ -107,7 +114,7 @@ class Store:
         try:
             stated: dict[str, Any] = json.loads((self.folder / SWEEP).read_text(encoding="utf-8"))
             digest, schema = stated["digest"], stated["schema"]
-            commit, dirty = stated["commit"], stated["dirty"]
+            commit, files = stated["commit"], stated["source"]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{self.folder / SWEEP} cannot be read: {error}") from error
         if schema != SCHEMA:
@@ -117,11 +124,26 @@ class Store:
                 f"{self.folder} holds the sweep of another plan; name a folder of its own for this one "
                 "(reports read several)"
             )
-        if commit != self.commit and not (dirty and self.dirty):
+        if commit != self.commit:
             raise UsageError(
                 f"{self.folder} was begun with the suite's commit {commit[:12] or 'unknown'}, this is "
                 f"{self.commit[:12] or 'unknown'}: continue it with that one, or begin another folder"
             )
+        if files != self._source:
+            raise UsageError(
+                f"{self.folder} was begun with other files of the suite than this machine has: continue "
+                "it with those, or begin another folder"
+            )
+
+
+def source(root: Path = machine.ROOT) -> str:
+    """What identifies the files of the suite that a sweep is carried out with, committed or not."""
+    found = hashlib.sha256()
+    for path in sorted(p for name in PACKAGES for p in (root / name).rglob("*")):
+        if path.suffix in SOURCES and path.is_file():
+            data = path.read_bytes()
+            found.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return found.hexdigest()[:16]
 
 
 def gaps(batches: Iterable[Batch], count: int) -> list[Span]:

@@ -8,6 +8,7 @@ A task says in which release it is carried out, and which variables its process 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,8 +22,8 @@ from suite.sweep.loaded import Loaded, Survey, loaded
 
 R_co = TypeVar("R_co", covariant=True)
 
-SHOWN = 3
-"""Failing cells of a batch that are told of at once; all are in its file."""
+Failure = tuple[str, str, str]
+"""A way of failing, for people: implementation, check and kind."""
 
 
 class Task(Protocol[R_co]):
@@ -99,7 +100,8 @@ class SurveyTask(OfSeries):
 @dataclass(frozen=True)
 class Judged:
     """The cells `first` to `end` - 1 of the run with this seed: their file, and what the driver has to
-    know of them at once: cells by backend and status, seconds by cell, failing ones for people."""
+    know of them at once: cells by backend and status, seconds by cell, one failing cell of every way of
+    failing, for people."""
 
     seed: int
     first: int
@@ -107,7 +109,7 @@ class Judged:
     data: bytes
     counts: Counter[tuple[str, str]]
     seconds: list[float]
-    failing: list[str]
+    failing: dict[Failure, str]
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,7 @@ class JudgeTask(OfSeries):
     def check(self, order: str, versions: dict[str, str]) -> None:
         """Raise WrongMachine where this process would judge other cells, or other software."""
         wanted = self.identities[0]["versions"]
-        if versions != wanted:
-            raise WrongMachine(
-                f"this machine has {_listed(versions)}, the sweep began with {_listed(wanted)}; have the "
-                "same on every machine"
-            )
+        check_versions(versions, wanted)
         if order != self.order:
             raise WrongMachine(
                 "this machine's suite asks other cells than the one that began the sweep; have the same "
@@ -169,10 +167,15 @@ class JudgeTask(OfSeries):
                     seed, self.first, self.end, sweeps.encoded(header, cells),
                     Counter((cell.backend, cell.status) for cell in cells),
                     [cell.seconds for cell in cells],
-                    [_told(cell) for cell in broken[:SHOWN]],
+                    # Reversed: of cells that fail in one way the first is kept.
+                    {_failure(cell): _told(cell) for cell in reversed(broken)},
                 )
             )  # fmt: skip
         return made
+
+
+def _failure(cell: CellRecord) -> Failure:
+    return f"{cell.backend}:{cell.implementation}", cell.check, cell.kind
 
 
 def _told(cell: CellRecord) -> str:
@@ -183,5 +186,15 @@ def _told(cell: CellRecord) -> str:
     )
 
 
-def _listed(versions: dict[str, str]) -> str:
+def check_versions(versions: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raise WrongMachine where a machine has other software than the one on which the sweep began."""
+    if versions != wanted:
+        raise WrongMachine(
+            f"this machine has {listed(versions)}, the sweep began with {listed(wanted)}; have the same "
+            "on every machine"
+        )
+
+
+def listed(versions: Mapping[str, str]) -> str:
+    """Versions, for people."""
     return ", ".join(f"{name} {text}" for name, text in versions.items()) or "no framework"
