@@ -316,3 +316,22 @@ class RotaryFractionsCutOff(RotaryByTable):
 
     def rows(self, turn: Turn) -> np.ndarray:
         return np.floor(super().rows(turn))
+
+
+@mutant("norm_kept")
+class RotaryGrowsLikeYarn(RotaryKernel):
+    """Sine and cosine are multiplied by yarn's factor in every variant."""
+
+    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+        cosine, sine = super().table(turn)
+        factor = turn.work(0.1 * np.log(4.0) + 1)
+        return cosine * factor, sine * factor
+
+
+@mutant("relative_positions")
+class RotaryFarPositionsHalved(RotaryKernel):
+    """Positions beyond 512 lie half as far apart: they are interpolated, unasked."""
+
+    def position(self, turn: Turn) -> np.ndarray:
+        position = super().position(turn)
+        return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
