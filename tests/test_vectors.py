@@ -288,7 +288,7 @@ def test_the_schema_is_that_of_the_index(folder: Path, index: dict[str, Any]) ->
     [
         ([], "--output=FOLDER"),
         (["--output={full}"], "exists and is not an empty folder"),
-        (["--output={new}", "--operator=rotary", "--dtype=f64"], "no case"),
+        (["--output={new}", "--operator=batch-norm", "--dtype=f16"], "no case"),
     ],
 )
 def test_what_cannot_be_written(

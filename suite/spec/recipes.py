@@ -170,7 +170,7 @@ def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
     """-slope times the distance of a row and a key, (1, H, rows, keys), of slopes (H,); the last row
     stands at the last key."""
     distance = np.abs(np.arange(rows)[:, None] + (keys - rows) - np.arange(keys))
-    return -slopes[None, :, None, None] * distance
+    return -slopes[None, :, None, None] * distance.astype(slopes.dtype)
 
 
 def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
