@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent
 
 pytest.importorskip("jax")
 
+ROOT = Path(__file__).resolve().parents[1]
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 
@@ -162,3 +167,18 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
     assert backend.compilers_of(judged) == ("jit", "aot", "vmap")
     assert backend.compilers_of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
     assert backend.compilers_of(implementation(backend, "luong")) == ("ops",)
+
+
+def test_a_call_is_one_program() -> None:
+    """What the suite itself computes with JAX, arrays and casts, compiles nothing for a case."""
+    words = ["--backend=jax", "--level=smoke", "--implementation=eager", "--dtype=f32"]
+    command = [sys.executable, "-m", "pytest", "suite", "-p", "tests.programs", *words]
+    out = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", "-k", "test_values"],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout[-3000:]
+    programs, passed = (
+        int(re.findall(pattern, out.stdout)[0]) for pattern in (r"programs: (\d+)", r"(\d+) passed")
+    )
+    assert 0 < programs <= passed
