@@ -56,20 +56,9 @@ def attention_bound(
     Arguments are those of `assert_attention_close`. Returns values and bounds of the output's shape,
     float64; rows without keys are 0. The bound is derived in `references/softmax.py`.
     """
+    by_head = {"sinks": sinks, "alibi_slopes": alibi_slopes}
     problem = _Problem(
-        query,
-        key,
-        value,
-        mask,
-        bias,
-        sinks,
-        alibi_slopes,
-        scale,
-        softcap,
-        causal,
-        numerics,
-        dtype,
-        axis_order,
+        query, key, value, mask, bias, by_head, scale, softcap, causal, numerics, dtype, axis_order
     )
     want = problem.oracle(None).expected["output"]
     return Expected(problem.back(want.value), problem.back(want.error))
@@ -116,20 +105,9 @@ def assert_attention_close(
     TypeError for arguments that do not fit.
     """
     __tracebackhide__ = True
+    by_head = {"sinks": sinks, "alibi_slopes": alibi_slopes}
     problem = _Problem(
-        query,
-        key,
-        value,
-        mask,
-        bias,
-        sinks,
-        alibi_slopes,
-        scale,
-        softcap,
-        causal,
-        numerics,
-        dtype,
-        axis_order,
+        query, key, value, mask, bias, by_head, scale, softcap, causal, numerics, dtype, axis_order
     )
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
@@ -154,8 +132,8 @@ class _Problem:
     """Attention of a person's own arrays."""
 
     def __init__(
-        self, query: Any, key: Any, value: Any, mask: Any, bias: Any, sinks: Any,
-        alibi_slopes: Any, scale: float | None, softcap: float | None, causal: bool | str, numerics: str,
+        self, query: Any, key: Any, value: Any, mask: Any, bias: Any, by_head: Mapping[str, Any],
+        scale: float | None, softcap: float | None, causal: bool | str, numerics: str,
         dtype: str | None, axis_order: str,
     ) -> None:  # fmt: skip
         if numerics not in NUMERICS:
@@ -176,21 +154,16 @@ class _Problem:
         sizes = _sizes(**arrays)
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
-        if sinks is not None:
-            arrays["sinks"] = as_numpy(sinks, "sinks")
-            _check_shape("sinks", arrays["sinks"], (sizes.H,))
-        if alibi_slopes is not None:
-            if bias is not None:
-                raise ValueError(
-                    "slopes are a bias that the call makes itself: give one of the two"
-                )
-            arrays["alibi_slopes"] = as_numpy(alibi_slopes, "alibi_slopes")
-            _check_shape("alibi_slopes", arrays["alibi_slopes"], (sizes.H,))
+        if bias is not None and by_head["alibi_slopes"] is not None:
+            raise ValueError("slopes are a bias that the call makes itself: give one of the two")
+        for name, array in by_head.items():
+            if array is not None:
+                arrays[name] = as_numpy(array, name)
+                _check_shape(name, arrays[name], (sizes.H,))
         options: dict[str, Any] = {
             "scale": None if scale is None else float(scale),
             "softcap": None if softcap is None else float(softcap),
-            "sinks": sinks is not None,
-            "alibi_slopes": alibi_slopes is not None,
+            **{name: array is not None for name, array in by_head.items()},
         }
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
         self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))

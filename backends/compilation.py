@@ -13,7 +13,7 @@ from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import FEATURES
+from suite.spec.vocabulary import BY_HEAD, FEATURES
 
 KEPT = 64
 """Compiled programs that are kept of one implementation."""
@@ -155,7 +155,7 @@ def over_batch(
     arrays with a number a head, are not mapped.
     """
     function = prepared.function
-    by_head = {prepared.argument(name) for name in ("sinks", "alibi_slopes")}
+    by_head = {prepared.argument(name) for name in BY_HEAD}
 
     def axis(name: str, array: Any) -> int | None:
         has_batch = len(array.shape) in (1, 4) and name not in by_head

@@ -36,6 +36,10 @@ ATTENTION_FEATURES = frozenset(
 """What scaled dot-product attention by itself can do. Whatever comes later (attention sinks were the
 first) is not among them: an implementation names it."""
 
+TEXTBOOK_FEATURES = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"}
+"""What code that writes every step out can do besides, and what a person's function is asked where it
+takes it."""
+
 LAYER_FEATURES = frozenset(
     {
         "mask", "causal", "window", "padding", "bias", "bias-with-mask", "grouped-heads", "value-size",

@@ -9,6 +9,7 @@ import numpy as np
 
 from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.masks import Causal, Mask, Padding, Window
+from suite.spec.vocabulary import BY_HEAD
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -163,6 +164,6 @@ def numbers_by_head(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """`sinks` and `alibi_slopes`, (H,), as the framework's arrays, where there are any."""
     return {
         name: backend.array(inputs.arrays[name], dtype_of(name, inputs.case))
-        for name in ("sinks", "alibi_slopes")
+        for name in BY_HEAD
         if name in inputs.arrays
     }

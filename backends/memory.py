@@ -71,8 +71,8 @@ def in_order(backend: Backend, values: np.ndarray, inputs: Inputs, axis_order: s
 
 
 def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """query, key and value of a layer as the framework's arrays; one array thrice where they are one
-    tensor. The axis that the option `squeezed` leaves out is left out."""
+    """query, key and value of a layer, or of packed attention, as the framework's arrays; one array
+    thrice where they are one tensor. The axis that the option `squeezed` leaves out is left out."""
     arrays: dict[str, Any] = {}
     for name in ("query", "key", "value"):
         if inputs.self_attention and arrays:
@@ -93,7 +93,7 @@ def segmented(
 ) -> dict[str, Any]:
     """query, key and value of packed attention, and by `names` the lengths of its segments summed up from
     0 on, (B + 1,) of `integers`, for queries and for keys."""
-    arrays = {n: backend.array(inputs.arrays[n], inputs.dtype) for n in ("query", "key", "value")}
+    arrays = sequences(backend, inputs)
     for name, lengths in zip(names, ("query_lengths", "key_lengths"), strict=True):
         arrays[name] = backend.array(summed(inputs.arrays[lengths]).astype(integers), None)
     return arrays

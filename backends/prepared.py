@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-ARRAYS = ("query", "key", "value", "bias", "sinks", "alibi_slopes", "mask")
+from suite.spec.vocabulary import BY_HEAD
+
+ARRAYS = ("query", "key", "value", "bias", *BY_HEAD, "mask")
 """What a call may be given as arrays besides a layer's parameters."""
 
 LAYER_OUTPUTS = ("output", "weights")

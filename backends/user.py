@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from backends.claims import Claims
-from backends.declared import ATTENTION_FEATURES, UsageError
+from backends.declared import TEXTBOOK_FEATURES, UsageError
 from backends.masks import Native, numbers_by_head
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
@@ -213,7 +213,7 @@ class UserFunction(Implementation):
             check_unused(f"function {name}", self.accepted.unused, known, taken)
         beside = backend.own_attention()
         declared = claims.declared(
-            ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
+            TEXTBOOK_FEATURES,
             None if beside is None else beside.declared,
             refusals=self.accepted.lacking(self.native),
             may_be_forward_only=True,

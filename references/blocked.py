@@ -108,7 +108,6 @@ def attention(
     largest = lse.copy()
     all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
     collector = Collector(q, k, v, scale, softcap, sinks, variance) if terms else None
-    made_rows = bias_rows if made else None
 
     def block(rows: slice) -> None:
         qb = q[:, :, rows]
@@ -139,7 +138,7 @@ def attention(
             all_weights[:, :, rows] = p
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
-            own = None if made_rows is None else made_rows(rows)
+            own = bias_rows(rows) if made and bias_rows is not None else None
             collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged, own))
 
     def quietly(rows: slice) -> None:

@@ -74,11 +74,12 @@ def _pass(inputs: Inputs, empty_rows: str) -> Reference:
 
 
 def _bias(inputs: Inputs) -> np.ndarray | None:
-    """What is added to the scores: the bias that is given, or ALiBi of slopes, which the call makes."""
-    if inputs.alibi_slopes is None:
-        return inputs.bias
-    slopes = inputs.alibi_slopes.astype(precision_for(inputs.dtype))
-    return alibi_bias(slopes, inputs.sizes.Lq, inputs.sizes.Lk)
+    """What is added to the scores, in their precision: the bias that is given, or ALiBi of slopes, which
+    the call makes."""
+    precision, slopes = precision_for(inputs.dtype), inputs.alibi_slopes
+    if slopes is not None:
+        return alibi_bias(slopes.astype(precision), inputs.sizes.Lq, inputs.sizes.Lk)
+    return None if inputs.bias is None else inputs.bias.astype(precision, copy=False)
 
 
 class _Chain:
@@ -89,10 +90,10 @@ class _Chain:
         self.u, self.group, self.inputs = u, s.H // s.Hkv, inputs
         query, key, value = (narrowed(self.arrays[n], u) for n in ("query", "key", "value"))
         sinks = self.arrays.get("sinks")
-        made = inputs.alibi_slopes is not None
-        bias = _bias(inputs) if made else self.arrays.get("bias")
-        shape = (s.B, s.H, s.Lq, s.Lk)
-        self.pairs = Pairs(shape, inputs.dense_mask, bias, empty_rows, sinks, made)
+        self.pairs = Pairs(
+            (s.B, s.H, s.Lq, s.Lk), inputs.dense_mask, _bias(inputs), empty_rows, sinks,
+            made=inputs.alibi_slopes is not None,
+        )  # fmt: skip
         precision = query.value.dtype.type
         scale = (
             1 / np.sqrt(precision(s.D or 1)) if inputs.scale is None else precision(inputs.scale)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, TEXTBOOK_FEATURES, Declared
 from backends.masks import Native, dense_arguments, flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
@@ -49,7 +49,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="stepwise",
-        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
+        features=TEXTBOOK_FEATURES,
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -89,9 +89,7 @@ class Eager(Implementation):
                 scores = softcap * jnp.tanh(scores / softcap)
             if bias is not None:
                 scores = scores + bias
-            if (
-                alibi_slopes is not None
-            ):  # -slope times the distance; the last row is at the last key
+            if alibi_slopes is not None:  # -slope times the distance, counted from the last key
                 rows, keys = scores.shape[-2:]
                 row = jnp.arange(rows)[:, None] + (keys - rows)
                 distance = jnp.abs(row - jnp.arange(keys))

@@ -10,6 +10,7 @@ import numpy as np
 from backends._jax.attention import JaxNn
 from backends._jax.engine import JaxEngine
 from backends.declared import PACKED_FEATURES, Declared
+from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
@@ -39,10 +40,7 @@ class JaxNnPacked(Implementation):
         backend, jnp = self.backend, self.backend.numpy
         if len(inputs.key) != len(inputs.value):
             raise ValueError("rows of the batch are laid out for as many values as keys")
-        arguments: dict[str, Any] = {
-            name: backend.array(inputs.arrays[name], inputs.dtype)
-            for name in ("query", "key", "value")
-        }
+        arguments = sequences(backend, inputs)
         for name in ("query", "key"):
             lengths = inputs.arrays[f"{name}_lengths"].astype(np.int32)
             arguments[f"{name}_lengths"] = backend.array(lengths, None)

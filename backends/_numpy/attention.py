@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backends._numpy.engine import Rounded
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import TEXTBOOK_FEATURES, Declared
 from backends.masks import dense_arguments
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
@@ -24,7 +24,7 @@ class Definition(Implementation):
     name = "definition"
     declared = Declared(
         numerics="exact",
-        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
+        features=TEXTBOOK_FEATURES,
         refusals={
             "native-causal": "masks are predicates here; there is no separate causal flag",
             "native-window": "masks are predicates here; there is no separate window",

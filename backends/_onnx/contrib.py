@@ -13,7 +13,7 @@ from backends._onnx.attention import FIRST, behind_a_cache, check_packed, in_ful
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import Symbol
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_of, merged_bias, rank4, split_native
+from backends.masks import Native, dense_of, merged_bias, numbers_by_head, rank4, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation, Limits
 from suite.spec.case import Case
@@ -176,9 +176,7 @@ class GroupQuery(ContribAttention):
         arrays["total"] = backend.array(np.array([s.Lk], np.int32), None)
         if self.cached and native.causal:
             arrays["chunks"] = backend.array(np.full(s.B, s.Lq, np.int32), None)
-        if inputs.sinks is not None:
-            arrays["sinks"] = backend.array(inputs.sinks, inputs.dtype)
-        return arrays
+        return arrays | numbers_by_head(backend, inputs)
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         more: dict[str, Any] = {"causal": int(native.causal)}

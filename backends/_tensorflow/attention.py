@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import TEXTBOOK_FEATURES, Declared
 from backends.masks import dense_arguments
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
@@ -21,7 +21,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics=NUMERICS,
-        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
+        features=TEXTBOOK_FEATURES,
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -64,9 +64,7 @@ class Eager(Implementation):
                 scores = cap * tf.tanh(scores / cap)
             if bias is not None:
                 scores = scores + bias
-            if (
-                alibi_slopes is not None
-            ):  # -slope times the distance; the last row is at the last key
+            if alibi_slopes is not None:  # -slope times the distance, counted from the last key
                 rows, keys = scores.shape[-2], scores.shape[-1]
                 row = tf.range(rows)[:, None] + (keys - rows)
                 distance = tf.cast(tf.abs(row - tf.range(keys)), alibi_slopes.dtype)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from backends._torch.engine import TorchEngine
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, TEXTBOOK_FEATURES, Declared
 from backends.masks import Native, dense_arguments, dense_of, merged_bias, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
@@ -54,7 +54,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="eager",
-        features=ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"},
+        features=TEXTBOOK_FEATURES,
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -95,9 +95,7 @@ class Eager(Implementation):
                 scores = softcap * torch.tanh(scores / softcap)
             if bias is not None:
                 scores = scores + bias
-            if (
-                alibi_slopes is not None
-            ):  # -slope times the distance; the last row is at the last key
+            if alibi_slopes is not None:  # -slope times the distance, counted from the last key
                 rows, keys = scores.shape[-2:]
                 row = torch.arange(rows, device=scores.device)[:, None] + (keys - rows)
                 distance = (row - torch.arange(keys, device=scores.device)).abs()

@@ -11,7 +11,7 @@ import numpy as np
 from backends._torch.attention import SUBNORMAL
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_of, split_native
+from backends.masks import dense_of, numbers_by_head, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source
@@ -75,8 +75,7 @@ class Flex(Implementation):
         softcap, lse = inputs.softcap, inputs.lse
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
-        if inputs.sinks is not None:
-            arguments["sinks"] = backend.array(inputs.sinks, inputs.dtype)
+        arguments |= numbers_by_head(backend, inputs)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         if s.H != s.Hkv:

@@ -11,6 +11,7 @@ import numpy as np
 from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
 from backends.declared import PACKED_FEATURES, Declared
+from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case
@@ -52,8 +53,7 @@ class PackedByPositions(Implementation):
         from transformers.masking_utils import create_causal_mask
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
-        names = ("query", "key", "value")
-        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in names}
+        arguments = sequences(backend, inputs)
         lengths = inputs.arrays["query_lengths"].astype(int)
         places = np.concatenate([np.arange(n) for n in lengths])
         arguments["position"] = backend.array(places[None], None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends.declared import PACKED_FEATURES, Declared
+from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.textbook.layer import Numerics, Operations
@@ -33,9 +34,7 @@ class TextbookPacked(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
-        names = ("query", "key", "value")
-        arguments = {name: backend.array(inputs.arrays[name], inputs.dtype) for name in names}
-        arguments |= self.masks(inputs)
+        arguments = sequences(backend, inputs) | self.masks(inputs)
         scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:

@@ -13,6 +13,7 @@ from suite.search.literals import IMPORTS, LITERALS, literal
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import DRAWS, generator
+from suite.spec.vocabulary import BY_HEAD
 
 ROUNDED = {
     "f64": "return x",
@@ -128,10 +129,7 @@ def arrays_text(inputs: Inputs, cotangent: np.ndarray | None) -> str:
         "query": inputs.query, "key": inputs.key, "value": inputs.value,
         "bias": inputs.bias, "mask": inputs.dense_mask,
     }  # fmt: skip
-    if inputs.sinks is not None:
-        arrays["sinks"] = inputs.sinks
-    if inputs.alibi_slopes is not None:
-        arrays["alibi_slopes"] = inputs.alibi_slopes
+    arrays |= {name: inputs.arrays[name] for name in BY_HEAD if name in inputs.arrays}
     if cotangent is not None:
         arrays["cotangent"] = cotangent
     drawn, names = "", set[str]()

@@ -32,6 +32,7 @@ from suite.judge.verdict import Verdict
 from suite.search.definition import arrays_text, definition
 from suite.search.literals import IMPORTS, literal
 from suite.spec.dtypes import DType
+from suite.spec.vocabulary import BY_HEAD
 
 OPERANDS = ("query", "key", "value")
 
@@ -140,8 +141,8 @@ def _call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
     """The arguments in the framework's own arrays, and its call."""
     inputs, backend = cell.inputs, cell.implementation.backend
     fmt = inputs.dtype
-    kept = {"mask": inputs.dense_mask, "bias": inputs.bias, "sinks": inputs.sinks}
-    kept["alibi_slopes"] = inputs.alibi_slopes
+    kept = {"mask": inputs.dense_mask, "bias": inputs.bias}
+    kept |= {name: inputs.arrays.get(name) for name in BY_HEAD}
     lines, own = [], []
     for name, value in prepared.arguments.items():
         if not backend.is_array(value):

@@ -52,10 +52,7 @@ FEW_GROUPS = (1, 1, 1, 1, 1, 2, 3)
 """Query heads to a key's head; most layers have one."""
 
 OPTION_ONE_IN, RARE_ONE_IN, TIE_ONE_IN = 4, 8, 3
-"""How often an option is not its default, one of `RARE`, and one that ties axes."""
-
-RARE = ("sinks", "lse", "alibi_slopes")
-"""Options that few interfaces have: who lacks all of them would be asked little."""
+"""How often an option is not its default, one that is rare, and one that ties axes."""
 
 WITH_KEYS_ALONE = ("bias", "returned", "squeezed")
 """Options that mean something where keys are attended to, and nowhere else."""
@@ -248,7 +245,7 @@ def cases_of(
             continue
         # Beside a mask, -inf in a bias may empty a row that then belongs to two elections.
         others = alternatives(option, without=[] if mask is None else ["inf"])
-        one_in = RARE_ONE_IN if option.name in RARE else OPTION_ONE_IN
+        one_in = RARE_ONE_IN if option.rare else OPTION_ONE_IN
         options[option.name] = draw(rarely(st.just(option.default), others, one_in))
     if recipe == "overflow":
         options["scale"] = OVERFLOW_SCALE

@@ -22,6 +22,7 @@ from suite.spec.masks import Mask
 from suite.spec.operator import Operator
 from suite.spec.recipes import draw_bias, generator
 from suite.spec.sizes import Index, Sizes
+from suite.spec.vocabulary import BY_HEAD
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe")
 
@@ -301,7 +302,7 @@ class Inputs:
         return self.with_dense(mask_array=mask, **arrays)
 
 
-OPERANDS = ("query", "key", "value", "bias", "sinks", "alibi_slopes", "position")
+OPERANDS = ("query", "key", "value", "bias", *BY_HEAD, "position")
 """Arrays that are no parameters of a layer."""
 
 

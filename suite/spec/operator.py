@@ -48,7 +48,8 @@ class Option:
     `pattern` is the token as a regular expression whose first group is the value; `read` makes the value
     of it, `write` the token of the value. `values` are those that a random search asks for besides the
     default: any of them, and any number between numbers; none where a check of its own judges the option.
-    An id with a number beyond `limits` is refused.
+    An id with a number beyond `limits` is refused. Few interfaces have what is `rare`: a search that drew
+    it as often as others would ask whoever lacks it little.
     """
 
     name: str
@@ -58,11 +59,14 @@ class Option:
     default: Any = None
     values: tuple[Any, ...] = ()
     limits: tuple[float, float] | None = None
+    rare: bool = False
 
 
-def flag(name: str, word: str) -> Option:
+def flag(name: str, word: str, rare: bool = False) -> Option:
     """An option that is on where the id has `word`."""
-    return Option(name, f"({word})", lambda text: True, lambda value: word, False, (True,))
+    return Option(
+        name, f"({word})", lambda text: True, lambda value: word, False, (True,), rare=rare
+    )
 
 
 def choice(name: str, words: Iterable[str], prefix: str = "") -> Option:

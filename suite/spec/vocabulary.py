@@ -90,6 +90,9 @@ with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022); "alibikeys": (1,
 (k - Lk + 1), what libraries add in its place, with the slopes that the authors' code has where H is no
 power of two."""
 
+BY_HEAD = ("sinks", "alibi_slopes")
+"""Arrays of plain attention with a number for every query head, (H,)."""
+
 AXIS_ORDERS = ("bhld", "blhd", "bhdl")
 """Order of the axes in memory: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a
 query, key or value do not lie side by side."""

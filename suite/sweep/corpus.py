@@ -201,9 +201,8 @@ class Searches(Source):
         """The problems that are interesting in one table, as tasks of the other ones."""
         tasks = []
         for table in self.tables:
-            others = [
-                one for one in self.searched if not one.corpus and one.options != table.stated
-            ]
+            own = table.stated
+            others = [one for one in self.searched if not one.corpus and one.options != own]
             cases = {near.case for one in others for near in one.near}
             cases |= {hit.case for one in others for hit in one.hits if hit.status != "crash"}
             every = sorted(cases)

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
+from backends.declared import TEXTBOOK_FEATURES
 from backends.masks import dense_of, numbers_by_head, rank4, split_native
 from backends.prepared import PreparedCall, attention_call
-from backends.protocol import ATTENTION_FEATURES, Declared, Election, Implementation
+from backends.protocol import Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.sizes import Sizes
@@ -95,7 +96,7 @@ class Stated(Implementation):
 class Kernel(Stated):
     """Scores, softmax and product in working precision; rounded once, at the end."""
 
-    features = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"}
+    features = TEXTBOOK_FEATURES
     stores: tuple[str, ...] = ()
     axis_order = "bhld"
     elections = {

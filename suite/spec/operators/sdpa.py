@@ -32,7 +32,7 @@ from suite.spec.operators.sdpa_cases import cases
 from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
 from suite.spec.recipes import DRAWS, RECIPES, alibi_slopes
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, BIASES
+from suite.spec.vocabulary import AXIS_ORDERS, BIASES, BY_HEAD
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -43,7 +43,7 @@ BLOCK = 256
 
 
 def axes(case: Case) -> Axes:
-    by_head = {name: "h" for name in ("sinks", "alibi_slopes") if case.option(name)}
+    by_head = {name: "h" for name in BY_HEAD if case.option(name)}
     return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **by_head}
 
 
@@ -152,9 +152,9 @@ SDPA = Operator(
         choice("bias", BIASES, "bias."),
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0, 0.125, 3.0, -3.0),
         number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
-        flag("sinks", "sinks"),
-        flag("lse", "lse"),
-        flag("alibi_slopes", "slopes"),
+        flag("sinks", "sinks", rare=True),
+        flag("lse", "lse", rare=True),
+        flag("alibi_slopes", "slopes", rare=True),
         RATE,
         UNSEARCHED_TRAINING,
     ),
