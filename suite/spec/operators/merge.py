@@ -83,6 +83,7 @@ MERGE = Operator(
             "merge/none/mha/{dt}/b2h3q5k2d8",
             "merge/none/mha/{dt}/b2h3q5k2d8/empty",
             "merge/none/mha/{dt}/b2h3q5k2d8/high",
+            "merge/none/mha/f32/b2h3q5k4d8",
         ),
         (
             "merge/none/mha/{dt}/b2h3q5k2d8/low",

@@ -166,6 +166,9 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
 SMOKE = (
     "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    "packed/none/gqa2/f32/b4h4q24k24d8/seg12.0.11.1/causal",
+    "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
+    "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12/causal/scale0.3",
 )
 STANDARD = (
     "packed/none/gqa2/{dt}/b4h4q24k24d8/seg12.0.11.1/causal",
@@ -190,7 +193,10 @@ PACKED = Operator(
     validate=validate,
     cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
     gradients=listed(
-        ("packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",),
+        (
+            "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
+            "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
+        ),
         (
             *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
             *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),

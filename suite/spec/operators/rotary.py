@@ -166,6 +166,15 @@ SMOKE = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
     "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
+    "rotary/none/mha/f64/b2h3q17k1d16/interleaved/at4097",
+    "rotary/none/mha/f32/b2h3q17k1d16/gathered",
+    "rotary/none/mha/f32/b2h3q17k1d16/base500000.0/at1000000",
+    "rotary/none/mha/f32/b2h3q17k1d16/linear",
+    "rotary/none/mha/f32/b2h3q17k1d16/ntk",
+    "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
+    "rotary/none/mha/f32/b2h3q17k1d16/llama3/at4097",
+    "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+    "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
 )
 STANDARD = (
     "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",

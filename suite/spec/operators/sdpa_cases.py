@@ -168,6 +168,7 @@ SMOKE_LSE = (
     "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/lse",
     "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
     "sdpa/none/mha/{dt}/b2h3q17k23d8/lse/offset",
+    "sdpa/causal/mha/f32/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
 )
 
 LSE = (
@@ -199,6 +200,8 @@ than 8 bits can number."""
 SMOKE_SLOPES = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes",
     "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/slopes",
+    "sdpa/causal/mha/f32/b1h12q5k24d8/slopes",
+    "sdpa/causal/mha/f32/b1h2q513k513d8/slopes",
 )
 
 SLOPES = (
