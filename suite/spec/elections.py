@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from suite.spec.dtypes import DTYPES, DType
+from suite.spec.levels import HALF
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
@@ -222,3 +223,16 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
     if q.name in operator.elections
     for name in (operator.is_layer and q.layer_dtypes) or q.dtypes
 )
+
+
+def of_level(level: str) -> tuple[ElectionCase, ...]:
+    """The questions of a level: at smoke in `HALF`, or as they are put where that is in neither of the
+    two."""
+    if level != "smoke":
+        return ELECTION_CASES
+    few = {(c.question.name, c.operator) for c in ELECTION_CASES if c.dtype.name in HALF}
+    return tuple(
+        case
+        for case in ELECTION_CASES
+        if case.dtype.name in HALF or (case.question.name, case.operator) not in few
+    )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import cycle
 
 from suite.spec.case import Case
 from suite.spec.elections import ELECTION_CASES, ElectionCase
-from suite.spec.levels import filled, in_dtypes
+from suite.spec.elections import of_level as elections_of_level
+from suite.spec.levels import HALF, filled, in_dtypes
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import LEVELS
@@ -72,14 +74,20 @@ def thinned(
 
 
 def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
-    """The cases whose ids are `patterns` with {dt} replaced: float32 and bfloat16 at smoke, else in all
-    dtypes; layers at standard in few where their sizes are asked elsewhere (`Operator.every_dtype`)."""
+    """The cases whose ids are `patterns` with {dt} replaced: by all dtypes; of layers at standard by few
+    where their sizes are asked elsewhere (`Operator.every_dtype`). At smoke the patterns of an operator
+    take turns: float32, bfloat16, float32, and so on."""
 
     @lru_cache(maxsize=3)
     def found(level: str) -> tuple[Case, ...]:
         ids: list[str] = []
+        turns = {name: cycle(HALF) for name in OPERATORS}
         for pattern in patterns:
-            operator = OPERATORS[pattern.split("/")[0]]
+            name = pattern.split("/")[0]
+            if level == "smoke":
+                ids += filled([pattern], [next(turns[name])])
+                continue
+            operator = OPERATORS[name]
             sizes = operator.every_dtype if operator.is_layer else (pattern.split("/")[4],)
             ids += in_dtypes([pattern], level, sizes)
         return parsed(ids)
@@ -89,7 +97,7 @@ def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
     """Cases, elections and malformed problems of a level."""
-    return (*cases(level), *ELECTION_CASES, *MALFORMED_CASES)
+    return (*cases(level), *elections_of_level(level), *MALFORMED_CASES)
 
 
 def find(case_id: str) -> AnyCase:
