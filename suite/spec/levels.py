@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import cycle
 
 from suite.spec.covering import Compatible, Row, each_value, pairwise
 from suite.spec.dtypes import DTYPES
 
 HALF = ("f32", "bf16")
-"""The dtypes of the level smoke."""
+"""The dtypes of the level smoke, where a pattern is asked in one of the two, by turns."""
 
 
 def unique(*parts: Iterable[str]) -> tuple[str, ...]:
@@ -23,12 +24,18 @@ def filled(patterns: Iterable[str], dtypes: Iterable[str]) -> list[str]:
     return [pattern.replace("{dt}", dt) for pattern in patterns for dt in names]
 
 
+def in_turns(patterns: Iterable[str]) -> list[str]:
+    """The ids that `patterns` give with {dt} replaced by one of `HALF`, by turns."""
+    return [pattern.replace("{dt}", dt) for pattern, dt in zip(patterns, cycle(HALF), strict=False)]
+
+
 def in_dtypes(patterns: Iterable[str], level: str, everywhere: Sequence[str] = ()) -> list[str]:
-    """`filled` in the dtypes of a level: at smoke `HALF`, at full all, at standard all where the
-    sizes are among `everywhere`, else `HALF`: what hangs on the sizes alone is asked in few
-    dtypes."""
-    names = HALF if level == "smoke" else tuple(DTYPES)
-    found = filled(patterns, names)
+    """The ids that `patterns` give in the dtypes of a level: `in_turns` at smoke, at full in all, at
+    standard in all where the sizes are among `everywhere`, else in `HALF`: what hangs on the sizes alone
+    is asked in few dtypes."""
+    if level == "smoke":
+        return in_turns(patterns)
+    found = filled(patterns, DTYPES)
     if level != "standard":
         return found
     return [x for x in found if x.split("/")[3] in HALF or x.split("/")[4] in everywhere]

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import cycle
 
 from suite.spec.case import Case
 from suite.spec.elections import ELECTION_CASES, ElectionCase
 from suite.spec.elections import of_level as elections_of_level
-from suite.spec.levels import HALF, filled, in_dtypes
+from suite.spec.levels import filled, in_dtypes
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import LEVELS
@@ -76,20 +75,15 @@ def thinned(
 def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
     """The cases whose ids are `patterns` with {dt} replaced: by all dtypes; of layers at standard by few
     where their sizes are asked elsewhere (`Operator.every_dtype`). At smoke the patterns of an operator
-    take turns: float32, bfloat16, float32, and so on."""
+    take turns (`in_turns`)."""
 
     @lru_cache(maxsize=3)
     def found(level: str) -> tuple[Case, ...]:
         ids: list[str] = []
-        turns = {name: cycle(HALF) for name in OPERATORS}
-        for pattern in patterns:
-            name = pattern.split("/")[0]
-            if level == "smoke":
-                ids += filled([pattern], [next(turns[name])])
-                continue
-            operator = OPERATORS[name]
-            sizes = operator.every_dtype if operator.is_layer else (pattern.split("/")[4],)
-            ids += in_dtypes([pattern], level, sizes)
+        for operator in OPERATORS.values():
+            own = [pattern for pattern in patterns if pattern.split("/")[0] == operator.name]
+            sizes = operator.every_dtype if operator.is_layer else [p.split("/")[4] for p in own]
+            ids += in_dtypes(own, level, sizes)
         return parsed(ids)
 
     return found

@@ -39,8 +39,8 @@ DOT = Operator(
     ties=layers.ties(*layers.ONE_HEAD),
     cases=designed(
         (
-            "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
             "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+            "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
         ),
         ("dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",),
         EVERY_DTYPE,

@@ -14,7 +14,7 @@ from typing import cast
 
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import HALF, Covering, filled, unique
+from suite.spec.levels import Covering, filled, in_turns, unique
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES
@@ -280,7 +280,8 @@ def cases(level: str) -> tuple[str, ...]:
     """The ids of a level, each once; those with sinks, with lse and with ALiBi last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
-        return unique(found, filled(SMOKE_SINKS + SMOKE_LSE + SMOKE_SLOPES, HALF), SMOKE_ALIBI)
+        options = (SMOKE_SINKS, SMOKE_LSE, SMOKE_SLOPES)
+        return unique(found, *map(in_turns, options), SMOKE_ALIBI)
     found = unique(found, _designed(), COVERING.ids())
     if level == "full":
         found = unique(found, _products())

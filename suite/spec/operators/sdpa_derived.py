@@ -11,7 +11,7 @@ a tail, sizes that all coincide, an empty batch.
 from __future__ import annotations
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import HALF, Covering, filled, unique
+from suite.spec.levels import HALF, Covering, filled, in_turns, unique
 from suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {
@@ -87,11 +87,15 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 
 def gradients(level: str) -> tuple[str, ...]:
     """The ids that are differentiated, each once; those with sinks, lse and slopes last."""
-    found = unique(filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few())
-    last = filled(SMOKE_SINKS + LSE + SLOPES, HALF)
-    if level != "smoke":
-        found = unique(found, filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids())
-        last += filled(SINKS, HALF)
+    if level == "smoke":
+        return unique(
+            in_turns(SMOKE_GRADIENTS), GRADIENT_COVERING.few(), in_turns(SMOKE_SINKS + LSE + SLOPES)
+        )
+    found = unique(
+        filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few(),
+        filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids(),
+    )  # fmt: skip
+    last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
         found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
