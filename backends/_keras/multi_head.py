@@ -98,6 +98,7 @@ class MultiHead(KerasLayer):
         # flash_attention=True raises on every engine on CPU.
         "flash_attention=False": {"flash_attention": False},
         "attention_axes=1": {"attention_axes": 1},
+        "attention_axes=(1,)": {"attention_axes": (1,)},
         "attention_axes=-2": {"attention_axes": -2},
     }
     """Arguments of the constructor that must not change the answer."""
