@@ -41,6 +41,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "equinox": ("backends._equinox", "EquinoxBackend"),
     "onnxruntime": ("backends._onnx", "OnnxRuntimeBackend"),
     "onnx-reference": ("backends._onnx", "OnnxReferenceBackend"),
+    "openvino": ("backends._openvino", "OpenvinoBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -61,6 +62,7 @@ DISTRIBUTIONS = {
     "equinox": ("equinox", "jax"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnx-reference": ("onnx",),
+    "openvino": ("openvino",),
 }
 """Modules whose absence means that a backend is not installed."""
 
