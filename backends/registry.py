@@ -42,6 +42,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "onnxruntime": ("backends._onnx", "OnnxRuntimeBackend"),
     "onnx-reference": ("backends._onnx", "OnnxReferenceBackend"),
     "openvino": ("backends._openvino", "OpenvinoBackend"),
+    "mlx": ("backends._mlx", "MlxBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -63,6 +64,7 @@ DISTRIBUTIONS = {
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnx-reference": ("onnx",),
     "openvino": ("openvino",),
+    "mlx": ("mlx",),
 }
 """Modules whose absence means that a backend is not installed."""
 

@@ -23,7 +23,7 @@ from tests.wheels import tracked
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {
-    "torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "onnx", "onnxruntime", "openvino",
+    "torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "mlx", "onnx", "onnxruntime", "openvino",
 }  # fmt: skip
 OURS = {*PACKAGES, "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -63,6 +63,7 @@ ROOMS = {
         ("numpy", "keras", "keras_hub"),
     ),
     "backends._equinox": Room(("backends", "suite.spec", "backends._jax"), ("numpy", "equinox")),
+    "backends._mlx": Room(("backends", "suite.spec"), ("numpy", "mlx")),
     "backends._onnx": Room(("backends", "suite.spec"), ("numpy", "onnx", "onnxruntime")),
     "backends._openvino": Room(("backends", "suite.spec"), ("numpy", "openvino")),
     "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy", "scipy")),
