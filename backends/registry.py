@@ -41,6 +41,8 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "equinox": ("backends._equinox", "EquinoxBackend"),
     "onnxruntime": ("backends._onnx", "OnnxRuntimeBackend"),
     "onnx-reference": ("backends._onnx", "OnnxReferenceBackend"),
+    "openvino": ("backends._openvino", "OpenvinoBackend"),
+    "mlx": ("backends._mlx", "MlxBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -61,6 +63,8 @@ DISTRIBUTIONS = {
     "equinox": ("equinox", "jax"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnx-reference": ("onnx",),
+    "openvino": ("openvino",),
+    "mlx": ("mlx",),
 }
 """Modules whose absence means that a backend is not installed."""
 

@@ -260,7 +260,7 @@ def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(
         UsageError,
         match="numpy, torch, tf, jax, keras-torch, keras-jax, transformers, keras-hub, equinox, "
-        "onnxruntime, onnx-reference, tensorflow",
+        "onnxruntime, onnx-reference, openvino, mlx, tensorflow",
     ):
         registry.canonical("caffe")
     assert registry.canonical("tensorflow") == "tf"

@@ -22,7 +22,9 @@ from suite.spec.operators import OPERATORS
 from tests.wheels import tracked
 
 ROOT = Path(__file__).resolve().parents[1]
-FRAMEWORKS = {"torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "onnx", "onnxruntime"}
+FRAMEWORKS = {
+    "torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "mlx", "onnx", "onnxruntime", "openvino",
+}  # fmt: skip
 OURS = {*PACKAGES, "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -40,7 +42,8 @@ ROOMS = {
     "suite": Room(()),
     "suite.spec": Room((), ("numpy",)),
     "references": Room(("suite.spec",), ("numpy",)),
-    "backends": Room(("suite.spec",), ("numpy",)),
+    # ml_dtypes has the bfloat16 of NumPy arrays, which runtimes take.
+    "backends": Room(("suite.spec",), ("numpy", "ml_dtypes")),
     "backends._numpy": Room(("backends", "suite.spec", "references"), ("numpy",)),
     # ONNX Runtime runs what torch exports.
     "backends._torch": Room(("backends", "suite.spec"), ("numpy", "torch", "onnxruntime")),
@@ -60,10 +63,9 @@ ROOMS = {
         ("numpy", "keras", "keras_hub"),
     ),
     "backends._equinox": Room(("backends", "suite.spec", "backends._jax"), ("numpy", "equinox")),
-    # ml_dtypes has the bfloat16 of NumPy arrays, which ONNX takes.
-    "backends._onnx": Room(
-        ("backends", "suite.spec"), ("numpy", "ml_dtypes", "onnx", "onnxruntime")
-    ),
+    "backends._mlx": Room(("backends", "suite.spec"), ("numpy", "mlx")),
+    "backends._onnx": Room(("backends", "suite.spec"), ("numpy", "onnx", "onnxruntime")),
+    "backends._openvino": Room(("backends", "suite.spec"), ("numpy", "openvino")),
     "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy", "scipy")),
     "suite.checks": Room(("suite", "suite.judge.check")),
     "suite.test_*": Room(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +17,6 @@ from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
-from backends.threads import threads_asked
 
 DTYPES = ("f64", "f32", "f16")
 """What most operators take: bfloat16 has kernels for few."""
@@ -74,7 +72,6 @@ class OnnxRuntimeBackend(OnnxEngine):
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.onnxruntime: Any = onnxruntime
-        self.thread_count = threads_asked()
         self._sessions: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
 
     @property
@@ -88,14 +85,6 @@ class OnnxRuntimeBackend(OnnxEngine):
             if layer.name != "textbook-rotary" and type(layer) not in DECLARED:
                 layer.declared = layer.declared.but(dtypes=DTYPES)
         return every
-
-    @contextmanager
-    def threads(self, count: int) -> Iterator[None]:
-        before, self.thread_count = self.thread_count, count
-        try:
-            yield
-        finally:
-            self.thread_count = before
 
     def session(self, model: bytes) -> Any:
         """The session of a model, with as many threads as calls have now."""

@@ -1,0 +1,82 @@
+"""`mlx.core.fast.scaled_dot_product_attention`.
+
+query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); one mask, boolean, added to the scores,
+or the word "causal", which is aligned bottom-right; a scale; a sink in every head.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from backends.declared import ATTENTION_FEATURES, Declared
+from backends.masks import dense_of, merged_bias, numbers_by_head
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
+
+if TYPE_CHECKING:
+    from backends._mlx.engine import MlxBackend
+
+
+def says_causal(inputs: Inputs) -> bool:
+    """Whether the mask is the one that "causal" stands for, and nothing else."""
+    parts = inputs.mask.parts if inputs.mask is not None else ()
+    if inputs.form == "dense" or len(parts) != 1 or inputs.bias is not None:
+        return False
+    square = inputs.sizes.Lq == inputs.sizes.Lk
+    return isinstance(parts[0], Causal) and (parts[0].bottom_right or square)
+
+
+class Fast(Implementation):
+    """On the CPU it is made of MLX's other operations."""
+
+    backend: MlxBackend
+
+    name = "fast-attention"
+    declared = Declared(
+        # In 16 bits queries are scaled, and rounded, before they meet keys.
+        numerics={"f64": "single", "f32": "exact", "bf16": "working", "f16": "working"},
+        features=ATTENTION_FEATURES | {"sinks"},
+        refusals={
+            "softcap": "the function has no softcap",
+            "native-window": "the function has no window",
+            "native-causal": "the causal mask is bottom-right, and stands in the place of any other",
+        },
+        elections={
+            "fully-masked-row": "uniform",
+            "fully-masked-row-gradient": "values",
+            "minus-inf-row": "nan",
+            "minus-inf-row-gradient": "nan",
+            "no-keys": "zeros",
+            "nan-in-masked-key": "blocked",
+            "nan-in-masked-key-gradient": "leaks",
+            "nan-in-masked-value": "leaks",
+            "nan-in-masked-value-gradient": "leaks",
+            "nan-in-attended-value": "reaches-them",
+            "nan-in-query": "nan",
+            "value-size": "accepted",
+            "integer-mask": "added",
+            "subnormal-output": "kept",
+            "score-overflow": "finite",
+        },
+        merges_mask_into_bias=True,
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, biased = self.backend, inputs.bias is not None
+        query, key, value = backend.operands(inputs, "bhld")
+        arguments: dict[str, Any] = {"q": query, "k": key, "v": value}
+        parts = inputs.mask.parts if inputs.mask is not None else ()
+        hidden = merged_bias(inputs, parts) if biased else dense_of(inputs, parts)
+        if says_causal(inputs):
+            arguments["mask"] = "causal"
+        elif hidden is not None:
+            arguments["mask"] = backend.array(hidden, inputs.dtype if biased else None)
+        arguments |= numbers_by_head(backend, inputs)
+        operands = {"query": "q", "key": "k", "value": "v", "sinks": "sinks"}
+        operands["bias" if biased else "mask"] = "mask"
+        function = backend.mlx.fast.scaled_dot_product_attention
+        return PreparedCall(
+            function, arguments | {"scale": inputs.effective_scale}, operands=operands
+        )

@@ -1,0 +1,84 @@
+"""MLX's arrays on the CPU, and derivatives by its transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from backends._mlx.attention import Fast
+from backends._mlx.rotary import FastRope
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, BackendUnavailable, Implementation
+from suite.spec.dtypes import DType
+
+
+class MlxBackend(Backend):
+    """MLX, whose default device is the CPU from here on. Arrays are computed when they are read."""
+
+    name = "mlx"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import mlx.core
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.mlx: Any = mlx.core
+        self.mlx.set_default_device(self.mlx.cpu)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"mlx": version("mlx")}
+
+    def implementations(self) -> list[Implementation]:
+        return [Fast(self), FastRope(self)]
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        if dtype is None:
+            return self.mlx.array(np.ascontiguousarray(values))
+        wide = np.float64 if dtype.name == "f64" else np.float32
+        kind = getattr(self.mlx, dtype.long_name)
+        return self.mlx.array(np.array(values, wide, order="C"), dtype=kind)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        if array.dtype == self.mlx.bfloat16:  # NumPy has no such numbers
+            array = array.astype(self.mlx.float32)
+        values = np.array(array)
+        return values if values.dtype.kind in "biu" else values.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.mlx.array)
+
+    def dtype_name(self, array: Any) -> str:
+        return str(array.dtype).removeprefix("mlx.core.")
+
+    def device_name(self, array: Any) -> str:
+        return "cpu"
+
+    def vjp(
+        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        output, moving = moved(prepared, wrt)
+        if self.dtype_name(cotangent) != self.dtype_name(out := output(*moving)):
+            return out, {}  # the answer's dtype is the fault; vjp would refuse the cotangent
+        (out,), gradients = self.mlx.vjp(output, moving, [cotangent])
+        return out, dict(zip(wrt, gradients, strict=True))
+
+    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
+        output, moving = moved(prepared, [*tangents])
+        return self.mlx.jvp(output, moving, [*tangents.values()])[1][0]
+
+    def sync(self, outputs: Any) -> None:
+        self.mlx.eval(outputs)
+
+
+def moved(prepared: PreparedCall, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
+    """The output of a call as a function of some of its operands, and these."""
+
+    def output(*moving: Any) -> Any:
+        return prepared.output(prepared.with_operands(dict(zip(names, moving, strict=True))))
+
+    return output, [prepared.arguments[prepared.argument(name)] for name in names]

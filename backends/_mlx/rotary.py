@@ -1,0 +1,55 @@
+"""`mlx.core.fast.rope`, which numbers the rows of a sequence from an offset on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from backends.declared import ROTARY_FEATURES, Declared
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.malformed import MalformedCase
+from suite.spec.operators.rotary import FACTOR, ROTARY, Rotation
+
+if TYPE_CHECKING:
+    from backends._mlx.engine import MlxBackend
+
+
+class FastRope(Implementation):
+    """On the CPU it is made of MLX's other operations. Positions can be multiplied by a number."""
+
+    backend: MlxBackend
+
+    name = "fast-rope"
+    operator = ROTARY
+    declared = Declared(
+        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+        features=ROTARY_FEATURES,
+        refusals={"gathered-positions": "MLX numbers the rows of a sequence from an offset on"},
+    )
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, MalformedCase) and case.name.startswith("position"):
+            return "MLX takes no positions"
+        if isinstance(case, Case) and case.option("scaling") not in ("none", "linear"):
+            return "of the scaled variants MLX has the linear one"
+        return super().unsupported(case)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        rope, s = self.backend.mlx.fast.rope, inputs.sizes
+        rotation, first = Rotation.of(inputs.case, s.D), inputs.case.option("offset")
+        if not np.array_equal(inputs.arrays["position"], first + np.arange(s.Lq)):
+            raise ValueError("rows are numbered one after the other here")
+        scale = 1 / FACTOR if rotation.scaling == "linear" else 1.0
+
+        def call(query: Any) -> Any:
+            return rope(
+                query, rotation.size, traditional=rotation.interleaved, base=rotation.base,
+                scale=scale, offset=first,
+            )  # fmt: skip
+
+        return PreparedCall(call, {"query": self.backend.operand(inputs.query, inputs, "bhld")})

@@ -1,0 +1,83 @@
+"""OpenVINO on the CPU: models are compiled for a call, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from backends._openvino.attention import Sdpa, SdpaFixed
+from backends.arrays import NumpyArrays
+from backends.protocol import BackendUnavailable, Implementation
+
+KEPT = 128
+"""Compiled models that are kept."""
+
+
+class OpenvinoBackend(NumpyArrays):
+    """OpenVINO's plugin for the CPU, which is told not to compute float32 in bfloat16."""
+
+    name = "openvino"
+    has_threads = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import openvino
+            from openvino.utils.node_factory import NodeFactory
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.openvino: Any = openvino
+        self.nodes: Any = NodeFactory("opset13")
+        self.core: Any = openvino.Core()
+        self._requests: dict[Any, Any] = {}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"openvino": version("openvino")}
+
+    def implementations(self) -> list[Implementation]:
+        return [Sdpa(self), SdpaFixed(self)]
+
+    def type_of(self, dtype: np.dtype) -> Any:
+        """OpenVINO's type of a dtype; it knows no NumPy dtype for bfloat16."""
+        Type = self.openvino.Type
+        return Type.bf16 if dtype == self.bfloat16 else Type(dtype)
+
+    def constant(self, number: float, dtype: np.dtype) -> Any:
+        """A node with one number of a dtype."""
+        return self.openvino.op.Constant(self.type_of(dtype), self.openvino.Shape([]), [number])
+
+    def kept(self, key: Any, model: Callable[[], Any]) -> Any:
+        """What runs the model that is kept under a key, or else made, on as many threads as calls have
+        now."""
+        key = (key, self.thread_count)
+        if key not in self._requests:
+            self._requests[key] = self.requested(model())
+            while len(self._requests) > KEPT:
+                del self._requests[next(iter(self._requests))]
+        return self._requests[key]
+
+    def requested(self, model: Any) -> Any:
+        """What runs a model."""
+        asked = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": self.thread_count,
+        }
+        return self.core.compile_model(model, "CPU", asked).create_infer_request()
+
+    def run(self, request: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The output for these inputs."""
+        request.infer([self._tensor(array) for array in arrays])
+        output = request.get_output_tensor(0)
+        # Its own dtype for bfloat16 is float16, with the bits of bfloat16.
+        bits = np.array(output.data)
+        return bits.view(self.bfloat16) if output.element_type == self.openvino.Type.bf16 else bits
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        if array.dtype != self.bfloat16:
+            return self.openvino.Tensor(array)
+        words = np.ascontiguousarray(array).view(np.uint16)
+        return self.openvino.Tensor(words, list(array.shape), self.openvino.Type.bf16)

@@ -1,0 +1,68 @@
+"""NumPy's own arrays as those of a backend, for runtimes that are handed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import Backend, BackendUnavailable
+from backends.threads import threads_asked
+from suite.spec.dtypes import DType
+
+
+class NumpyArrays(Backend):
+    """NumPy arrays as a runtime is given them; bfloat16 is that of ml_dtypes. `thread_count` is
+    how many threads calls have, of runtimes that are told."""
+
+    has_strides = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import ml_dtypes
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.thread_count = threads_asked()
+        self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        before, self.thread_count = self.thread_count, count
+        try:
+            yield
+        finally:
+            self.thread_count = before
+
+    def kind(self, long_name: str) -> np.dtype:
+        """NumPy's dtype of a format: "bfloat16"."""
+        return self.bfloat16 if long_name == "bfloat16" else np.dtype(long_name)
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> np.ndarray:
+        return np.array(values, None if dtype is None else self.kind(dtype.long_name), order="C")
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def dtype_name(self, array: np.ndarray) -> str:
+        return array.dtype.name
+
+    def device_name(self, array: np.ndarray) -> str:
+        return "cpu"
+
+    def overwrite(self, array: np.ndarray, values: np.ndarray) -> bool:
+        array[...] = values
+        return True
+
+    def expand(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(array, shape)
+
+    def restrided(self, array: np.ndarray) -> np.ndarray:
+        steps = zip(array.shape, array.strides, strict=True)
+        strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
+        return np.lib.stride_tricks.as_strided(array, array.shape, strides)

@@ -1,0 +1,87 @@
+"""MLX: values cross exactly, flags and gradients are those of its functions, rotations have an offset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.protocol import Implementation
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import draw
+
+pytest.importorskip("mlx")
+
+CHECKS = {check.name: check for check in all_checks()}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    return registry.load("mlx")
+
+
+def of(backend: Any, name: str) -> Implementation:
+    return next(i for i in backend.implementations() if i.name == name)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_values_cross_exactly(backend: Any, name: str) -> None:
+    fmt = DTYPES[name]
+    edges = np.array(
+        [0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf, np.nan]
+    )
+    made = backend.array(edges, fmt)
+    assert backend.is_array(made)
+    assert backend.dtype_name(made) == fmt.long_name
+    assert np.array_equal(backend.to_numpy(made), edges, equal_nan=True)
+    assert backend.to_numpy(backend.array(np.array([True, False]), None)).dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "check"),
+    [
+        ("fast-attention", "sdpa/causalbr/gqa2/f32/b2h4q5k7d8v6", "values"),
+        ("fast-attention", "sdpa/causal/mha/bf16/b2h3q7k7d8/sinks", "values"),
+        ("fast-attention", "sdpa/pad/mqa/f16/b2h4q5k7d8/bias.1hqk", "values"),
+        ("fast-attention", "sdpa/bool.b1qk/gqa2/f32/b2h4q5k7d8/scale0.3/dense", "gradients"),
+        ("fast-attention", "sdpa/none/mha/bf16/b2h3q5k7d8/bias.bhqk", "gradients"),
+        ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/interleaved/at4097", "values"),
+        ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/rot8/linear", "values"),
+        ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16", "gradients"),
+    ],
+)
+def test_implementations_are_right(backend: Any, name: str, text: str, check: str) -> None:
+    verdict = run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+    assert verdict.status == "pass", verdict.message
+
+
+def test_the_word_causal_stands_for_one_mask(backend: Any) -> None:
+    """It is bottom-right, and takes the place of every other mask."""
+    masks = {
+        "sdpa/causalbr/mha/f32/b2h3q5k7d8": "causal",
+        "sdpa/causal/mha/f32/b2h3q7k7d8": "causal",
+        "sdpa/causal/mha/f32/b2h3q5k7d8": (5, 7),
+        "sdpa/causalbr/mha/f32/b2h3q5k7d8/dense": (5, 7),
+        "sdpa/causalbr+pad/mha/f32/b2h3q5k7d8": (2, 1, 5, 7),
+        "sdpa/causalbr/mha/f32/b2h3q5k7d8/bias.1hqk": (1, 3, 5, 7),
+    }
+    for text, want in masks.items():
+        mask = of(backend, "fast-attention").prepare(draw(Case.parse(text))).arguments["mask"]
+        assert (mask if isinstance(mask, str) else tuple(mask.shape)) == want, text
+
+
+def test_what_cannot_be_said_is_refused(backend: Any) -> None:
+    asked = (
+        ("fast-attention", "sdpa/none/mha/f32/b2h3q5k7d8/cap2.0", "no softcap"),
+        ("fast-attention", "sdpa/none/mha/f32/b2h3q5k7d8/lse", "does not declare lse"),
+        ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/yarn", "the linear one"),
+        ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/gathered", "from an offset on"),
+    )
+    for name, text, reason in asked:
+        assert reason in (of(backend, name).unsupported(Case.parse(text)) or ""), text

@@ -1,0 +1,142 @@
+"""OpenVINO: models have the sizes and numbers of a call, and no verdict hangs on an earlier one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.protocol import Implementation
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import draw
+from suite.spec.malformed import MALFORMED_CASES
+
+pytest.importorskip("openvino")
+
+CHECKS = {check.name: check for check in all_checks()}
+PLAIN = "sdpa/none/mha/f32/b2h3q17k23d8"
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    return registry.load("openvino")
+
+
+def of(backend: Any, name: str) -> Implementation:
+    return next(i for i in backend.implementations() if i.name == name)
+
+
+def judged(backend: Any, name: str, text: str, check: str = "values") -> Verdict:
+    return run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+
+
+@pytest.fixture
+def models(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that are compiled, in their order."""
+    seen: list[Any] = []
+    requested = backend.requested
+
+    def kept(model: Any) -> Any:
+        seen.append(model)
+        return requested(model)
+
+    monkeypatch.setattr(backend, "requested", kept)
+    backend._requests.clear()
+    return seen
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_values_cross_exactly(backend: Any, name: str) -> None:
+    fmt = DTYPES[name]
+    edges = np.array([0.0, -0.0, fmt.max, -fmt.smallest_normal, np.inf, np.nan])
+    made = backend.array(edges, fmt)
+    assert backend.dtype_name(made) == fmt.long_name
+    assert np.array_equal(backend.to_numpy(made), edges, equal_nan=True)
+    assert backend._tensor(made).element_type == backend.type_of(made.dtype)
+    constant = backend.constant(0.5, made.dtype)
+    assert constant.get_element_type() == backend.type_of(made.dtype)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-fixed"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sdpa/causal/mqa/f32/b2h4q5k7d8v6",
+        "sdpa/bool.b1qk/mha/bf16/b2h3q5k7d8/dense",
+        "sdpa/pad/mha/f16/b2h3q5k7d8/bias.1hqk",
+        "sdpa/none/mha/f32/b2h3q5k7d8/scale0.3/sinks",
+        "sdpa/causal+win6.x/mha/bf16/b2h3q5k7d8/sinks",
+        "sdpa/none/mha/f64/b2h3q5k7d8",
+    ],
+)
+def test_implementations_are_right(backend: Any, name: str, text: str) -> None:
+    verdict = judged(backend, name, text)
+    assert verdict.status == "pass", verdict.message
+
+
+def test_what_a_model_fixes(backend: Any, models: list[Any]) -> None:
+    asked = (("sdpa", "[?,3,?,8]"), ("sdpa-fixed", "[2,3,17,8]"))
+    for name, shape in asked:
+        prepared = of(backend, name).prepare(draw(Case.parse(PLAIN)))
+        prepared(), prepared()
+        assert str(models[-1].input(0).partial_shape) == shape
+    assert len(models) == 2
+
+
+def test_a_call_of_other_lengths_is_another_model(backend: Any, models: list[Any]) -> None:
+    """What a model keeps of a call with one key spoils later ones."""
+    for text in ("sdpa/none/mha/f32/b2h3q17k1d8", PLAIN):
+        assert judged(backend, "sdpa", text).status == "pass"
+    assert len(models) == 2
+    verdict = judged(backend, "sdpa", PLAIN, "paths")
+    assert (verdict.kind, "after a call with one key" in verdict.message) == ("value", True)
+
+
+def test_flags_and_numbers(backend: Any, models: list[Any]) -> None:
+    """A causal flag is used alone, and a scale makes a mask of zeros before it."""
+    asked = (
+        ("sdpa/causal/mha/f32/b2h3q5k7d8", True, 3),
+        ("sdpa/causal+pad/mha/f32/b2h3q5k7d8", False, 4),
+        (f"{PLAIN}/scale0.3", False, 5),
+        (f"{PLAIN}/sinks", False, 6),
+    )
+    for text, causal, inputs in asked:
+        of(backend, "sdpa").prepare(draw(Case.parse(text)))()
+        (node,) = (
+            n for n in models[-1].get_ops() if n.get_type_name() == "ScaledDotProductAttention"
+        )
+        assert (node.get_attributes()["causal"], len(node.inputs())) == (causal, inputs), text
+
+
+def test_threads_are_those_of_the_model(backend: Any, models: list[Any]) -> None:
+    prepared = of(backend, "sdpa").prepare(draw(Case.parse(PLAIN)))
+    with backend.threads(backend.thread_count + 1):
+        prepared()
+    prepared()
+    counts = [
+        request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
+        for request in backend._requests.values()
+    ]
+    assert counts == [backend.thread_count + 1, backend.thread_count]
+
+
+def test_what_cannot_be_said_is_refused(backend: Any) -> None:
+    asked = (
+        ("sdpa", "sdpa/none/gqa2/f32/b2h4q5k7d8", "heads broadcast"),
+        ("sdpa", "sdpa/none/mha/bf16/b2h3q5k7d8/scale0.3", "number of the dtype"),
+        ("sdpa-fixed", "sdpa/none/mha/f32/b2h3q5k0d8", "nobody wrote"),
+        ("sdpa", "sdpa/none/mha/f32/b2h3q5k7d8/cap2.0", "no softcap"),
+        ("sdpa", "sdpa/none/mha/f32/b2h3q5k7d8/lse", "does not declare lse"),
+    )
+    for name, text, reason in asked:
+        assert reason in (of(backend, name).unsupported(Case.parse(text)) or ""), text
+    malformed = next(case for case in MALFORMED_CASES if case.name == "batch-differs")
+    assert "end the process" in (of(backend, "sdpa").unsupported(malformed) or "")
+    assert of(backend, "sdpa-fixed").unsupported(malformed) is None
