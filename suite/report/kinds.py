@@ -165,7 +165,10 @@ SWEEPS = Kind(
             "Cells that fail with some seeds and not with others: what hangs on the values. Known is "
             "with how many of the others a failure is expected; seed is the smallest that fails."
         ),
-        "searched": "Searches: cases drawn, problems of the corpus asked, and cells by status.",
+        "searched": (
+            "Searches by all that distinguishes them but the seed: cases judged, problems of the corpus "
+            "asked, and cells by status."
+        ),
         "found": (
             "What searches found, each cause once: the smallest case, and the name of the files in "
             "search/findings."

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from suite.front.progress import EVERY, span
 from suite.records.sweeps import CELLS, runs
 from suite.report.swept import not_green
-from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
 from suite.sweep.loaded import Survey
 from suite.sweep.mutating import MUTANTS, Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
+from suite.sweep.searches import Searches
 from suite.sweep.source import Source
 from suite.sweep.store import Limits, Store, say
 from suite.sweep.tasks import Failure, Judged
@@ -78,7 +78,6 @@ class Sweep:
         reasons = [f"{name} is {why}" for name, why in self._failed_imports.items()]
         reasons += not_green(self.store.folder / CELLS)
         if self.searches is not None:
-            self.searches.write_corpus()
             reasons += ["searches found something"] if self.searches.found else []
         for reason in reasons[:TOLD]:
             say(reason)
