@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections import Counter
-from dataclasses import asdict, replace
-from glob import glob
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from suite.__main__ import main
-from suite.mutation.changes import Change
-from suite.mutation.run import Mutant
-from suite.mutation.targets import Target
-from suite.records import faults, searches
-from suite.records.faults import FaultRecord
+from suite.records import searches
 from suite.records.lines import BrokenLine
 from suite.records.searches import Finding, Hit, Near, Searched
 from suite.report import sweeps as tables
 from suite.report.swept import Swept
 from suite.sweep import driver, searching
 from suite.sweep.corpus import CAUSES, Corpus
-from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask
-from suite.sweep.plan import SweepPlan, made, search_options
+from suite.sweep.mutating import MutantTask
+from suite.sweep.plan import made, search_options
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
-from suite.sweep.searching import AloneSearch, CasesTask, SearchTask, ShrinkTask
+from suite.sweep.search_alone import AloneSearch, NoMemorySearch
+from suite.sweep.searching import CasesTask, SearchTask, ShrinkTask
 from suite.sweep.store import Limits, Store
 from suite.sweep.tasks import SweepError, Task, WrongMachine
-from tests.sweeps_by_hand import Here
+from tests.sweeps_by_hand import NO_MEMORY, Here, kinds, sweep
+from tests.test_sweep_mutants import MUTANTS, Judged
 
 pytest.importorskip("hypothesis")
 
@@ -42,18 +37,6 @@ WRONG = {"backends": ["tests.miniatures:always_wrong"], "dtypes": ["f32"], "grad
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis draws a batch to its end, also where enough is judged."""
     monkeypatch.setattr("suite.search.engine.BATCH", 10)
-
-
-def sweep(
-    folder: Path, plan: SweepPlan, engine: Here | None = None, limits: Limits | None = None
-) -> tuple[int, Here]:
-    engine = engine or Here()
-    with Store(folder, plan) as store:
-        return Sweep(plan, store, engine, limits or Limits()).run(), engine
-
-
-def kinds(engine: Here) -> list[type]:
-    return [type(task) for task in engine.tasks]
 
 
 def test_every_cause_is_made_small_once(tmp_path: Path) -> None:
@@ -192,6 +175,25 @@ def test_a_search_that_dies_loses_none_of_its_examples(tmp_path: Path) -> None:
     assert corpora[0] == corpora[1]
 
 
+def test_a_case_that_memory_does_not_last_for_costs_itself_alone(tmp_path: Path) -> None:
+    plan = made({"search": [{"backends": ["numpy"], "examples": 4}]})
+    heavy = CasesTask(search_options(plan, plan.search[0]), "", True, 0, 4).run().cases[2]
+
+    def fate(task: Task[Any]) -> str | None:
+        judges = isinstance(task, SearchTask) and not isinstance(task, NoMemorySearch)
+        return NO_MEMORY if judges and heavy in task.cases else None
+
+    code, engine = sweep(tmp_path, plan, Here(fate))
+    assert code == FAILED
+    assert sum(task.exclusive for task in engine.tasks) == 1
+    met = list(searches.searched(tmp_path))
+    assert sum(one.examples for one in met) == 4
+    assert [(hit.case, hit.status) for one in met for hit in one.hits] == [(heavy, "crash")]
+    (finding,) = searches.findings(tmp_path)
+    assert "short of memory" in finding.message
+    assert len(tables.searched(Swept([tmp_path]))) == 1
+
+
 def test_a_search_stops_at_the_limit_and_goes_on_with_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,66 +307,6 @@ def test_records_of_searches(tmp_path: Path) -> None:
     other.write_text("{}")
     with pytest.raises(BrokenLine, match="seed-1-2"):
         list(searches.searched(tmp_path))
-
-
-TARGET = Target("torch", "torch", "torch.x", ("f",), "torch", ("sdpa",))
-CHANGES = [Change("torch.x", "f", n, "number", n, n + 1, "1", "2") for n in range(3)]
-MUTANTS = {"frameworks": ["torch"], "count": 3, "level": "smoke"}
-
-
-class Judged(Here):
-    """An engine whose mutants are killed without a run of the suite."""
-
-    def carry_out(self, task: Task[Any]) -> Any:
-        if isinstance(task, DrawTask):
-            return Drawn(tuple(Mutant(TARGET, change) for change in CHANGES), {"torch": "2.13.0"})
-        if isinstance(task, LimitTask):
-            return 90.0
-        assert isinstance(task, MutantTask)
-        assert task.limit == 90.0
-        change = {n: v for n, v in asdict(task.mutant.change).items() if n not in ("kind", "end")}
-        return FaultRecord(
-            "torch",
-            "2.13.0",
-            change=task.mutant.change.kind,
-            level="smoke",
-            status="killed",
-            **change,
-        )
-
-
-def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = made({"mutants": [MUTANTS]})
-    count = itertools.count()
-
-    def gone(task: Task[Any]) -> BaseException | None:
-        return KeyboardInterrupt() if isinstance(task, MutantTask) and next(count) == 2 else None
-
-    with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path, plan, Judged(gone))
-    code, engine = sweep(tmp_path, plan, Judged())
-    assert code == GREEN
-    assert kinds(engine) == [DrawTask, LimitTask, MutantTask]
-    loaded = [faults.load(path, partial=True) for path in sorted(tmp_path.glob("mutants/*.jsonl"))]
-    assert [len(content.records) for content in loaded] == [2, 1]
-    assert [content.complete for content in loaded] == [False, True]
-    assert {record.start for content in loaded for record in content.records} == {0, 1, 2}
-    assert loaded[0].header.versions == {"torch": "2.13.0"}
-    said = capsys.readouterr().out
-    assert "mutants of torch smoke: 1 killed" in said
-    (words,) = re.findall(r"^tables: python -m suite (.*)$", said, re.MULTILINE)
-    *words, pattern = words.split()
-    assert main([*words, *sorted(glob(pattern))]) == 0, "the command makes the page"
-    assert "| torch |" in capsys.readouterr().out
-    assert kinds(sweep(tmp_path, plan, Judged())[1]) == [DrawTask]
-
-
-def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
-    def fate(task: Task[Any]) -> str | None:
-        return "no memory" if isinstance(task, MutantTask) else None
-
-    with pytest.raises(SweepError, match="died 3 times: no memory"):
-        sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -40,10 +40,30 @@ class CannotStart(SweepError):
 class AloneTask(JudgeTask):
     """A batch whose cells may do to their process whatever they like. Raises CannotStart, too."""
 
+    manner: ClassVar[str] = ", cell by cell"
+
+    @property
+    def name(self) -> str:
+        return super().name + self.manner
+
     @classmethod
-    def of(cls, task: JudgeTask) -> AloneTask:
+    def of(cls, task: JudgeTask) -> Self:
         """The same batch, cell by cell."""
         return cls(**{field.name: getattr(task, field.name) for field in fields(task)})
+
+    def less(self) -> list[AloneTask]:
+        """What is run instead where memory did not last: the halves of the batch; of one cell the same
+        with nothing beside it."""
+        middle, seeds = (self.first + self.end) // 2, len(self.seeds) // 2
+        if middle > self.first:
+            return [replace(self, end=middle), replace(self, first=middle)]
+        if seeds:
+            parts = (slice(seeds), slice(seeds, None))
+            return [
+                replace(self, seeds=self.seeds[part], identities=self.identities[part])
+                for part in parts
+            ]
+        return [OnlyTask.of(self)]
 
     def run(self) -> list[Judged]:
         # This process knows what the cells are called; it judges none.
@@ -62,9 +82,42 @@ class AloneTask(JudgeTask):
             answer = children.ask({"position": position, "seed": seed})
             return msgspec.convert(answer, CellRecord)
         except CellEnded as end:
-            cell = state.cells[position]
-            options = replace(state.plan.options, seed=seed)
-            return crashed(cell.check.name, cell_name(cell), end.kind, str(end), options)
+            return self._crashed(state, position, seed, end.kind, str(end))
+
+    def _crashed(
+        self, state: Loaded, position: int, seed: int, kind: str, message: str
+    ) -> CellRecord:
+        cell = state.cells[position]
+        options = replace(state.plan.options, seed=seed)
+        return crashed(cell.check.name, cell_name(cell), kind, message, options)
+
+
+class OnlyTask(AloneTask):
+    """One cell, while nothing else of the sweep runs."""
+
+    exclusive = True
+    manner = ", with nothing beside it"
+
+    def less(self) -> list[AloneTask]:
+        return [NoMemoryTask.of(self)]
+
+
+class NoMemoryTask(AloneTask):
+    """One cell that no memory was enough for; it is not judged."""
+
+    manner = ", as a crash for want of memory"
+
+    def less(self) -> list[AloneTask]:
+        return []
+
+    def _judged(self, children: Children, state: Loaded, position: int, seed: int) -> CellRecord:
+        return self._crashed(state, position, seed, "crash", NO_MEMORY)
+
+
+NO_MEMORY = (
+    "the process that judged this cell was ended because its machine was short of memory, also with "
+    "nothing of the sweep beside it"
+)
 
 
 def how_it_ended(end: ChildEnded) -> str:

@@ -149,6 +149,8 @@ class RayEngine:
             raise SweepError(f"a task failed with {kind}: {error.cause}") from error
         except errors.RuntimeEnvSetupError as error:
             raise SweepError(f"an environment cannot be made: {error}") from error
+        except errors.OutOfMemoryError as error:
+            raise Died("Ray ended it, as its machine was short of memory", memory=True) from error
         except errors.RayError as error:
             raise Died(" ".join(str(error).split())[:300]) from error
 

@@ -93,11 +93,16 @@ class Judging(Source):
             for failure, line in judged.failing.items():
                 self._told(failure, line)
 
-    def died(self, task: Task[Any], why: str) -> None:
+    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
+        less = task.less() if memory and isinstance(task, AloneTask) else []
+        if less:
+            self._again += less
+            say(f"{task.name} died ({why}); it is run again{less[0].manner}")
+            return
         self.survive(task, why)
-        again = AloneTask.of(task) if isinstance(task, JudgeTask) else task
+        again = AloneTask.of(task) if type(task) is JudgeTask else task
         self._again.append(again)
-        how = ", cell by cell" if again is not task else ""
+        how = again.manner if isinstance(again, AloneTask) else ""
         say(f"{task.name} died ({why}); it is run again{how}")
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from backends.threads import thread_variables
 from suite.mutation.run import Judge, Mutant, NotGreen, mutants
@@ -37,6 +37,7 @@ class OfMutants:
 
     framework: str
     level: str
+    exclusive: ClassVar[bool] = False
 
     @property
     def group(self) -> str:
@@ -164,7 +165,7 @@ class Mutants(Source):
             check_versions({name: result.version}, {name: self._versions[name]})
             self._write(result)
 
-    def died(self, task: Task[Any], why: str) -> None:
+    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
         self.survive(task, why)
         self._queue.append(task)
         self._told(f"{task.name} died ({why}); it is run again")

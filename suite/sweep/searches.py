@@ -21,7 +21,8 @@ from suite.records.searches import FINDINGS, SEARCH, Finding, Hit, Searched
 from suite.spec.text import printable
 from suite.sweep.corpus import Corpus, table_of
 from suite.sweep.plan import SweepPlan, search_options, seeds_of
-from suite.sweep.searching import AloneSearch, CasesTask, OfSearch, SearchTask, ShrinkTask
+from suite.sweep.search_alone import AloneSearch
+from suite.sweep.searching import CasesTask, OfSearch, SearchTask, ShrinkTask
 from suite.sweep.source import Source
 from suite.sweep.store import Span, gaps
 from suite.sweep.tasks import SweepError, Task, check_versions
@@ -139,7 +140,7 @@ class Searches(Source):
         )
         self._meet(result)
 
-    def died(self, task: Task[Any], why: str) -> None:
+    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
         if isinstance(task, ShrinkTask):
             self._deaths[task.name] += 1
             if self._deaths[task.name] < TRIALS:
@@ -149,10 +150,15 @@ class Searches(Source):
                 how = f"the process that made it smaller died {TRIALS} times: {why}"
                 self._keep(task.unshrunk(printable(how)))
             return
+        less = task.less() if memory and isinstance(task, AloneSearch) else []
+        if less:
+            self._again += less
+            self._told(f"{task.name} died ({why}); it is run again{less[0].manner}")
+            return
         self.survive(task, why)
-        alone = isinstance(task, SearchTask)
-        self._again.append(AloneSearch.of_task(task) if isinstance(task, SearchTask) else task)
-        how = " in a process that is watched" if alone else ""
+        again = AloneSearch.of_task(task) if type(task) is SearchTask else task
+        self._again.append(again)
+        how = again.manner if isinstance(again, AloneSearch) else ""
         self._told(f"{task.name} died ({why}); it is run again{how}")
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from backends.registry import KERAS_ENGINES
 from backends.threads import thread_variables
@@ -45,6 +45,10 @@ class Task(Protocol[R_co]):
     def variables(self) -> dict[str, str]:
         """The variables of its process, set before anything is imported."""
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether nothing else of the sweep runs beside it."""
+
     def run(self) -> R_co:
         """Carry it out."""
 
@@ -63,6 +67,7 @@ class OfSeries:
 
     options: Options
     release: str
+    exclusive: ClassVar[bool] = False
 
     @property
     def group(self) -> str:
