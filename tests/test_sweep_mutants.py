@@ -17,6 +17,8 @@ from suite.mutation.run import Mutant
 from suite.mutation.targets import Target
 from suite.records import faults
 from suite.records.faults import FaultRecord
+from suite.report import sweeps as tables
+from suite.report.swept import Swept
 from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask
 from suite.sweep.plan import made
 from suite.sweep.run import GREEN
@@ -68,11 +70,17 @@ def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixt
     assert loaded[0].header.versions == {"torch": "2.13.0"}
     said = capsys.readouterr().out
     assert "mutants of torch smoke: 1 killed" in said
-    (words,) = re.findall(r"^tables: python -m suite (.*)$", said, re.MULTILINE)
+    report, words = re.findall(r"^tables: python -m suite (.*)$", said, re.MULTILINE)
+    assert report == f"report {tmp_path}"
     *words, pattern = words.split()
     assert main([*words, *sorted(glob(pattern))]) == 0, "the command makes the page"
     assert "| torch |" in capsys.readouterr().out
     assert kinds(sweep(tmp_path, plan, Judged())[1]) == [DrawTask]
+    assert main(["report", str(tmp_path), "--table", "power"]) == 0, "a folder of mutants alone"
+    row = tables.power(Swept([tmp_path])).loc[("torch", "2.13.0", "smoke")]
+    assert (row["mutants"], row["seen"], row["share"]) == (3, 3, 1.0)
+    assert main(["report", str(tmp_path)]) == 0
+    assert "Machine-made mutants" in capsys.readouterr().out
 
 
 def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from suite.front.progress import EVERY, span
+from suite.records.faults import MUTANTS
 from suite.records.sweeps import CELLS, runs
 from suite.report.swept import not_green
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
 from suite.sweep.loaded import Survey
-from suite.sweep.mutating import MUTANTS, Mutants
+from suite.sweep.mutating import Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
 from suite.sweep.searches import Searches
 from suite.sweep.source import Source
@@ -52,7 +53,12 @@ class Sweep:
     def run(self) -> int:
         """Carry it out; returns the exit code. Raises UsageError, SweepError, RecordError and OSError."""
         began = time.monotonic()
-        reached = self.driver.run()
+        reached = "nothing yet"
+        try:
+            reached = self.driver.run()
+        finally:
+            for each in self.mutants:
+                each.end(not reached)
         took = time.monotonic() - began
         say(f"{self._judged_text()}{span(took)}, {self._cost_text()}")
         if reached:
@@ -90,9 +96,8 @@ class Sweep:
         return FAILED if reasons else GREEN
 
     def _commands(self) -> Iterator[str]:
-        """What makes tables of what is recorded: mutants have a page of their own."""
-        if len(self.sources) > len(self.mutants):
-            yield f"report {self.store.folder}"
+        """What makes tables of what is recorded: mutants have a page of their own, too."""
+        yield f"report {self.store.folder}"
         if self.mutants:
             yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
