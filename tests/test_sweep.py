@@ -22,8 +22,8 @@ from suite.sweep.judging import Judging
 from suite.sweep.plan import made
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.store import Limits, Store, source
-from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WrongMachine
-from tests.sweeps_by_hand import FEW, Here, few, plainly, recorded, sweep
+from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WarmTask, WrongMachine
+from tests.sweeps_by_hand import FEW, Here, few, kinds, plainly, recorded, sweep
 
 
 @pytest.fixture
@@ -287,3 +287,23 @@ def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.Mon
             sweep(tmp_path / "s", few(seeds="0-2"), engine)
     assert len(compared) > 10
     assert compared[-1] == pytest.approx(0.0)
+
+
+def test_cores_that_no_survey_has_prepare_to_judge(tmp_path: Path) -> None:
+    """Else they would begin to import frameworks when the survey is over."""
+
+    class Three(Here):
+        def cores(self) -> float:
+            return 3.0
+
+    def fate(task: Task[Any]) -> str | None:
+        return "killed" if isinstance(task, WarmTask) and task.number == 2 else None
+
+    engine = Three(fate)
+    assert sweep(tmp_path / "s", few(), engine)[0] == GREEN
+    assert kinds(engine)[:3] == [SurveyTask, WarmTask, WarmTask]
+    assert kinds(engine).count(WarmTask) == 2, "who dies is not missed"
+    assert recorded(tmp_path / "s") == plainly(0)[1]
+    two = made({"judge": [FEW, FEW | {"dtypes": ["bf16"]}]})
+    _, engine = sweep(tmp_path / "two", two, Three())
+    assert kinds(engine)[:3] == [SurveyTask, WarmTask, SurveyTask]

@@ -37,7 +37,12 @@ class Sweep:
         self._told: set[Failure] = set()
         self._seconds = 0.0
         self._counted = Counted(EVERY[sys.stdout.isatty()], say)
-        self.sources: list[Source] = [self._judging(series) for series in series_of(plan)]
+        every = series_of(plan)
+        # Cores that no survey has prepare to judge: those of the first series.
+        spare = max(0, int(engine.cores()) - len(every))
+        self.sources: list[Source] = [
+            self._judging(series, 0 if number else spare) for number, series in enumerate(every)
+        ]
         self.searches = Searches(plan, store.folder, say) if plan.search else None
         self.sources += [self.searches] if self.searches else []
         self.mutants = [
@@ -101,7 +106,7 @@ class Sweep:
         if self.mutants:
             yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
-    def _judging(self, series: Series) -> Judging:
+    def _judging(self, series: Series, warm: int) -> Judging:
         def surveyed(survey: Survey, left: Counter[str]) -> None:
             self._counted.owe(left)
             owed = len(survey.keys) * len(series.seeds)
@@ -114,7 +119,7 @@ class Sweep:
             for name in survey.failed_imports:
                 self._failed_imports[name] = survey.unavailable[name]
 
-        return Judging(series, self.store, self._tell, self._take, surveyed)
+        return Judging(series, self.store, self._tell, self._take, surveyed, warm)
 
     def _take(self, judged: Judged, backends: list[str]) -> None:
         self.judged += judged.end - judged.first

@@ -103,6 +103,21 @@ class SurveyTask(OfSeries):
 
 
 @dataclass(frozen=True)
+class WarmTask(OfSeries):
+    """Import frameworks and list cells, as every process does before it judges: while another one
+    surveys."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"start {self.number} of {self.group}"
+
+    def run(self) -> None:
+        loaded(self.options)
+
+
+@dataclass(frozen=True)
 class Judged:
     """The cells `first` to `end` - 1 of the run with this seed: their file, and what the driver has to
     know of them at once: cells by backend and status, seconds by cell, one failing cell of every way of
