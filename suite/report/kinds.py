@@ -162,8 +162,8 @@ SWEEPS = Kind(
             "Failures by implementation, check and kind, the most frequent first, with the worst."
         ),
         "some_seeds": (
-            "Cells that fail with some seeds and not with others: what hangs on the values. Known is "
-            "with how many of the others a failure is expected; seed is the smallest that fails."
+            "Cells that fail, or are known to, with some seeds and not with others: what hangs on the "
+            "values. Known is with how many a failure is expected; seed is the smallest that fails."
         ),
         "searched": (
             "Searches by all that distinguishes them but the seed: cases judged, problems of the corpus "

@@ -189,26 +189,28 @@ def failing(swept: Swept) -> pd.DataFrame:
 
 
 def some_seeds(swept: Swept) -> pd.DataFrame:
-    """Cells that fail with some seeds and not with others: what hangs on the values. The rarest first;
-    `known` is with how many of the others a failure is expected."""
+    """Cells that fail, or are known to fail, with some seeds and not with others: what hangs on the
+    values. The rarest first, and those that are known alone last; `known` is with how many of the others
+    a failure is expected, and failed as expected."""
     asked = swept.seeds
     rows = {}
     for (release, check, case, label), cell in swept.failing.items():
         seeds = asked[release, label]
-        if 0 < len(cell.seeds) < seeds:
+        if 0 < len(cell.seeds) < seeds or (not cell.seeds and cell.known < seeds):
             rows[release, check, case, label] = {
                 "failed": len(cell.seeds),
                 "known": cell.known,
                 "of": seeds,
-                "status": cell.statuses.most_common(1)[0][0],
+                "status": next((status for status, _ in cell.statuses.most_common(1)), "known"),
                 "kind": cell.kind,
                 "error_ratio": cell.ratio if cell.ratio >= 0 else math.nan,
-                "seed": min(cell.seeds),
+                "seed": min(cell.seeds, default=None),
                 "message": cell.message,
             }
     columns = ["failed", "known", "of", "status", "kind", "error_ratio", "seed", "message"]
     table = _indexed(rows, _CELL, columns)
-    return table.sort_values("failed", kind="stable")
+    # Those that are known alone last.
+    return table.sort_values("failed", key=lambda n: n.where(n > 0, math.inf), kind="stable")
 
 
 _SEARCH = ["backends", "implementations", "dtypes", "mode", "gradients", "versions"]
