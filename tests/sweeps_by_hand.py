@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan, record
 from suite.records import sweeps
 from suite.records.cells import CellRecord
 from suite.sweep.driver import Died
+from suite.sweep.plan import SweepPlan, made
+from suite.sweep.run import Sweep
+from suite.sweep.store import Limits, Store
 from suite.sweep.tasks import Task
 from tests.records_by_hand import header
 
@@ -37,10 +44,15 @@ def swept(
     return folder
 
 
+NO_MEMORY = "no memory is left"
+"""A fate of tasks."""
+
+
 class Here:
     """An engine that carries out tasks in this process, one at a time, in the order in which they come.
 
-    `fate` is asked before each: a text is how its process dies, an exception is raised.
+    `fate` is asked before each: a text is how its process dies, `NO_MEMORY` for want of memory; an
+    exception is raised.
     """
 
     def __init__(self, fate: Callable[[Task[Any]], str | BaseException | None] = lambda t: None):
@@ -66,7 +78,7 @@ class Here:
         if isinstance(fate, BaseException):
             raise fate
         if fate:
-            raise Died(fate)
+            raise Died(fate, memory=fate == NO_MEMORY)
         return self.carry_out(task)
 
     def carry_out(self, task: Task[Any]) -> Any:
@@ -75,3 +87,41 @@ class Here:
 
     def cancel(self, handle: int) -> None:
         self.cancelled.append(handle)
+
+
+def sweep(
+    folder: Path, plan: SweepPlan, engine: Here | None = None, limits: Limits | None = None
+) -> tuple[int, Here]:
+    """The exit code of a sweep in this process, and its engine."""
+    engine = engine or Here()
+    with Store(folder, plan) as store:
+        return Sweep(plan, store, engine, limits or Limits()).run(), engine
+
+
+def kinds(engine: Here) -> list[type]:
+    """What an engine was asked for."""
+    return [type(task) for task in engine.tasks]
+
+
+def recorded(folder: Path) -> list[CellRecord]:
+    """All records below a folder, without the time they took."""
+    cells = [c for run in sweeps.runs(folder) for c in run.load().cells]
+    return sorted((replace(c, seconds=0.0) for c in cells), key=lambda c: c.key)
+
+
+FEW = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"]}
+"""A dozen cells."""
+
+
+def few(**fields: Any) -> SweepPlan:
+    """The plan of `FEW`."""
+    return made({"judge": [FEW | fields]})
+
+
+def plainly(seed: int) -> tuple[str, list[CellRecord]]:
+    """The digest of a plain run of `FEW`, and its records."""
+    options = Options(("numpy",), level="smoke", dtype=("f16",), seed=seed)
+    judge = Plan.make(options)
+    cells = [cell for check in all_checks() for cell in judge.cells(check)]
+    found = [replace(record(c, judge.judge(c)), seconds=0.0) for c in cells]
+    return judge.digest()[0], sorted(found, key=lambda c: c.key)

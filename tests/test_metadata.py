@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from suite import __version__
 
@@ -47,3 +52,42 @@ def test_badges_are_true_and_lie_in_the_repository() -> None:
         assert f"<title>{text}</title>" in picture
         shown = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
         assert shown.replace(" |", ",").lower() == text.lower()
+
+
+ELSEWHERE = {"docs", "equinox", "export", "keras-hub", "onnx", "transformers"}
+"""Extras that jobs of their own install; where they are missing, tests skip."""
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, or skips its tests without, by their first names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("importorskip"):
+            found |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+    return {name.partition(".")[0] for name in found}
+
+
+def test_what_the_tests_need_comes_with_their_extras() -> None:
+    """Else they would skip where the changes are judged, and nobody would see it."""
+
+    def named(texts: list[str]) -> set[str]:
+        distributions = set()
+        for requirement in map(Requirement, texts):
+            distributions.add(canonicalize_name(requirement.name))
+            for extra in requirement.extras if requirement.name == PROJECT["name"] else ():
+                distributions |= named(PROJECT["optional-dependencies"][extra])
+        return distributions
+
+    extras = PROJECT["optional-dependencies"]
+    given = named([*PROJECT["dependencies"], *extras["all"], *extras["test"], *extras["bench"]])
+    elsewhere = set().union(*(named(extras[name]) for name in ELSEWHERE))
+    ours = {path.stem for path in ROOT.iterdir()} | {"tests"}
+    modules = set().union(*(imported(path) for path in (ROOT / "tests").glob("*.py")))
+    for module in modules - set(sys.stdlib_module_names) - ours:
+        for distribution in packages_distributions().get(module, ()):
+            name = canonicalize_name(distribution)
+            assert name in given | elsewhere, f"{module}: no extra names {name}"

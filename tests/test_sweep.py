@@ -3,66 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
-import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from backends.registry import UsageError
-from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan, record
 from suite.records import sweeps
-from suite.records.cells import CellRecord
 from suite.sweep import driver
-from suite.sweep.alone import AloneTask, CannotStart
 from suite.sweep.costs import Costs
 from suite.sweep.driver import Driver
 from suite.sweep.judging import Judging
-from suite.sweep.plan import SweepPlan, made
+from suite.sweep.plan import made
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
-from suite.sweep.source import DEATHS
 from suite.sweep.store import Limits, Store, source
-from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WrongMachine
-from tests.sweeps_by_hand import Here
+from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WarmTask, WrongMachine
+from tests.sweeps_by_hand import FEW, Here, few, kinds, plainly, recorded, sweep
 
-FEW = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"]}
-"""A dozen cells."""
-
-
-def plan(**fields: Any) -> SweepPlan:
-    return made({"judge": [FEW | fields]})
-
-
-def sweep(
-    folder: Path, asked: SweepPlan, engine: Here | None = None, limits: Limits | None = None
-) -> tuple[int, Here]:
-    """The exit code of a sweep in this process, and its engine."""
-    engine = engine or Here()
-    with Store(folder, asked) as store:
-        return Sweep(asked, store, engine, limits or Limits()).run(), engine
-
-
-def recorded(folder: Path) -> list[CellRecord]:
-    """All records below a folder, without the time they took."""
-    cells = [c for run in sweeps.runs(folder) for c in run.load().cells]
-    return sorted((replace(c, seconds=0.0) for c in cells), key=lambda c: c.key)
-
-
-def plainly(seed: int) -> tuple[str, list[CellRecord]]:
-    """The digest of a plain run, and its records."""
-    options = Options(("numpy",), level="smoke", dtype=("f16",), seed=seed)
-    judge = Plan.make(options)
-    cells = [cell for check in all_checks() for cell in judge.cells(check)]
-    found = [replace(record(c, judge.judge(c)), seconds=0.0) for c in cells]
-    return judge.digest()[0], sorted(found, key=lambda c: c.key)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -76,7 +40,7 @@ def batches_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_records_and_digests_are_those_of_plain_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, engine = sweep(tmp_path / "s", plan(seeds="0-1"))
+    code, engine = sweep(tmp_path / "s", few(seeds="0-1"))
     assert code == GREEN
     plain = {seed: plainly(seed) for seed in (0, 1)}
     for run in sweeps.runs(tmp_path / "s"):
@@ -103,7 +67,7 @@ def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     def fate(task: Task[Any]) -> BaseException | None:
         return Gone() if next(count) in (3, 6) else None
 
-    asked = plan(seeds="0-1")
+    asked = few(seeds="0-1")
     positions: Counter[tuple[int, int]] = Counter()
     for _ in range(2):
         with pytest.raises(Gone):
@@ -127,26 +91,26 @@ def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_folder_belongs_to_one_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Store(tmp_path / "s", plan()) as store:
+    with Store(tmp_path / "s", few()) as store:
         assert not store.continued
         with pytest.raises(UsageError, match="another process sweeps"):
-            Store(tmp_path / "s", plan())
-    with Store(tmp_path / "s", plan()) as store:
+            Store(tmp_path / "s", few())
+    with Store(tmp_path / "s", few()) as store:
         assert store.continued
     with pytest.raises(UsageError, match="the sweep of another plan"):
-        Store(tmp_path / "s", plan(seeds="0-1"))
+        Store(tmp_path / "s", few(seeds="0-1"))
     for commit in ("0123456789abcdef", "fedcba9876543210"):
         monkeypatch.setattr("suite.records.machine.commit", lambda c=commit: (c, True))
         with pytest.raises(UsageError, match="was begun with the suite's commit"):
-            Store(tmp_path / "s", plan())
-        Store(tmp_path / commit, plan()).__exit__()
+            Store(tmp_path / "s", few())
+        Store(tmp_path / commit, few()).__exit__()
     monkeypatch.setattr("suite.sweep.store.source", lambda: "0" * 16)
     with pytest.raises(UsageError, match="with other files of the suite"):
-        Store(tmp_path / commit, plan())
+        Store(tmp_path / commit, few())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("kept")
     with pytest.raises(UsageError, match="holds something, and no sweep"):
-        Store(tmp_path / "other", plan())
+        Store(tmp_path / "other", few())
     assert (tmp_path / "other" / "mine.txt").read_text() == "kept"
 
 
@@ -167,7 +131,7 @@ def test_every_file_of_the_suite_counts(tmp_path: Path) -> None:
 
 def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
     """Positions mean nothing where the suite asks other cells than it did."""
-    asked = plan()
+    asked = few()
     code, _ = sweep(tmp_path / "s", asked)
     assert code == GREEN
     batch = next(sweeps.runs(tmp_path)).batches[0]
@@ -180,7 +144,7 @@ def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("batches_of_five")
 def test_other_software_in_a_folder_is_seen(tmp_path: Path) -> None:
     """A run that is continued has one set of versions, in every file."""
-    code, _ = sweep(tmp_path / "s", plan())
+    code, _ = sweep(tmp_path / "s", few())
     assert code == GREEN
     batch = next(sweeps.runs(tmp_path)).batches[-1]
     data = sweeps.encoded(
@@ -189,72 +153,39 @@ def test_other_software_in_a_folder_is_seen(tmp_path: Path) -> None:
     batch.path.write_bytes(data)
     said = rf"{batch.path.name} was judged with numpy 0\.1, this machine has numpy \d"
     with pytest.raises(SweepError, match=said):
-        sweep(tmp_path / "s", plan())
+        sweep(tmp_path / "s", few())
 
 
-@pytest.mark.usefixtures("batches_of_five")
+@pytest.mark.parametrize(
+    ("way", "said"), [("tmpfs", "No space left on device"), ("limit", "File too large")]
+)
 def test_a_full_disk_is_named_and_the_sweep_goes_on_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, way: str, said: str
 ) -> None:
-    count, fsync = itertools.count(), os.fsync
-
-    def full(descriptor: int) -> None:
-        if next(count) == 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        sweep(tmp_path / "s", plan())
-    assert len([*tmp_path.rglob("*.parquet")]) == 2, "what was written before"
-    assert not [*tmp_path.rglob("*.part")]
-    code, _ = sweep(tmp_path / "s", plan())
-    assert code == GREEN
-    assert recorded(tmp_path / "s") == plainly(0)[1]
+    """Errors of the system itself; what was written before is neither lost nor asked again."""
+    alone = ["unshare", "--mount", "--map-root-user"] if way == "tmpfs" else []
+    if alone and subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this system gives nobody name spaces of his own to mount in")
+    done = subprocess.run(
+        [*alone, sys.executable, "-m", "tests.full_disk", way, str(tmp_path)], cwd=ROOT, text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = re.fullmatch(rf"(\d+) files, then {said}", done.stdout.splitlines()[-1])
+    assert written is not None, done.stdout
+    assert int(written[1]) >= 2
+    assert not [*tmp_path.rglob("*.parquet")] or way == "limit"
 
 
 def test_a_half_written_file_is_none(tmp_path: Path) -> None:
-    code, _ = sweep(tmp_path / "s", plan())
+    code, _ = sweep(tmp_path / "s", few())
     batch = next(sweeps.runs(tmp_path)).batches[0]
     data = batch.path.read_bytes()
     batch.path.unlink()
     (batch.path.parent / f"{batch.path.name}.77.part").write_bytes(data[:100])
-    code, _ = sweep(tmp_path / "s", plan())
+    code, _ = sweep(tmp_path / "s", few())
     assert code == GREEN
     assert not [*tmp_path.rglob("*.part")]
-
-
-def dies_together(task: Task[Any]) -> str | None:
-    """A fate: batches die that are not judged cell by cell."""
-    together = isinstance(task, JudgeTask) and not isinstance(task, AloneTask)
-    return "killed" if together else None
-
-
-@pytest.mark.parametrize(
-    ("act", "kind", "said"),
-    [
-        ("aborts", "crash", "it died of SIGABRT"),
-        ("leaves_in_c", "crash", "it ended with exit code 0, unasked"),
-        ("holds_the_lock", "timeout", "it ran too long, in hold_the_lock (unruly.py:"),
-    ],
-)
-def test_the_cell_that_kills_is_a_crash(act: str, kind: str, said: str) -> None:
-    options = Options((f"tests.unruly:{act}",), level="smoke", dtype=("bf16",), cell_timeout=1.0)
-    survey = SurveyTask(options, "").run()
-    place = next(n for n, key in enumerate(survey.keys) if key[0] == "values" and "k17" in key[1])
-    first, end = place - 1, place + 2
-    (judged,) = AloneTask(
-        options, "", survey.order, first, end, (3,), (survey.identity("of-run"),)
-    ).run()
-    found = sweeps.records(pq.read_table(pa.BufferReader(judged.data)))
-    assert [c.key for c in found] == [(*key, 3) for key in survey.keys[first:end]]
-    crashed = [c for c in found if c.status == "crash"]
-    assert crashed
-    assert all((c.kind, "k17" in c.case) == (kind, True) for c in crashed)
-    assert all(said in c.message for c in crashed)
-    assert {c.status for c in found if "k17" not in c.case} <= {"pass", "unsupported"}
-    assert judged.counts["mini", "crash"] == len(crashed)
-    assert any("crash" in line and "seed 3" in line for line in judged.failing.values())
 
 
 def test_failures_are_told_and_end_with_1(
@@ -273,37 +204,9 @@ def test_failures_are_told_and_end_with_1(
     assert "tests.miniatures:always_wrong smoke f16 installed seed 0: " in said
 
 
-def test_a_batch_that_is_killed_from_outside_is_run_again(tmp_path: Path) -> None:
-    code, engine = sweep(tmp_path / "s", plan(), Here(dies_together))
-    assert code == GREEN
-    assert any(isinstance(task, AloneTask) for task in engine.tasks)
-    assert recorded(tmp_path / "s") == plainly(0)[1]
-
-
-def test_what_dies_again_and_again_ends_the_sweep(tmp_path: Path) -> None:
-    for kind in (SurveyTask, AloneTask):
-
-        def fate(task: Task[Any], kind: Any = kind) -> str | None:
-            return "no memory" if isinstance(task, kind) else dies_together(task)
-
-        with pytest.raises(SweepError, match=rf"died {DEATHS} times: no memory"):
-            sweep(tmp_path / kind.__name__, plan(), Here(fate))
-
-
-def test_a_child_that_cannot_start_ends_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def environment(task: JudgeTask) -> dict[str, str]:
-        return {"PYTHONSTARTUP": "", "PYTHONHOME": str(tmp_path)}
-
-    monkeypatch.setattr(AloneTask, "variables", property(environment))
-    with pytest.raises(CannotStart, match="ends"):
-        sweep(tmp_path / "s", plan(), Here(dies_together))
-
-
 def test_a_machine_with_other_software_is_told(tmp_path: Path) -> None:
     engine = Here()
-    sweep(tmp_path / "s", plan(), engine)
+    sweep(tmp_path / "s", few(), engine)
     task = next(task for task in engine.tasks if isinstance(task, JudgeTask))
     other = {**task.identities[0], "versions": {"numpy": "0.1"}}
     with pytest.raises(WrongMachine, match=r"the sweep began with numpy 0\.1"):
@@ -341,12 +244,12 @@ def test_money_is_counted_over_all_times(tmp_path: Path) -> None:
     for n in (1, 2):
         limits = Limits()
         limits.spend(100.0, 36.0)
-        code, _ = sweep(tmp_path / "s", plan(), limits=limits)
+        code, _ = sweep(tmp_path / "s", few(), limits=limits)
         assert code == GREEN
-        with Store(tmp_path / "s", plan()) as store:
+        with Store(tmp_path / "s", few()) as store:
             assert store.core_seconds == pytest.approx(3600.0 * n, abs=60)
     limits = Limits(money=1.0, core_hour=0.5)
-    code, engine = sweep(tmp_path / "s", plan(), limits=limits)
+    code, engine = sweep(tmp_path / "s", few(), limits=limits)
     assert (code, engine.tasks) == (UNFINISHED, []), "two core-hours are spent"
 
 
@@ -357,8 +260,8 @@ def test_tasks_that_run_as_a_limit_is_reached_are_given_up(tmp_path: Path) -> No
 
     times = itertools.count(step=10.0)
     engine = Stuck()
-    with Store(tmp_path / "s", plan()) as store:
-        sources = Sweep(plan(), store, engine, Limits()).sources
+    with Store(tmp_path / "s", few()) as store:
+        sources = Sweep(few(), store, engine, Limits()).sources
         limited = Driver(engine, sources, Limits(hours=1e-9), clock=lambda: next(times))
         assert limited.run() == "--hours=1e-09"
     assert engine.cancelled == [1]
@@ -384,6 +287,26 @@ def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.Mon
     interrupted = Here(lambda task: KeyboardInterrupt() if next(count) == 5 else None)
     for engine in (interrupted, Here()):
         with contextlib.suppress(KeyboardInterrupt):
-            sweep(tmp_path / "s", plan(seeds="0-2"), engine)
+            sweep(tmp_path / "s", few(seeds="0-2"), engine)
     assert len(compared) > 10
     assert compared[-1] == pytest.approx(0.0)
+
+
+def test_cores_that_no_survey_has_prepare_to_judge(tmp_path: Path) -> None:
+    """Else they would begin to import frameworks when the survey is over."""
+
+    class Three(Here):
+        def cores(self) -> float:
+            return 3.0
+
+    def fate(task: Task[Any]) -> str | None:
+        return "killed" if isinstance(task, WarmTask) and task.number == 2 else None
+
+    engine = Three(fate)
+    assert sweep(tmp_path / "s", few(), engine)[0] == GREEN
+    assert kinds(engine)[:3] == [SurveyTask, WarmTask, WarmTask]
+    assert kinds(engine).count(WarmTask) == 2, "who dies is not missed"
+    assert recorded(tmp_path / "s") == plainly(0)[1]
+    two = made({"judge": [FEW, FEW | {"dtypes": ["bf16"]}]})
+    _, engine = sweep(tmp_path / "two", two, Three())
+    assert kinds(engine)[:3] == [SurveyTask, WarmTask, SurveyTask]

@@ -80,6 +80,22 @@ def test_tasks_end_as_they_end(engine: RayEngine) -> None:
         outcome(engine, acts("breaks"))
 
 
+def test_who_is_ended_for_want_of_memory_is_told(
+    engine: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    def get(handle: object) -> None:
+        raise ray.exceptions.OutOfMemoryError(
+            "Task was killed due to the node running low on memory."
+        )
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(Died, match="short of memory") as told:
+        engine.result(None)
+    assert told.value.memory
+
+
 def test_a_process_serves_one_series_and_begins_with_its_variables(engine: RayEngine) -> None:
     # Ray ends processes that had nothing to do for a second: the second task waits already.
     handles = [engine.submit(acts("says")), engine.submit(acts("says more"))]

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
-from dataclasses import asdict, replace
-from glob import glob
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from suite.__main__ import main
-from suite.mutation.changes import Change
-from suite.mutation.run import Mutant
-from suite.mutation.targets import Target
-from suite.records import faults, searches
-from suite.records.faults import FaultRecord
+from suite.records import searches
 from suite.records.lines import BrokenLine
-from suite.records.searches import Finding, Hit, Searched
+from suite.records.searches import Finding, Hit, Near, Searched
 from suite.report import sweeps as tables
 from suite.report.swept import Swept
-from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask
-from suite.sweep.plan import SweepPlan, made, search_options
-from suite.sweep.run import FAILED, GREEN, Sweep
-from suite.sweep.searching import AloneSearch, SearchTask, ShrinkTask
+from suite.sweep import driver, searching
+from suite.sweep.corpus import CAUSES, Corpus
+from suite.sweep.mutating import MutantTask
+from suite.sweep.plan import made, search_options
+from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
+from suite.sweep.search_alone import AloneSearch, NoMemorySearch
+from suite.sweep.searching import CasesTask, SearchTask, ShrinkTask
 from suite.sweep.store import Limits, Store
 from suite.sweep.tasks import SweepError, Task, WrongMachine
-from tests.sweeps_by_hand import Here
+from tests.sweeps_by_hand import NO_MEMORY, Here, kinds, sweep
+from tests.test_sweep_mutants import MUTANTS, Judged
 
 pytest.importorskip("hypothesis")
 
@@ -41,16 +39,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suite.search.engine.BATCH", 10)
 
 
-def sweep(folder: Path, plan: SweepPlan, engine: Here | None = None) -> tuple[int, Here]:
-    engine = engine or Here()
-    with Store(folder, plan) as store:
-        return Sweep(plan, store, engine, Limits()).run(), engine
-
-
-def kinds(engine: Here) -> list[type]:
-    return [type(task) for task in engine.tasks]
-
-
 def test_every_cause_is_made_small_once(tmp_path: Path) -> None:
     plan = made({"search": [WRONG | {"examples": 3, "seeds": "0-2"}]})
     code, engine = sweep(tmp_path, plan)
@@ -59,7 +47,9 @@ def test_every_cause_is_made_small_once(tmp_path: Path) -> None:
     met = list(searches.searched(tmp_path))
     causes = {hit.cause for one in met for hit in one.hits}
     assert {finding.cause for finding in found} == causes
-    assert kinds(engine).count(SearchTask) == 3
+    drawn = {(one.seed, n) for one in met for n in range(one.first, one.end)}
+    assert drawn == {(seed, n) for seed in range(3) for n in range(3)}
+    assert sum(one.examples for one in met) == 9
     assert kinds(engine).count(ShrinkTask) == len(causes) < sum(len(one.hits) for one in met)
     finding = found[0]
     assert finding.repeats
@@ -82,19 +72,23 @@ def test_problems_are_asked_of_the_other_tables(tmp_path: Path) -> None:
     assert code == FAILED
     asked = [task for task in engine.tasks if isinstance(task, SearchTask) and task.cases]
     of = {task.options.backend: set(task.cases) for task in asked}
-    met = {one.backends: one for one in searches.searched(tmp_path) if not one.corpus}
-    wrong, right = met["tests.miniatures:always_wrong",], met["numpy",]
-    assert of["numpy",] == {hit.case for hit in wrong.hits}
-    assert of["tests.miniatures:always_wrong",] == {near.case for near in right.near}
-    row = tables.searched(Swept([tmp_path])).loc["numpy"]
-    assert (row["searches"], row["examples"], row["corpus"]) == (1, 8, len(of["numpy",]))
+    met = [one for one in searches.searched(tmp_path) if not one.corpus]
+    causes = {hit.cause: hit.case for one in met for hit in one.hits}
+    assert causes
+    assert len(of["numpy",]) <= len(causes), "of each cause one problem"
+    assert of["numpy",] <= {hit.case for one in met for hit in one.hits}
+    assert of["tests.miniatures:always_wrong",] <= {near.case for one in met for near in one.near}
+    table = tables.searched(Swept([tmp_path])).reset_index().set_index("backends")
+    row = table.loc["numpy"]
+    assert (row["seeds"], row["whole"], row["examples"]) == (1, 1, 8)
+    assert row["corpus"] == len(of["numpy",])
     assert sweep(tmp_path, plan)[1].tasks == [], "the corpus is the same"
 
 
 def test_tables_of_the_same_backends_are_told_apart(tmp_path: Path) -> None:
     """No file is written twice, and every cause is made small with the options that it was met with."""
-    tables = [{}, {"seeds": 1}, {"gradients": True}, {"dtypes": ["f64"]}]
-    plan = made({"search": [WRONG | {"examples": 1} | words for words in tables]})
+    of = [{}, {"seeds": 1}, {"gradients": True}, {"dtypes": ["f64"]}]
+    plan = made({"search": [WRONG | {"examples": 1} | words for words in of]})
     code, engine = sweep(tmp_path, plan)
     assert code == FAILED
     names = [task.name for task in engine.tasks]
@@ -107,6 +101,10 @@ def test_tables_of_the_same_backends_are_told_apart(tmp_path: Path) -> None:
     assert all([*task.options.dtype] == dtypes[task.cause] for task in shrunk)
     assert {task.options.dtype for task in shrunk} == {("f32",), ("f64",)}
     assert sweep(tmp_path, plan)[1].tasks == []
+    table = tables.searched(Swept([tmp_path])).reset_index()
+    told = {(row["dtypes"], row["gradients"]): row["seeds"] for _, row in table.iterrows()}
+    assert told == {("f32", "no"): 2, ("f32", "yes"): 1, ("f64", "no"): 1}
+    assert set(table["mode"]) == {"eager"}
 
 
 def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) -> None:
@@ -115,10 +113,11 @@ def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) ->
 
     plan = made({"search": [{"backends": ["numpy"], "examples": 5, "seeds": 3}]})
     assert sweep(tmp_path, plan)[0] == GREEN
-    (met,) = searches.searched(tmp_path)
+    parts = list(searches.searched(tmp_path))
+    assert len(parts) > 1, "several parts"
     plain = Search(Plan.make(search_options(plan, plan.search[0])), 3, None, 5).run()
-    assert (met.digest, met.examples) == (plain.digest, 5)
-    assert met.statuses == plain.statuses
+    assert {(one.digest, one.of) for one in parts} == {(plain.digest, 5)}
+    assert sum((Counter(one.statuses) for one in parts), Counter()) == plain.statuses
 
 
 def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
@@ -126,20 +125,153 @@ def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
     with Store(tmp_path, plan) as store:
         source = Sweep(plan, store, Here(), Limits()).searches
     assert source is not None
-    cases = ("sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/none/mha/f32/b2h3q5k17d8")
-    task = replace(source.tables[0], cases=cases)
+    of = source.next(1.0)
+    assert isinstance(of, CasesTask)
+    right, kills = "sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/none/mha/f32/b2h3q5k17d8"
+    options = (of.options, "", of.gradients)
+    task = SearchTask(*options, 0, (kills, right), of=2, digest="d")
     source.died(task, "killed")
     alone = source.next(1.0)
     assert isinstance(alone, AloneSearch)
     met = alone.run()
-    (hit,) = met.hits
-    assert (hit.case, hit.status) == (cases[1], "crash")
+    assert {(hit.case, hit.status) for hit in met.hits} == {(kills, "crash")}
     assert "it died of SIGABRT" in met.ended
+    # Every cell is judged: those beside the one that kills, too.
+    in_process = replace(task, cases=(right,)).run()
+    cells = sum(in_process.statuses.values())
+    assert sum(met.statuses.values()) == 2 * cells
+    assert (met.examples, met.first, met.end) == (2, 0, 2)
+    assert met.versions == in_process.versions
     source.take(alone, met)
-    (finding,) = searches.findings(tmp_path)
-    assert (finding.kind, finding.case, finding.repeats) == ("crash", cases[1], False)
+    findings = list(searches.findings(tmp_path))
+    assert {(f.kind, f.case, f.repeats) for f in findings} == {("crash", kills, False)}
     assert source.found
     assert not any(isinstance(t, ShrinkTask) for t in iter(lambda: source.next(1.0), None))
+
+
+def test_a_search_that_dies_loses_none_of_its_examples(tmp_path: Path) -> None:
+    plan = made({"search": [WRONG | {"examples": 4}]})
+    whole, _ = sweep(tmp_path / "whole", plan)
+
+    def fate(task: Task[Any]) -> str | None:
+        return "killed" if type(task) is SearchTask else None
+
+    code, engine = sweep(tmp_path / "killed", plan, Here(fate))
+    assert code == whole == FAILED
+    assert AloneSearch in kinds(engine)
+    totals = []
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        met = list(searches.searched(folder))
+        hits: Counter[Any] = Counter()
+        for one in met:
+            for hit in one.hits:
+                hits[hit.cause] += hit.times
+        statuses = sum((Counter(one.statuses) for one in met), Counter())
+        totals.append((sum(one.examples for one in met), statuses, hits))
+    assert totals[0] == totals[1]
+    corpora = [
+        (tmp_path / name / "search" / "corpus.jsonl").read_bytes() for name in ("whole", "killed")
+    ]
+    assert corpora[0] == corpora[1]
+
+
+def test_a_case_that_memory_does_not_last_for_costs_itself_alone(tmp_path: Path) -> None:
+    plan = made({"search": [{"backends": ["numpy"], "examples": 4}]})
+    heavy = CasesTask(search_options(plan, plan.search[0]), "", True, 0, 4).run().cases[2]
+
+    def fate(task: Task[Any]) -> str | None:
+        judges = isinstance(task, SearchTask) and not isinstance(task, NoMemorySearch)
+        return NO_MEMORY if judges and heavy in task.cases else None
+
+    code, engine = sweep(tmp_path, plan, Here(fate))
+    assert code == FAILED
+    assert sum(task.exclusive for task in engine.tasks) == 1
+    met = list(searches.searched(tmp_path))
+    assert sum(one.examples for one in met) == 4
+    assert [(hit.case, hit.status) for one in met for hit in one.hits] == [(heavy, "crash")]
+    (finding,) = searches.findings(tmp_path)
+    assert "short of memory" in finding.message
+    assert len(tables.searched(Swept([tmp_path]))) == 1
+
+
+def test_a_search_stops_at_the_limit_and_goes_on_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that takes longer than was thought ends by itself, and what it met is kept."""
+    monkeypatch.setattr(searching, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "SHORTEST", 60.0)
+    plan = made({"search": [WRONG | {"examples": 6}]})
+    limits = Limits(hours=1.0)
+
+    class Clock(Here):
+        """An engine on which a search takes half an hour a task."""
+
+        def carry_out(self, task: Task[Any]) -> Any:
+            if isinstance(task, SearchTask):
+                limits.spend(1800, 1)
+            return super().carry_out(task)
+
+    code, _ = sweep(tmp_path, plan, Clock(), limits)
+    assert code == UNFINISHED
+    before = {*(tmp_path / "search").glob("*/seed-*")}
+    assert [(one.first, one.end) for one in searches.searched(tmp_path)] == [(0, 1), (1, 2)]
+    code, _ = sweep(tmp_path, plan)
+    assert code == FAILED
+    assert before < set((tmp_path / "search").glob("*/seed-*"))
+    parts = sorted((one.first, one.end) for one in searches.searched(tmp_path))
+    assert [n for first, end in parts for n in range(first, end)] == list(range(6))
+
+
+def test_a_search_that_draws_other_cases_than_it_did_is_not_continued(tmp_path: Path) -> None:
+    plan = made({"search": [WRONG | {"examples": 2}]})
+    sweep(tmp_path, plan)
+    path, *others = (tmp_path / "search").glob("*/seed-*")
+    assert others
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps(entry | {"digest": "another"}))
+    others[0].unlink()
+    with pytest.raises(SweepError, match="other cases were drawn than those of which"):
+        sweep(tmp_path, plan)
+
+
+def test_the_corpus_has_each_cause_once_and_is_bounded(tmp_path: Path) -> None:
+    def hit(number: int, case: str) -> Hit:
+        return Hit(("i", "values", "value", "f32", f"way {number}"), case, "fail", "value", "m")
+
+    def near(number: int, implementation: str = "i") -> Near:
+        return Near(implementation, "values", "f32", f"case {number}", number / 100)
+
+    met = [
+        Searched(("b",), seed, 9, {}, 1.0, "", (hit(n, f"case {n}{'x' * seed}"),), (near(10 * n + seed),))
+        for n in range(30)
+        for seed in range(3)
+    ]  # fmt: skip
+    written = []
+    for order in (met, met[::-1]):
+        corpus = Corpus(tmp_path / str(len(written)))
+        for one in order:
+            corpus.take(one)
+        assert corpus.path.is_file()
+        written.append(corpus.path.read_text())
+    assert written[0] == written[1], "the order of arrival says nothing"
+    entries = [json.loads(line) for line in written[0].splitlines()]
+    causes = [entry["cause"] for entry in entries if "cause" in entry]
+    assert len(causes) == len(set(causes)) == CAUSES
+    assert {entry["case"] for entry in entries if "cause" in entry} >= {
+        f"case {n}" for n in range(10)
+    }
+    assert [entry["ratio"] for entry in entries if "ratio" in entry] == [2.92, 2.91, 2.90]
+
+
+def test_the_corpus_is_written_as_the_sweep_goes(tmp_path: Path) -> None:
+    plan = made({"search": [WRONG | {"examples": 3, "seeds": "0-1"}]})
+
+    def gone(task: Task[Any]) -> BaseException | None:
+        return KeyboardInterrupt() if isinstance(task, SearchTask) and task.seed == 1 else None
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, plan, Here(gone))
+    assert (tmp_path / "search" / "corpus.jsonl").read_text()
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
@@ -177,69 +309,9 @@ def test_records_of_searches(tmp_path: Path) -> None:
         list(searches.searched(tmp_path))
 
 
-TARGET = Target("torch", "torch", "torch.x", ("f",), "torch", ("sdpa",))
-CHANGES = [Change("torch.x", "f", n, "number", n, n + 1, "1", "2") for n in range(3)]
-MUTANTS = {"frameworks": ["torch"], "count": 3, "level": "smoke"}
-
-
-class Judged(Here):
-    """An engine whose mutants are killed without a run of the suite."""
-
-    def carry_out(self, task: Task[Any]) -> Any:
-        if isinstance(task, DrawTask):
-            return Drawn(tuple(Mutant(TARGET, change) for change in CHANGES), {"torch": "2.13.0"})
-        if isinstance(task, LimitTask):
-            return 90.0
-        assert isinstance(task, MutantTask)
-        assert task.limit == 90.0
-        change = {n: v for n, v in asdict(task.mutant.change).items() if n not in ("kind", "end")}
-        return FaultRecord(
-            "torch",
-            "2.13.0",
-            change=task.mutant.change.kind,
-            level="smoke",
-            status="killed",
-            **change,
-        )
-
-
-def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = made({"mutants": [MUTANTS]})
-    count = itertools.count()
-
-    def gone(task: Task[Any]) -> BaseException | None:
-        return KeyboardInterrupt() if isinstance(task, MutantTask) and next(count) == 2 else None
-
-    with pytest.raises(KeyboardInterrupt):
-        sweep(tmp_path, plan, Judged(gone))
-    code, engine = sweep(tmp_path, plan, Judged())
-    assert code == GREEN
-    assert kinds(engine) == [DrawTask, LimitTask, MutantTask]
-    loaded = [faults.load(path, partial=True) for path in sorted(tmp_path.glob("mutants/*.jsonl"))]
-    assert [len(content.records) for content in loaded] == [2, 1]
-    assert [content.complete for content in loaded] == [False, True]
-    assert {record.start for content in loaded for record in content.records} == {0, 1, 2}
-    assert loaded[0].header.versions == {"torch": "2.13.0"}
-    said = capsys.readouterr().out
-    assert "mutants of torch smoke: 1 killed" in said
-    (words,) = re.findall(r"^tables: python -m suite (.*)$", said, re.MULTILINE)
-    *words, pattern = words.split()
-    assert main([*words, *sorted(glob(pattern))]) == 0, "the command makes the page"
-    assert "| torch |" in capsys.readouterr().out
-    assert kinds(sweep(tmp_path, plan, Judged())[1]) == [DrawTask]
-
-
-def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
-    def fate(task: Task[Any]) -> str | None:
-        return "no memory" if isinstance(task, MutantTask) else None
-
-    with pytest.raises(SweepError, match="died 3 times: no memory"):
-        sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
-
-
 @pytest.mark.parametrize(
     ("kind", "held"),
-    [(SearchTask, "search/*/seed-1-1.json"), (ShrinkTask, "search/findings/*"),
+    [(SearchTask, "search/*/seed-1-*.json"), (ShrinkTask, "search/findings/*"),
      (MutantTask, "mutants/*")],
 )  # fmt: skip
 def test_a_machine_with_other_versions_is_told(tmp_path: Path, kind: type, held: str) -> None:
@@ -249,7 +321,7 @@ def test_a_machine_with_other_versions_is_told(tmp_path: Path, kind: type, held:
         """An engine one of whose machines has other software."""
 
         def carry_out(self, task: Task[Any]) -> Any:
-            searches = isinstance(task, SearchTask | ShrinkTask)
+            searches = isinstance(task, CasesTask | SearchTask | ShrinkTask)
             result = task.run() if searches else super().carry_out(task)
             if not isinstance(task, kind) or getattr(task, "seed", 1) == 0:
                 return result

@@ -138,6 +138,22 @@ def test_what_is_known_is_no_failure(tmp_path: Path) -> None:
     assert (row["status"], row["kind"], row["seed"]) == ("fail", "unexpected-pass", 2)
 
 
+def test_what_is_known_to_fail_with_some_seeds_is_counted(tmp_path: Path) -> None:
+    for seed in range(5):
+        known = {"status": "known", "kind": "value", "message": "expected", "error_ratio": 9.0}
+        swept(
+            tmp_path,
+            cell(ONE, seed=seed, **(known if seed != 2 else {"message": "it passes"})),
+            cell(TWO, seed=seed, **known),
+            seed=seed,
+        )
+    read = reading.Swept([tmp_path])
+    assert tables.failing(read).empty
+    (row,) = tables.some_seeds(read).reset_index().to_dict("records")
+    assert (row["case"], row["failed"], row["known"], row["of"]) == (ONE, 0, 4, 5)
+    assert (row["status"], row["seed"]) == ("known", None)
+
+
 def test_unfinished_runs_and_green_ones(tmp_path: Path) -> None:
     swept(tmp_path, cell(ONE), cell(TWO), seed=0)
     swept(tmp_path, cell(ONE, seed=1), seed=1, owed=2)

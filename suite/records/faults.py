@@ -15,6 +15,9 @@ from suite.records.machine import Origin
 SCHEMA = 1
 PREFIX = "mutants-"
 
+MUTANTS = "mutants"
+"""The folder of a sweep that holds such files."""
+
 STATUSES = ("killed", "survived", "timed-out", "not-imported", "error")
 """What becomes of a mutant: a run that ends red, green, or not in time; a framework that cannot be
 imported any more; or a run that could not be made, whose message says why."""
@@ -142,6 +145,11 @@ FORM = Form(
 def writer(path: str | Path, header: FaultHeader) -> Writer[FaultHeader, FaultRecord]:
     """A writer of a new file. Raises FileExistsError."""
     return Writer(path, FORM, header)
+
+
+def swept(folder: Path) -> list[FaultRun]:
+    """What is recorded of the mutants of a sweep, finished or not. Raises RecordError."""
+    return [load(path, partial=True) for path in sorted((folder / MUTANTS).glob("*.jsonl"))]
 
 
 def load(path: str | Path, partial: bool = False) -> FaultRun:

@@ -1,8 +1,8 @@
 """Records of searches that a sweep makes: what each seed met, and what was found, each cause once.
 
-FOLDER/search/NAME/seed-N.json     what the search with this seed met (`Searched`)
-FOLDER/search/NAME/corpus-X.json   what problems gave there that are interesting elsewhere
-FOLDER/search/findings/ID.json     a cause (`Finding`), its case made small; ID.py, the script of it
+FOLDER/search/NAME/seed-N-FIRST-END.json  what a part of the search with this seed met (`Searched`)
+FOLDER/search/NAME/corpus-X.json          what problems gave there that are interesting elsewhere
+FOLDER/search/findings/ID.json            a cause (`Finding`), its case made small; ID.py, its script
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class Near:
 
 @dataclass(frozen=True)
 class Searched:
-    """What one search met: cases drawn, cells by status, failures, and the answers nearest to their
-    bounds.
+    """What a part of a search met: cases judged, cells by status, failures, and the answers nearest to
+    their bounds.
 
-    `corpus` is whether it drew nothing, and was asked problems that others had met. `ended` says how its
-    process ended before its time, and at which cell; "" where it came to its end. `options` are those of
-    its table, `versions` those of the machine.
+    It judged the cases `first` to `end` - 1 `of` so many that the search drew, whose ids have this
+    digest. `corpus` is whether it drew nothing, and was asked these problems that others had met. `ended`
+    says how processes ended as they judged, the last one, and at which cell; "" where none did. `options`
+    are those of its table, `versions` those of the machine.
     """
 
     backends: tuple[str, ...]
@@ -67,9 +68,16 @@ class Searched:
     hits: tuple[Hit, ...] = ()
     near: tuple[Near, ...] = ()
     ended: str = ""
-    corpus: bool = False
+    corpus: tuple[str, ...] = ()
+    first: int = 0
+    of: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """The number of the first case that it did not judge."""
+        return self.first + self.examples
 
 
 @dataclass(frozen=True)

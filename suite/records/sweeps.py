@@ -115,13 +115,13 @@ def records(table: pa.Table) -> list[CellRecord]:
     return made
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file that is whole or not there.
+def write(path: Path, data: bytes, anew: bool = False) -> None:
+    """Write a file that is whole or not there; `anew` in the place of what it held.
 
-    Raises FileExistsError where it is there already, and OSError where it cannot be written, as on a full
-    disk; then nothing is left of it.
+    Raises FileExistsError where it is there otherwise, and OSError where it cannot be written, as on a
+    full disk; then nothing is left of it.
     """
-    if path.exists():
+    if not anew and path.exists():
         raise FileExistsError(f"{path} exists and is not overwritten")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")

@@ -162,13 +162,21 @@ SWEEPS = Kind(
             "Failures by implementation, check and kind, the most frequent first, with the worst."
         ),
         "some_seeds": (
-            "Cells that fail with some seeds and not with others: what hangs on the values. Known is "
-            "with how many of the others a failure is expected; seed is the smallest that fails."
+            "Cells that fail, or are known to, with some seeds and not with others: what hangs on the "
+            "values. Known is with how many a failure is expected; seed is the smallest that fails."
         ),
-        "searched": "Searches: cases drawn, problems of the corpus asked, and cells by status.",
+        "searched": (
+            "Searches by all that distinguishes them but the seed: cases judged, problems of the corpus "
+            "asked, and cells by status."
+        ),
         "found": (
             "What searches found, each cause once: the smallest case, and the name of the files in "
             "search/findings."
+        ),
+        "power": (
+            "Machine-made mutants of a framework's own attention code: one change each, judged by "
+            "`pytest suite` at a level. The share is seen / (seen + survived, less what is equivalent or "
+            "not attention)."
         ),
     },
 )

@@ -26,9 +26,6 @@ from suite.spec.vocabulary import STATUSES
 CAPTIONS = TABLES | {
     "summary": "Cells that changed between the two runs.",
     "changes": "Every changed cell, new failures first.",
-    "power": "Machine-made mutants of a framework's own attention code: one change each, judged by "
-    "`pytest suite` at a level. The share is seen / (seen + survived, less what is equivalent or not "
-    "attention).",
     "killers": "Which check sees how many mutants first, by framework; expectations: a known failure "
     "that is gone.",
     "survivors": "What was not seen, and what it is.",

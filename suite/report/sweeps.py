@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from suite.records.searches import Cause
+from suite.records.faults import survivors
+from suite.records.searches import Cause, Searched
+from suite.report import power as of_mutants
 from suite.report.conformance import UNSUPPORTED
 from suite.report.precision import VALUES
 from suite.report.swept import Failing, Swept
@@ -187,50 +189,67 @@ def failing(swept: Swept) -> pd.DataFrame:
 
 
 def some_seeds(swept: Swept) -> pd.DataFrame:
-    """Cells that fail with some seeds and not with others: what hangs on the values. The rarest first;
-    `known` is with how many of the others a failure is expected."""
+    """Cells that fail, or are known to fail, with some seeds and not with others: what hangs on the
+    values. The rarest first, and those that are known alone last; `known` is with how many of the others
+    a failure is expected, and failed as expected."""
     asked = swept.seeds
     rows = {}
     for (release, check, case, label), cell in swept.failing.items():
         seeds = asked[release, label]
-        if 0 < len(cell.seeds) < seeds:
+        if 0 < len(cell.seeds) < seeds or (not cell.seeds and cell.known < seeds):
             rows[release, check, case, label] = {
                 "failed": len(cell.seeds),
                 "known": cell.known,
                 "of": seeds,
-                "status": cell.statuses.most_common(1)[0][0],
+                "status": next((status for status, _ in cell.statuses.most_common(1)), "known"),
                 "kind": cell.kind,
                 "error_ratio": cell.ratio if cell.ratio >= 0 else math.nan,
-                "seed": min(cell.seeds),
+                "seed": min(cell.seeds, default=None),
                 "message": cell.message,
             }
     columns = ["failed", "known", "of", "status", "kind", "error_ratio", "seed", "message"]
     table = _indexed(rows, _CELL, columns)
-    return table.sort_values("failed", kind="stable")
+    # Those that are known alone last.
+    return table.sort_values("failed", key=lambda n: n.where(n > 0, math.inf), kind="stable")
+
+
+_SEARCH = ["backends", "implementations", "dtypes", "mode", "gradients", "versions"]
 
 
 def searched(swept: Swept) -> pd.DataFrame:
-    """Index backends: searches, the examples that they drew, problems of the corpus that they were asked,
-    hours, cells by status, and how many searches ended before their time."""
-    rows: dict[str, dict[str, Any]] = {}
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    """Index `_SEARCH`, all that distinguishes searches but their seeds: with how many seeds was searched,
+    how many of these searches are whole, the examples that they judged, problems of the corpus that they
+    were asked, hours, cells by status, and in how many parts processes ended."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+    judged: dict[tuple[str, ...], Counter[int]] = defaultdict(Counter)
+    owed: dict[tuple[str, ...], dict[int, int]] = defaultdict(dict)
     for one in swept.searched:
-        name = " ".join(one.backends)
-        row = rows.setdefault(
-            name, dict.fromkeys(["searches", "examples", "corpus", "core_hours", "ended"], 0)
-        )
-        row["searches"] += not one.corpus
+        key = _search_of(one)
+        row = rows.setdefault(key, dict.fromkeys(["examples", "corpus", "core_hours", "ended"], 0))
         row["corpus" if one.corpus else "examples"] += one.examples
         row["core_hours"] += one.seconds / 3600
         row["ended"] += bool(one.ended)
-        counts[name].update(one.statuses)
+        counts[key].update(one.statuses)
+        if not one.corpus:
+            judged[key][one.seed] += one.examples
+            owed[key][one.seed] = one.of
     statuses = sorted({status for found in counts.values() for status in found})
-    for name, row in rows.items():
-        row |= {status: counts[name][status] for status in statuses}
-    columns = ["searches", "examples", "corpus", "core_hours", "ended", *statuses]
-    return pd.DataFrame(
-        list(rows.values()), index=pd.Index(list(rows), name="backends"), columns=columns
-    )
+    for key, row in rows.items():
+        row["seeds"] = len(judged[key])
+        row["whole"] = sum(n >= owed[key][seed] for seed, n in judged[key].items())
+        row |= {status: counts[key][status] for status in statuses}
+    columns = ["seeds", "whole", "examples", "corpus", "core_hours", "ended", *statuses]
+    return _indexed(rows, _SEARCH, columns)
+
+
+def _search_of(one: Searched) -> tuple[str, ...]:
+    """All that distinguishes a search, as texts; "" for what is not restricted."""
+    options = one.options
+    versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+    words = [" ".join(options.get(name, ())) for name in ("implementation", "dtype")]
+    gradients = "yes" if options.get("gradients", True) else "no"
+    return " ".join(one.backends), *words, str(options.get("mode", "")), gradients, versions
 
 
 def found(swept: Swept) -> pd.DataFrame:
@@ -256,6 +275,15 @@ def found(swept: Swept) -> pd.DataFrame:
     return _indexed(rows, ["implementation", "check", "kind", "case"], columns)
 
 
+def power(swept: Swept) -> pd.DataFrame:
+    """Index (framework, version, level): machine-made mutants by what became of them, and the share of
+    those that are seen among those that can be (`suite.report.power`)."""
+    names = ["framework", "version", "level"]
+    if not any(run.records for run in swept.mutants):
+        return pd.DataFrame(columns=[*names, "mutants", "seen", "survived", "share"])
+    return of_mutants.tables(swept.mutants, survivors())["power"].droplevel("seed")
+
+
 def _indexed(rows: dict[Any, dict[str, Any]], names: list[str], columns: list[str]) -> pd.DataFrame:
     """A table with a row for every entry, whose key is its index."""
     if not rows:
@@ -276,4 +304,5 @@ _TABLES: dict[str, Callable[[Swept], pd.DataFrame]] = {
     "some_seeds": some_seeds,
     "searched": searched,
     "found": found,
+    "power": power,
 }

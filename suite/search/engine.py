@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 import hypothesis
@@ -117,18 +118,24 @@ class Search:
                 self.found(failure)
         return self._summed_up(began)
 
-    def judge_these(self, cases: Iterable[Case]) -> Summary:
-        """Judge these cases, in every implementation, and make those that fail smaller."""
+    def judge_these(self, cases: Iterable[Case], first: int = 0, end: int | None = None) -> Summary:
+        """Judge these cases, in every implementation, and make those that fail smaller; of each case the
+        cells `first` to `end` - 1 alone."""
         began = time.monotonic()
         for case in cases:
             self._count(case)
-            for cell in self.cells(case):
+            for cell in islice(self.cells(case), first, end):
                 verdict = self.judge(cell)
                 self.told(cell, verdict)
                 failure = self._record(cell, verdict)
                 if failure is not None and self.shrinks:
                     self._shrink(failure)
         return self._summed_up(began)
+
+    def draw(self) -> Summary:
+        """Draw the cases that `run` would judge where nothing is made smaller, and judge none."""
+        self.checks = []
+        return self.run()
 
     def _shrink(self, failure: Failure) -> None:
         """Find a smaller case that fails in the same way, for `SHRINK_SECONDS` at most."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -27,6 +29,8 @@ FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TRIALS = 3
 """How often a cell is judged whose child is ended from outside."""
 
+T = TypeVar("T")
+
 
 class CannotStart(SweepError):
     """The child ends as it imports frameworks; the message says how."""
@@ -36,51 +40,84 @@ class CannotStart(SweepError):
 class AloneTask(JudgeTask):
     """A batch whose cells may do to their process whatever they like. Raises CannotStart, too."""
 
+    manner: ClassVar[str] = ", cell by cell"
+
+    @property
+    def name(self) -> str:
+        return super().name + self.manner
+
     @classmethod
-    def of(cls, task: JudgeTask) -> AloneTask:
+    def of(cls, task: JudgeTask) -> Self:
         """The same batch, cell by cell."""
         return cls(**{field.name: getattr(task, field.name) for field in fields(task)})
+
+    def less(self) -> list[AloneTask]:
+        """What is run instead where memory did not last: the halves of the batch; of one cell the same
+        with nothing beside it."""
+        middle, seeds = (self.first + self.end) // 2, len(self.seeds) // 2
+        if middle > self.first:
+            return [replace(self, end=middle), replace(self, first=middle)]
+        if seeds:
+            parts = (slice(seeds), slice(seeds, None))
+            return [
+                replace(self, seeds=self.seeds[part], identities=self.identities[part])
+                for part in parts
+            ]
+        return [OnlyTask.of(self)]
 
     def run(self) -> list[Judged]:
         # This process knows what the cells are called; it judges none.
         state = loaded(self.options)
         self.check(state.order, state.plan.versions)
         found: dict[int, list[CellRecord]] = {seed: [] for seed in self.seeds}
-        with tempfile.TemporaryDirectory(prefix="attention-") as folder:
-            children = _Children(self, Path(folder) / "watchdog")
-            try:
-                for position in range(self.first, self.end):
-                    for seed in self.seeds:
-                        found[seed].append(_judged(children, state, position, seed))
-            finally:
-                children.end()
+        with Children("suite.sweep.alone", self.options, self.variables) as children:
+            for position in range(self.first, self.end):
+                for seed in self.seeds:
+                    found[seed].append(self._judged(children, state, position, seed))
         return self.results(state, found)
 
-
-def _judged(children: _Children, state: Loaded, position: int, seed: int) -> CellRecord:
-    """The record of one cell: what a child says, or that it ended."""
-    for trial in range(1, TRIALS + 1):
+    def _judged(self, children: Children, state: Loaded, position: int, seed: int) -> CellRecord:
+        """The record of one cell: what a child says, or that it ended."""
         try:
             answer = children.ask({"position": position, "seed": seed})
-        except ChildEnded as end:
-            place = watchdog.where(children.watchdog)
-            children.end()
-            if -end.code in FROM_OUTSIDE and not place and trial < TRIALS:
-                continue
-            return _crash(state, position, seed, end, place)
-        return msgspec.convert(answer, CellRecord)
-    raise AssertionError("the last trial returns")
+            return msgspec.convert(answer, CellRecord)
+        except CellEnded as end:
+            return self._crashed(state, position, seed, end.kind, str(end))
+
+    def _crashed(
+        self, state: Loaded, position: int, seed: int, kind: str, message: str
+    ) -> CellRecord:
+        cell = state.cells[position]
+        options = replace(state.plan.options, seed=seed)
+        return crashed(cell.check.name, cell_name(cell), kind, message, options)
 
 
-def _crash(state: Loaded, position: int, seed: int, end: ChildEnded, place: str) -> CellRecord:
-    cell = state.cells[position]
-    return crashed(
-        cell.check.name,
-        cell_name(cell),
-        "timeout" if place else "crash",
-        f"the process that judged this cell died: {place or how_it_ended(end)}",
-        replace(state.plan.options, seed=seed),
-    )
+class OnlyTask(AloneTask):
+    """One cell, while nothing else of the sweep runs."""
+
+    exclusive = True
+    manner = ", with nothing beside it"
+
+    def less(self) -> list[AloneTask]:
+        return [NoMemoryTask.of(self)]
+
+
+class NoMemoryTask(AloneTask):
+    """One cell that no memory was enough for; it is not judged."""
+
+    manner = ", as a crash for want of memory"
+
+    def less(self) -> list[AloneTask]:
+        return []
+
+    def _judged(self, children: Children, state: Loaded, position: int, seed: int) -> CellRecord:
+        return self._crashed(state, position, seed, "crash", NO_MEMORY)
+
+
+NO_MEMORY = (
+    "the process that judged this cell was ended because its machine was short of memory, also with "
+    "nothing of the sweep beside it"
+)
 
 
 def how_it_ended(end: ChildEnded) -> str:
@@ -90,24 +127,60 @@ def how_it_ended(end: ChildEnded) -> str:
     return f"it ended with exit code {end.code}, unasked"
 
 
-class _Children:
-    """One child after another, each started when it is needed."""
+class CellEnded(Exception):
+    """A cell ended the child that judged it, and others that judged it again; the message says how,
+    `kind` whether it took too long."""
 
-    def __init__(self, task: JudgeTask, path: Path) -> None:
-        self.watchdog = path
-        self._task = task
+    def __init__(self, kind: str, how: str) -> None:
+        super().__init__(f"the process that judged this cell died: {how}")
+        self.kind = kind
+
+
+class Children:
+    """One child after another, each started when it is needed: a module that serves what is asked with
+    these options (`serve_judge`). A context that ends the last one."""
+
+    def __init__(self, module: str, options: Options, variables: dict[str, str]) -> None:
+        self._of = (module, variables)
+        self._options = options
+        self._folder = tempfile.TemporaryDirectory(prefix="attention-")
+        self._watchdog = Path(self._folder.name, "watchdog")
         self._child: Child | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.end()
+        self._folder.cleanup()
+
     def ask(self, request: Fields) -> Fields:
-        """The answer of the child. Raises ChildEnded, and CannotStart where it ends before the first."""
-        if self._child is None:
-            self._child = Child("suite.sweep.alone", self._task.variables)
-            hello = {"options": asdict(self._task.options), "watchdog": str(self.watchdog)}
+        """The answer of a child; one that is ended from outside is followed by another.
+
+        Raises CellEnded, and CannotStart where a child ends before it is asked.
+        """
+        for trial in range(1, TRIALS + 1):
             try:
+                return self._begun().ask(request)
+            except ChildEnded as end:
+                place = watchdog.where(self._watchdog)
+                self.end()
+                if -end.code in FROM_OUTSIDE and not place and trial < TRIALS:
+                    continue
+                kind = "timeout" if place else "crash"
+                raise CellEnded(kind, place or how_it_ended(end)) from end
+        raise AssertionError("the last trial returns")
+
+    def _begun(self) -> Child:
+        if self._child is None:
+            self._child = Child(*self._of)
+            try:
+                hello = {"options": asdict(self._options), "watchdog": str(self._watchdog)}
                 self._child.ask(hello)
             except ChildEnded as end:
+                self.end()
                 raise CannotStart(f"a process that imports frameworks again ends: {end}") from end
-        return self._child.ask(request)
+        return self._child
 
     def end(self) -> None:
         """End the child, where there is one."""
@@ -116,20 +189,20 @@ class _Children:
         self._child = None
 
 
-def main() -> None:
-    """Judge cells until nobody asks."""
-    states: list[Loaded] = []
+def serve_judge(prepare: Callable[[Options], T], judge: Callable[[T, Fields], Fields]) -> None:
+    """Be a child of `Children`: prepare once with the options, then judge until nobody asks."""
+    prepared: list[T] = []
 
     def answer(request: Fields) -> Fields:
-        if not states:
-            begin_process()
-            watchdog.write_to(request["watchdog"])
-            states.append(loaded(msgspec.convert(request["options"], Options)))
-            return {}
-        return asdict(states[0].judge(request["position"], request["seed"]))
+        if prepared:
+            return judge(prepared[0], request)
+        begin_process()
+        watchdog.write_to(request["watchdog"])
+        prepared.append(prepare(msgspec.convert(request["options"], Options)))
+        return {}
 
     serve(answer)
 
 
 if __name__ == "__main__":
-    main()
+    serve_judge(loaded, lambda state, cell: asdict(state.judge(cell["position"], cell["seed"])))

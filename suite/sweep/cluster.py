@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,12 @@ STORE_BYTES = 256 * 2**20
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 """What keeps Ray from telling its makers that it is used."""
+
+ANSWER_SECONDS = 5.0
+"""Seconds in which somebody has to listen where a cluster is said to be."""
+
+CLIENT_PORT = 10001
+"""Where Ray listens for ray://, unless it is told otherwise."""
 
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 """Where Ray looks for the token without which nobody may use a cluster."""
@@ -84,6 +92,7 @@ class RayEngine:
 
     def _join(self, cluster: str) -> None:
         """Connect to a cluster, and send it the suite: machines have what the driver has."""
+        check_answers(cluster)
         self._folder = tempfile.TemporaryDirectory(prefix="attention-")
         for name in PACKAGES:
             shutil.copytree(
@@ -149,11 +158,31 @@ class RayEngine:
             raise SweepError(f"a task failed with {kind}: {error.cause}") from error
         except errors.RuntimeEnvSetupError as error:
             raise SweepError(f"an environment cannot be made: {error}") from error
+        except errors.OutOfMemoryError as error:
+            raise Died("Ray ended it, as its machine was short of memory", memory=True) from error
         except errors.RayError as error:
             raise Died(" ".join(str(error).split())[:300]) from error
 
     def cancel(self, handle: Any) -> None:
         self._ray.cancel(handle, force=True)
+
+
+def check_answers(cluster: str) -> None:
+    """Raise UsageError where nobody listens at the address of a cluster, of which Ray would ask for
+    minutes. "auto" without an address is Ray's to find, at once."""
+    address = os.environ.get("RAY_ADDRESS", "") if cluster == "auto" else cluster
+    match = re.fullmatch(r"(?:ray://)?(\[.+\]|[^:/]+)(?::(\d{1,5}))?(?:/.*)?", address)
+    if match is None or address in ("auto", "local"):
+        return
+    host, port = match[1].strip("[]"), int(match[2] or CLIENT_PORT)
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        named = " (RAY_ADDRESS)" if cluster == "auto" else ""
+        raise UsageError(
+            f"--cluster={cluster}: expected a cluster of Ray at {host}:{port}{named}, got: {error}; "
+            f"start one there (`ray start --head`, for ray:// port {CLIENT_PORT}), or name another"
+        ) from error
 
 
 def pins(release: str) -> list[str]:

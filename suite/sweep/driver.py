@@ -33,7 +33,12 @@ GRACE = 60.0
 
 
 class Died(Exception):
-    """The process of a task died; the message says what the engine knows."""
+    """The process of a task died, for want of `memory` or otherwise; the message says what the engine
+    knows."""
+
+    def __init__(self, why: str, memory: bool = False) -> None:
+        super().__init__(why)
+        self.memory = memory
 
 
 class Engine(Protocol):
@@ -69,6 +74,8 @@ class Driver:
         self.engine, self.sources, self.limits = engine, list(sources), limits
         self._spent, self._clock = spent, clock
         self._out: dict[Any, tuple[Source, Task[Any]]] = {}
+        # What must be alone, and waits until nothing is out.
+        self._held: tuple[Source, Task[Any]] | None = None
 
     def run(self) -> str:
         """Work until all sources are finished, or a limit is reached; returns which, "" for none.
@@ -110,12 +117,16 @@ class Driver:
     def _hand_out(self, cores: float) -> None:
         """Keep every core busy, and as many tasks waiting: a cluster that grows sees that it should."""
         most = max(2, 2 * math.ceil(cores))
-        while len(self._out) < most:
-            given = self._next(cores)
+        while len(self._out) < most and not any(t.exclusive for _, t in self._out.values()):
+            given = self._held or self._next(cores)
             if given is None:
                 return
             source, task = given
-            source.out.append(task)
+            if given is not self._held:
+                source.out.append(task)
+            self._held = given if task.exclusive and self._out else None
+            if self._held is not None:
+                return
             self._out[self.engine.submit(task)] = given
 
     def _next(self, cores: float) -> tuple[Source, Task[Any]] | None:
@@ -132,7 +143,7 @@ class Driver:
         try:
             result = self.engine.result(handle)
         except Died as death:
-            source.died(task, str(death))
+            source.died(task, str(death), death.memory)
         else:
             source.take(task, result)
 

@@ -21,7 +21,16 @@ from suite.sweep.loaded import Survey
 from suite.sweep.plan import Series
 from suite.sweep.source import Source
 from suite.sweep.store import Span, Store, gaps, say
-from suite.sweep.tasks import Failure, Judged, JudgeTask, SurveyTask, SweepError, Task, listed
+from suite.sweep.tasks import (
+    Failure,
+    Judged,
+    JudgeTask,
+    SurveyTask,
+    SweepError,
+    Task,
+    WarmTask,
+    listed,
+)
 
 MOST = 4000
 """Cells of a batch at most: what is lost where it dies."""
@@ -32,7 +41,8 @@ MOST_SEEDS = 64
 
 class Judging(Source):
     """The runs of a series. `told` hears of failing cells, `judged` the cells by backend and status
-    with the seconds that they took, `surveyed` how many cells of each backend are left, once."""
+    with the seconds that they took, `surveyed` how many cells of each backend are left, once.
+    Meanwhile `warm` processes besides that of the survey prepare to judge."""
 
     def __init__(
         self,
@@ -41,13 +51,16 @@ class Judging(Source):
         told: Callable[[Failure, str], None],
         judged: Callable[[Judged, list[str]], None],
         surveyed: Callable[[Survey, Counter[str]], None],
+        warm: int = 0,
     ) -> None:
         super().__init__()
         self.series, self.store = series, store
         self.survey: Survey | None = None
         self.gaps: dict[int, list[Span]] = {}
         self._told, self._judged, self._surveyed = told, judged, surveyed
-        self._again: list[Task[Any]] = [SurveyTask(series.options, series.release)]
+        of = (series.options, series.release)
+        self._again: list[Task[Any]] = [SurveyTask(*of)]
+        self._again += [WarmTask(*of, number) for number in range(1, warm + 1)]
         self._costs = Costs([])
         self._digests: dict[int, str] = {}
 
@@ -86,6 +99,8 @@ class Judging(Source):
         if isinstance(result, Survey):
             self._begin(result)
             return
+        if isinstance(task, WarmTask):
+            return
         for judged in result:
             self.store.write(self.series, judged)
             self._costs.learn(judged.first, judged.seconds)
@@ -93,11 +108,18 @@ class Judging(Source):
             for failure, line in judged.failing.items():
                 self._told(failure, line)
 
-    def died(self, task: Task[Any], why: str) -> None:
+    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
+        if isinstance(task, WarmTask):
+            return
+        less = task.less() if memory and isinstance(task, AloneTask) else []
+        if less:
+            self._again += less
+            say(f"{task.name} died ({why}); it is run again{less[0].manner}")
+            return
         self.survive(task, why)
-        again = AloneTask.of(task) if isinstance(task, JudgeTask) else task
+        again = AloneTask.of(task) if type(task) is JudgeTask else task
         self._again.append(again)
-        how = ", cell by cell" if again is not task else ""
+        how = again.manner if isinstance(again, AloneTask) else ""
         say(f"{task.name} died ({why}); it is run again{how}")
 
     @property

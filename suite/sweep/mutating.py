@@ -13,19 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from backends.threads import thread_variables
 from suite.mutation.run import Judge, Mutant, NotGreen, mutants
 from suite.mutation.targets import Target, targets
 from suite.records import faults, machine
-from suite.records.faults import FaultHeader, FaultRecord
+from suite.records.faults import MUTANTS, FaultHeader, FaultRecord
 from suite.records.lines import RecordError, Writer
 from suite.sweep.plan import Mutating, seeds_of
 from suite.sweep.source import Source
 from suite.sweep.tasks import SweepError, Task, check_versions
-
-MUTANTS = "mutants"
 
 USUAL = 60.0
 """Seconds of a mutant of which nothing is known."""
@@ -37,6 +35,7 @@ class OfMutants:
 
     framework: str
     level: str
+    exclusive: ClassVar[bool] = False
 
     @property
     def group(self) -> str:
@@ -164,7 +163,7 @@ class Mutants(Source):
             check_versions({name: result.version}, {name: self._versions[name]})
             self._write(result)
 
-    def died(self, task: Task[Any], why: str) -> None:
+    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
         self.survive(task, why)
         self._queue.append(task)
         self._told(f"{task.name} died ({why}); it is run again")
@@ -177,11 +176,13 @@ class Mutants(Source):
 
     @property
     def finished(self) -> bool:
-        done = not (self.out or self._queue or self._waiting)
-        if done and self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        return done
+        return not (self.out or self._queue or self._waiting)
+
+    def end(self, finished: bool) -> None:
+        """Close the file, with a footer where the mutants are finished."""
+        if self._writer is not None:
+            self._writer.close(finished)
+        self._writer = None
 
     def _begin(self, drawn: Drawn) -> None:
         """Have all judged that no file has."""

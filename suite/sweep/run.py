@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from suite.front.progress import EVERY, span
+from suite.records.faults import MUTANTS
 from suite.records.sweeps import CELLS, runs
 from suite.report.swept import not_green
-from suite.sweep.corpus import Searches
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import Judging
 from suite.sweep.loaded import Survey
-from suite.sweep.mutating import MUTANTS, Mutants
+from suite.sweep.mutating import Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
+from suite.sweep.searches import Searches
 from suite.sweep.source import Source
 from suite.sweep.store import Limits, Store, say
 from suite.sweep.tasks import Failure, Judged
@@ -36,7 +37,12 @@ class Sweep:
         self._told: set[Failure] = set()
         self._seconds = 0.0
         self._counted = Counted(EVERY[sys.stdout.isatty()], say)
-        self.sources: list[Source] = [self._judging(series) for series in series_of(plan)]
+        every = series_of(plan)
+        # Cores that no survey has prepare to judge: those of the first series.
+        spare = max(0, int(engine.cores()) - len(every))
+        self.sources: list[Source] = [
+            self._judging(series, 0 if number else spare) for number, series in enumerate(every)
+        ]
         self.searches = Searches(plan, store.folder, say) if plan.search else None
         self.sources += [self.searches] if self.searches else []
         self.mutants = [
@@ -52,7 +58,12 @@ class Sweep:
     def run(self) -> int:
         """Carry it out; returns the exit code. Raises UsageError, SweepError, RecordError and OSError."""
         began = time.monotonic()
-        reached = self.driver.run()
+        reached = "nothing yet"
+        try:
+            reached = self.driver.run()
+        finally:
+            for each in self.mutants:
+                each.end(not reached)
         took = time.monotonic() - began
         say(f"{self._judged_text()}{span(took)}, {self._cost_text()}")
         if reached:
@@ -78,7 +89,6 @@ class Sweep:
         reasons = [f"{name} is {why}" for name, why in self._failed_imports.items()]
         reasons += not_green(self.store.folder / CELLS)
         if self.searches is not None:
-            self.searches.write_corpus()
             reasons += ["searches found something"] if self.searches.found else []
         for reason in reasons[:TOLD]:
             say(reason)
@@ -91,13 +101,12 @@ class Sweep:
         return FAILED if reasons else GREEN
 
     def _commands(self) -> Iterator[str]:
-        """What makes tables of what is recorded: mutants have a page of their own."""
-        if len(self.sources) > len(self.mutants):
-            yield f"report {self.store.folder}"
+        """What makes tables of what is recorded: mutants have a page of their own, too."""
+        yield f"report {self.store.folder}"
         if self.mutants:
             yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
-    def _judging(self, series: Series) -> Judging:
+    def _judging(self, series: Series, warm: int) -> Judging:
         def surveyed(survey: Survey, left: Counter[str]) -> None:
             self._counted.owe(left)
             owed = len(survey.keys) * len(series.seeds)
@@ -110,7 +119,7 @@ class Sweep:
             for name in survey.failed_imports:
                 self._failed_imports[name] = survey.unavailable[name]
 
-        return Judging(series, self.store, self._tell, self._take, surveyed)
+        return Judging(series, self.store, self._tell, self._take, surveyed, warm)
 
     def _take(self, judged: Judged, backends: list[str]) -> None:
         self.judged += judged.end - judged.first

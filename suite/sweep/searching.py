@@ -1,22 +1,20 @@
-"""Searching: tasks that draw problems, and that make small what was found.
+"""Searching: tasks that draw problems, judge some of them, and make small what was found.
 
-A search on a cluster shrinks nothing: it says what it met. Of every cause one case is made small, in a
-task of its own. A search whose process dies is made again in a child, and its parent knows the cell.
+A search on a cluster shrinks nothing, so that what it draws hangs on no verdict: one task draws its
+cases, others judge parts of them and say what they met. Of every cause one case is made small, in a task
+of its own. A part whose process dies is judged again in a child, and its parent knows the cell.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
-from suite.front.child import Child, ChildEnded, Fields, serve
 from suite.front.options import Options
 from suite.front.plan import Plan
 from suite.judge.cell import Cell
@@ -24,9 +22,7 @@ from suite.judge.verdict import Verdict
 from suite.records.searches import Cause, Finding, Hit, Near, Searched
 from suite.spec.case import Case
 from suite.spec.text import printable
-from suite.sweep.alone import how_it_ended
-from suite.sweep.loaded import begin_process
-from suite.sweep.tasks import OfSeries, SweepError
+from suite.sweep.tasks import OfSeries
 
 if TYPE_CHECKING:
     from suite.search.engine import Search
@@ -34,6 +30,9 @@ if TYPE_CHECKING:
 
 NEAREST = 3
 """Cases kept of every implementation, check and dtype whose answers come nearest to their bounds."""
+
+MOST_SECONDS = 45.0
+"""Seconds after which a task judges no further case: what is lost where it dies, or is given up."""
 
 
 @lru_cache(maxsize=1)
@@ -59,71 +58,134 @@ class OfSearch(OfSeries):
         return options | {"gradients": self.gradients}
 
 
-class _Nearest:
-    """The cells that come nearest to their bounds, of those that it is told."""
+class Nearest:
+    """The cases that come nearest to their bounds, of those that it is told: `NEAREST` of every
+    implementation, check and dtype."""
 
     def __init__(self) -> None:
-        self._kept: defaultdict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+        self._kept: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
 
-    def take(self, cell: Cell, verdict: Verdict) -> None:
-        """Keep a passing cell, where it is among the nearest."""
-        ratio = verdict.measured.error_ratio
-        if verdict.status != "pass" or ratio is None or not ratio > 0:
-            return
-        kept = self._kept[str(cell.implementation), cell.check.name, cell.dtype.name]
-        kept[cell.case.id] = ratio
+    def take(self, near: Near) -> None:
+        """Keep a case, where it is among the nearest; of two as near the one whose id comes first."""
+        kept = self._kept[near.implementation, near.check, near.dtype]
+        kept[near.case] = max(near.ratio, kept.get(near.case, 0.0))
         if len(kept) > NEAREST:
-            del kept[min(kept, key=lambda case: kept[case])]
+            del kept[max(kept, key=lambda case: (-kept[case], case))]
 
     def found(self) -> tuple[Near, ...]:
+        """What is kept, in an order that does not hang on that in which it came."""
         return tuple(
             Near(*key, case, ratio)
-            for key, kept in self._kept.items()
-            for case, ratio in sorted(kept.items(), key=lambda entry: -entry[1])
+            for key, kept in sorted(self._kept.items())
+            for case, ratio in sorted(kept.items(), key=lambda entry: (-entry[1], entry[0]))
         )
 
 
 @dataclass(frozen=True)
-class SearchTask(OfSearch):
-    """Draw and judge so many cases, with this seed; or judge these `cases`, where there are any."""
+class Cases:
+    """The ids of the cases of a search, in order, their digest, and the versions of the machine."""
+
+    cases: tuple[str, ...]
+    digest: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CasesTask(OfSearch):
+    """Draw the cases of the search with this seed, so many, and judge none."""
 
     seed: int
     examples: int
-    cases: tuple[str, ...] = ()
-    board: str = ""
-    """A file into which the cell that is judged is written, "" for none."""
 
     @property
     def name(self) -> str:
-        what = f"seed {self.seed}"
-        if self.cases:
+        return f"{self.group}, draw of seed {self.seed}"
+
+    def run(self) -> Cases:
+        from suite.search.engine import Search
+
+        cases: list[str] = []
+        search = Search(
+            planned(self.options), self.seed, None, self.examples, self.gradients,
+            drawn=lambda case: cases.append(case.id), shrinks=False,
+        )  # fmt: skip
+        digest = search.draw().digest
+        return Cases(tuple(cases), digest, search.plan.versions)
+
+
+@dataclass(frozen=True)
+class SearchTask(OfSearch):
+    """Judge these cases: the `first` and those after it `of` so many that the search with this seed drew,
+    whose ids have this digest; or some of the corpus.
+
+    After `MOST_SECONDS` it says what it met, and leaves the rest.
+    """
+
+    seed: int
+    cases: tuple[str, ...]
+    first: int = 0
+    of: int = 0
+    digest: str = ""
+    corpus: bool = False
+
+    @property
+    def name(self) -> str:
+        what = f"seed {self.seed}, cases {self.first}-{self.first + len(self.cases)}"
+        if self.corpus:
             what = f"{len(self.cases)} cases of the corpus from {self.cases[0]}"
         return f"{self.group}, {what}"
 
     def run(self) -> Searched:
+        return self.judge()
+
+    def judge(
+        self,
+        first: int = 0,
+        end: int | None = None,
+        judging: Callable[[Cell], None] = lambda cell: None,
+    ) -> Searched:
+        """Judge the cells `first` to `end` - 1 of each case. `judging` is told every cell."""
         from suite.search.engine import Search
 
-        nearest = _Nearest()
-        found: list[Failure] = []
+        nearest = Nearest()
+
+        def judged(cell: Cell, verdict: Verdict) -> None:
+            ratio = verdict.measured.error_ratio
+            if verdict.status == "pass" and ratio is not None and ratio > 0:
+                words = (str(cell.implementation), cell.check.name, cell.dtype.name, cell.case.id)
+                nearest.take(Near(*words, ratio))
+
         search = Search(
-            planned(self.options), self.seed, None, self.examples, self.gradients,
-            found=found.append, judging=self._announce, judged=nearest.take, shrinks=False,
+            planned(self.options), self.seed, gradients=self.gradients, judging=judging, judged=judged,
+            shrinks=False,
         )  # fmt: skip
-        if self.cases:
-            summary = search.judge_these(Case.parse(text) for text in self.cases)
-        else:
-            summary = search.run()
-        return Searched(
-            self.options.backend, self.seed, summary.examples, dict(summary.statuses),
-            round(summary.seconds, 3), summary.digest, tuple(map(_hit, summary.failures)),
-            nearest.found(), corpus=bool(self.cases), options=self.stated,
-            versions=search.plan.versions,
+        summary = search.judge_these(map(Case.parse, in_time(self.cases)), first, end)
+        return self.met(
+            summary.examples, statuses=dict(summary.statuses), seconds=round(summary.seconds, 3),
+            hits=tuple(map(_hit, summary.failures)), near=nearest.found(), versions=search.plan.versions,
         )  # fmt: skip
 
-    def _announce(self, cell: Cell) -> None:
-        if self.board:
-            name = f"{cell.implementation} {cell.check.name} {cell.dtype.name} {cell.case.id}"
-            Path(self.board).write_text(name, encoding="utf-8")
+    def met(self, examples: int, **found: Any) -> Searched:
+        """What there is to say of so many of the cases."""
+        return Searched(
+            self.options.backend, self.seed, examples, digest=self.digest, first=self.first, of=self.of,
+            corpus=self.cases[:examples] if self.corpus else (), options=self.stated, **found,
+        )  # fmt: skip
+
+    def rest(self, examples: int) -> Self | None:
+        """What is left where so many cases were judged; None where nothing is."""
+        if examples >= len(self.cases):
+            return None
+        return replace(self, cases=self.cases[examples:], first=self.first + examples)
+
+
+def in_time(cases: Iterable[str]) -> Iterator[str]:
+    """Cases, the first of them and others until `MOST_SECONDS` are over."""
+    until = time.monotonic() + MOST_SECONDS
+    for number, case in enumerate(cases):
+        if number and time.monotonic() > until:
+            return
+        yield case
 
 
 def _hit(failure: Failure) -> Hit:
@@ -131,49 +193,6 @@ def _hit(failure: Failure) -> Hit:
     return Hit(
         failure.key, failure.case.id, verdict.status, verdict.kind, verdict.message, failure.times
     )
-
-
-@dataclass(frozen=True)
-class AloneSearch(SearchTask):
-    """The same search in a child, whose end is a way of failing like any other."""
-
-    @classmethod
-    def of(cls, task: SearchTask) -> AloneSearch:
-        """The same search, alone."""
-        return cls(**vars(task))
-
-    def run(self) -> Searched:
-        with tempfile.TemporaryDirectory(prefix="attention-") as folder:
-            board = Path(folder) / "cell"
-            child = Child("suite.sweep.searching", self.variables)
-            try:
-                answer = child.ask({**asdict(self), "board": str(board)})
-            except ChildEnded as end:
-                return self._ended(end, board)
-            finally:
-                child.end()
-        return msgspec.convert(answer, Searched)
-
-    def _ended(self, end: ChildEnded, board: Path) -> Searched:
-        """What there is to say of a search whose process ended. Raises SweepError where none began."""
-        if not board.is_file():
-            raise SweepError(f"{self.name}: a process that imports frameworks ends: {end}")
-        implementation, check, dtype, case = board.read_text(encoding="utf-8").split(" ")
-        how = printable(f"the process that judged this cell died: {how_it_ended(end)}")
-        hit = Hit((implementation, check, "crash", dtype, how), case, "crash", "crash", how)
-        return Searched(
-            self.options.backend,
-            self.seed,
-            0,
-            {"crash": 1},
-            0.0,
-            "",
-            (hit,),
-            (),
-            f"{how}, at {case}",
-            bool(self.cases),
-            self.stated,
-        )
 
 
 @dataclass(frozen=True)
@@ -233,20 +252,3 @@ class ShrinkTask(OfSearch):
             verdict.message, failure.repeats, text, printable(why),
             search.plan.versions,
         )  # fmt: skip
-
-
-def main() -> None:
-    """Search once, as is asked."""
-
-    def answer(request: Fields) -> Fields:
-        begin_process()
-        request["options"] = msgspec.convert(request["options"], Options)
-        request["cases"] = tuple(request["cases"])
-        found: dict[str, Any] = asdict(SearchTask(**request).run())
-        return found
-
-    serve(answer)
-
-
-if __name__ == "__main__":
-    main()

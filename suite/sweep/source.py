@@ -28,8 +28,9 @@ class Source(ABC):
         """What came back of a task. Raises OSError where it cannot be written down."""
 
     @abstractmethod
-    def died(self, task: Task[Any], why: str) -> None:
-        """The process of a task died; what becomes of it. Raises SweepError."""
+    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
+        """The process of a task died, for want of `memory` or otherwise; what becomes of it. Raises
+        SweepError."""
 
     @property
     @abstractmethod

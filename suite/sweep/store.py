@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from backends.registry import UsageError
 from suite.front.architecture import PACKAGES
@@ -93,9 +93,8 @@ class Store:
 
     def spend(self, core_seconds: float) -> None:
         """Write down what was spent. Raises OSError."""
-        part = self.folder / f"{SPENT}.part"
-        part.write_text(json.dumps({"core_seconds": round(core_seconds, 1)}), encoding="utf-8")
-        part.replace(self.folder / SPENT)
+        text = json.dumps({"core_seconds": round(core_seconds, 1)})
+        sweeps.write(self.folder / SPENT, text.encode(), anew=True)
 
     def _begin(self, plan: SweepPlan) -> None:
         try:
@@ -146,17 +145,27 @@ def source(root: Path = machine.ROOT) -> str:
     return found.hexdigest()[:16]
 
 
-def gaps(batches: Iterable[Batch], count: int) -> list[Span]:
-    """Which of `count` cells no file holds."""
-    return list(_gaps(batches, count))
+class Spanned(Protocol):
+    """What holds the cells `first` to `end` - 1."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
 
 
-def _gaps(batches: Iterable[Batch], count: int) -> Iterator[Span]:
+def gaps(held: Iterable[Spanned], count: int) -> list[Span]:
+    """Which of `count` cells nothing holds, of what is `held` in its order."""
+    return list(_gaps(held, count))
+
+
+def _gaps(held: Iterable[Spanned], count: int) -> Iterator[Span]:
     done = 0
-    for batch in batches:
-        if batch.first > done:
-            yield done, batch.first
-        done = batch.end
+    for one in held:
+        if one.first > done:
+            yield done, one.first
+        done = one.end
     if done < count:
         yield done, count
 

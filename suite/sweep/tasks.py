@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from backends.registry import KERAS_ENGINES
 from backends.threads import thread_variables
@@ -45,6 +45,10 @@ class Task(Protocol[R_co]):
     def variables(self) -> dict[str, str]:
         """The variables of its process, set before anything is imported."""
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether nothing else of the sweep runs beside it."""
+
     def run(self) -> R_co:
         """Carry it out."""
 
@@ -63,6 +67,7 @@ class OfSeries:
 
     options: Options
     release: str
+    exclusive: ClassVar[bool] = False
 
     @property
     def group(self) -> str:
@@ -95,6 +100,21 @@ class SurveyTask(OfSeries):
 
     def run(self) -> Survey:
         return loaded(self.options).survey()
+
+
+@dataclass(frozen=True)
+class WarmTask(OfSeries):
+    """Import frameworks and list cells, as every process does before it judges: while another one
+    surveys."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"start {self.number} of {self.group}"
+
+    def run(self) -> None:
+        loaded(self.options)
 
 
 @dataclass(frozen=True)
