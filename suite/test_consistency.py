@@ -16,7 +16,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from suite.spec.dtypes import DTYPES, DType
-from suite.spec.elections import QUESTIONS, ElectionCase, of_level
+from suite.spec.elections import ELECTION_CASES, QUESTIONS, ElectionCase
 
 ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
 """The questions of what a row without keys gives; each has one of its gradient."""
@@ -27,7 +27,8 @@ FINITE = ("zeros", "uniform", "unmasked", "other")
 
 def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
     """The cases that put these questions."""
-    return lambda level: [case for case in of_level(level) if case.question.name in names]
+    found = [case for case in ELECTION_CASES if case.question.name in names]
+    return lambda level: found
 
 
 def persons(declared: Declared) -> bool:
@@ -99,7 +100,7 @@ def in_several_dtypes(level: str) -> list[ElectionCase]:
     """Questions that are put in more than one dtype, but those whose answers hang on the machine."""
     return [
         case
-        for case in of_level(level)
+        for case in ELECTION_CASES
         if len(case.question.dtypes) > 1 and not case.question.by_machine
     ]
 

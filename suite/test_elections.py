@@ -6,7 +6,7 @@ from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.elections import ElectionCase, of_level
+from suite.spec.elections import ELECTION_CASES, ElectionCase, in_few_dtypes
 
 ROWS = (
     "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
@@ -17,11 +17,11 @@ ROWS = (
 
 def of_compiled(level: str) -> list[ElectionCase]:
     names = ("f32",) if level == "smoke" else ("f32", "bf16")
-    asked = (case for case in of_level(level) if case.question.name in ROWS)
+    asked = (case for case in ELECTION_CASES if case.question.name in ROWS)
     return [case for case in asked if case.dtype.name in names]
 
 
-@check(of_level, compiled=of_compiled, stored=True)
+@check(lambda level: ELECTION_CASES, compiled=of_compiled, own=in_few_dtypes, stored=True)
 def test_election(cell: Cell) -> None:
     if not isinstance(cell.case, ElectionCase):
         raise HarnessError(f"{cell.case.id} asks no question")

@@ -117,7 +117,10 @@ def test_an_election_that_is_promised_is_held() -> None:
 def test_what_a_function_follows_is_right() -> None:
     """A flag that is bottom-right is asked as such; values of another size are refused at large."""
     found = judged(
-        plan("bottom_right,one_size", dtype=("f32",)), "first_row", "flag_equals_dense", "election"
+        plan("bottom_right,one_size", dtype=("f32", "bf16")),
+        "first_row",
+        "flag_equals_dense",
+        "election",
     )
     assert not wrong(found)
     observed = {
@@ -131,7 +134,7 @@ def test_what_a_function_follows_is_right() -> None:
         for cell, verdict in found
         if cell.implementation.name == "bottom_right"
         and (cell.check.name, cell.case.id)
-        == ("flag_equals_dense", "sdpa/causal/mha/f32/b2h3q17k23d8")
+        == ("flag_equals_dense", "sdpa/causal/mha/bf16/b2h3q17k23d8")
     ]
     assert flagged == ["pass"]
 

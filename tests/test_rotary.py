@@ -17,8 +17,10 @@ from suite.judge.cell import Cell
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.run import run
 from suite.spec.case import Case
+from suite.spec.catalogue import filled, parsed
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import draw
+from suite.spec.levels import HALF
 from suite.spec.operators.rotary import (
     FACTOR,
     ORIGINAL_LENGTH,
@@ -26,6 +28,7 @@ from suite.spec.operators.rotary import (
     Rotation,
     scaling_parameters,
 )
+from suite.spec.operators.rotary import SMOKE as ROTARY_SMOKE
 
 CHECKS = {check.name: check for check in all_checks()}
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
@@ -147,10 +150,10 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     torch = load("torch")
     judged, _ = function_implementation(torch, f"{FUNCTIONS}:{name}", {}, "rotary")
     found: dict[tuple[str, str], set[str]] = {}
-    for check in all_checks():
-        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
-            pairing = "interleaved" if cell.case.option("interleaved") else "halves"
-            found.setdefault((cell.dtype.name, pairing), set()).add(run(cell).status)
+    for case in parsed(filled(ROTARY_SMOKE[:3], HALF)):
+        pairing = "interleaved" if case.option("interleaved") else "halves"
+        status = run(Cell(CHECKS["values"], case, judged)).status
+        found.setdefault((case.dtype.name, pairing), set()).add(status)
     return found
 
 

@@ -83,7 +83,7 @@ def test_verdicts_are_those_of_the_implementation_itself(narrow: Path, tmp_path:
                 assert got.status == "unsupported"
                 continue
             assert facts(got) == facts(want), (cell.check.name, cell.case.id)
-        assert statuses["pass"] > 60 + 40 * isinstance(implementation, Differentiable)
+        assert statuses["pass"] > 30 + 30 * isinstance(implementation, Differentiable)
 
 
 def facts(verdict: Verdict) -> tuple[Any, ...]:
@@ -336,4 +336,4 @@ def test_an_answer_in_one_dtype_holds_in_the_others(narrow: Path, tmp_path: Path
     assert not failing(found)
     rows = ("elect/fully-masked-row/bf16", "elect/fully-masked-row-gradient/bf16")
     assert {found["election", name].message for name in rows} == {"no answer"}
-    assert found["gradients", "sdpa/padempty/gqa2/bf16/b2h4q11k9d6"].status == "pass"
+    assert found["gradients", "sdpa/bool.qk.empty/gqa2/bf16/b2h4q11k9d6/dense"].status == "pass"

@@ -29,8 +29,10 @@ class Check:
     """A promise: its name, the function that judges it, the cases of a level it is asked on, the features
     it needs besides those of its cases, and the cases of a level that it is asked on of compiled
     implementations, which pay for every new shape; None for none. `whom` says of which implementations it
-    is asked at all, by what they declare. `stored`: it asks for one answer to each of its cases, and none
-    to a variation, so that it can be asked of answers that lie in files."""
+    is asked at all, by what they declare. `own` are the cases of a level that frameworks' own
+    implementations are asked, where a person's is asked more; None where all are asked the same.
+    `stored`: it asks for one answer to each of its cases, and none to a variation, so that it can be
+    asked of answers that lie in files."""
 
     name: str
     function: Callable[[Cell], None]
@@ -38,6 +40,7 @@ class Check:
     needs: tuple[str, ...] = ()
     compiled: Asked | None = None
     whom: Callable[[Declared], bool] = everybody
+    own: Asked | None = None
     stored: bool = False
 
     def cells(
@@ -54,10 +57,13 @@ class Check:
         for cases, asked in ((self.cases, eager), (self.compiled, compiled)):
             of_level = tuple(cases(level)) if cases and asked else ()
             ids = {case.id for case in of_level}
+            own = {case.id for case in self.own(level)} if self.own else ids
             twins: set[tuple[Implementation, str]] = set()
             for case in of_level:
                 for implementation in asked:
                     if implementation.operator is not case.operator:
+                        continue
+                    if case.id not in own and not implementation.declared.person:
                         continue
                     yield Cell(self, case, implementation, seed)
                     twin = implementation.twin(case)
@@ -76,18 +82,20 @@ def check(
     needs: tuple[str, ...] = (),
     compiled: Asked | None = None,
     whom: Callable[[Declared], bool] = everybody,
+    own: Asked | None = None,
     stored: bool = False,
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
     The check is called what the function is, without `test_`. `needs` are the features it needs besides
     those of its cases, `compiled` the cases of a level that it is asked on of compiled implementations,
-    `whom` says of which implementations it is asked at all, `stored` that answers from files will do.
+    `whom` says of which implementations it is asked at all, `own` what frameworks' own are asked where
+    that is less, `stored` that answers from files will do.
     """
 
     def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
         name = function.__name__.removeprefix("test_")
-        CHECKS[function] = Check(name, function, cases, needs, compiled, whom, stored)
+        CHECKS[function] = Check(name, function, cases, needs, compiled, whom, own, stored)
         return function
 
     return mark

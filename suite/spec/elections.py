@@ -225,9 +225,9 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
 )
 
 
-def of_level(level: str) -> tuple[ElectionCase, ...]:
-    """The questions of a level: at smoke in `HALF`, or as they are put where that is in neither of the
-    two."""
+def in_few_dtypes(level: str) -> tuple[ElectionCase, ...]:
+    """What frameworks' own implementations are asked at a level: at smoke in `HALF`, or as the question
+    is put where that is in neither of the two."""
     if level != "smoke":
         return ELECTION_CASES
     few = {(c.question.name, c.operator) for c in ELECTION_CASES if c.dtype.name in HALF}

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 from suite.spec.case import Case
 from suite.spec.elections import ELECTION_CASES, ElectionCase
-from suite.spec.elections import of_level as elections_of_level
 from suite.spec.levels import filled, in_dtypes
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 from suite.spec.operators import OPERATORS
@@ -91,7 +90,7 @@ def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
     """Cases, elections and malformed problems of a level."""
-    return (*cases(level), *elections_of_level(level), *MALFORMED_CASES)
+    return (*cases(level), *ELECTION_CASES, *MALFORMED_CASES)
 
 
 def find(case_id: str) -> AnyCase:
