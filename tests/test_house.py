@@ -41,7 +41,8 @@ ROOMS = {
     "suite.spec": Room((), ("numpy",)),
     "references": Room(("suite.spec",), ("numpy",)),
     "backends": Room(("suite.spec",), ("numpy",)),
-    "backends._numpy": Room(("backends", "suite.spec", "references"), ("numpy",)),
+    # ml_dtypes has the bfloat16 of NumPy arrays.
+    "backends._numpy": Room(("backends", "suite.spec", "references"), ("numpy", "ml_dtypes")),
     # ONNX Runtime runs what torch exports.
     "backends._torch": Room(("backends", "suite.spec"), ("numpy", "torch", "onnxruntime")),
     "backends._jax": Room(("backends", "suite.spec"), ("numpy", "jax", "jaxlib", "flax")),
@@ -49,7 +50,8 @@ ROOMS = {
     "backends._tensorflow": Room(("backends", "suite.spec", "backends._keras"), ("numpy", "tensorflow")),
     # Keras on an engine uses that engine's package.
     "backends._keras": Room(
-        ("backends", "suite.spec", "backends._torch", "backends._jax"), ("numpy", "keras", "torch", "jax")
+        ("backends", "suite.spec", "backends._numpy", "backends._torch", "backends._jax"),
+        ("numpy", "keras", "torch", "jax"),
     ),
     # So do libraries whose arrays are a framework's.
     "backends._transformers": Room(
@@ -60,9 +62,8 @@ ROOMS = {
         ("numpy", "keras", "keras_hub"),
     ),
     "backends._equinox": Room(("backends", "suite.spec", "backends._jax"), ("numpy", "equinox")),
-    # ml_dtypes has the bfloat16 of NumPy arrays, which ONNX takes.
     "backends._onnx": Room(
-        ("backends", "suite.spec"), ("numpy", "ml_dtypes", "onnx", "onnxruntime")
+        ("backends", "suite.spec", "backends._numpy"), ("numpy", "onnx", "onnxruntime")
     ),
     "suite.judge": Room(("references", "suite.spec", "backends.protocol"), ("numpy", "scipy")),
     "suite.checks": Room(("suite", "suite.judge.check")),

@@ -22,8 +22,12 @@ SCORES_NUMERICS: Mapping[str, Numerics] = {
     "tensorflow": TENSORFLOW | {"f64": "single"},
     "torch": "eager",
     "jax": "stepwise",
+    # keras.ops maps float64 to float32; einsum adds up in float16. The softmax adds up in bfloat16: few
+    # keys keep the class (see finding keras-numpy-bfloat16-softmax).
+    "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "working"},
 }
 """Of the layers that return scores."""
+
 
 TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"}
 """The mask becomes a bias of -0.7 max, which in float16, -45853, does not absorb float32 scores."""
@@ -60,6 +64,14 @@ SCORES: Mapping[str, Election] = {
 """What layers answer that return scores."""
 
 
+SCORES_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
+    # In float64 the output's bias is rounded to float32, which is neither of the answers.
+    "numpy": dict.fromkeys(
+        ("fully-masked-row", "padded-sample"), dict.fromkeys(("f32", "bf16", "f16"), "zeros")
+    )
+}
+"""What engines answer otherwise where scores are returned."""
+
 MHA = BOTH.refusing(
     {"grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads"}
 )
@@ -85,6 +97,8 @@ class MultiHead(KerasLayer):
         "torch": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
         # jax.nn.dot_product_attention has its softmax in float32.
         "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        # Einsum adds up in float16.
+        "numpy": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
     }
     elections: Mapping[str, Mapping[str, Election]] = {
         "torch": {
@@ -159,7 +173,7 @@ class MultiHeadScores(MultiHead):
     name = "keras-mha-scores"
     declared = MHA.electing(SCORES)
     numerics = SCORES_NUMERICS
-    elections = {}
+    elections = SCORES_ELECTIONS
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return True
@@ -192,7 +206,7 @@ class GroupQueryScores(GroupQuery):
     name = "keras-gqa-scores"
     declared = GQA.electing(SCORES)
     numerics = SCORES_NUMERICS
-    elections = {}
+    elections = SCORES_ELECTIONS
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return True

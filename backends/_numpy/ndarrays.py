@@ -1,0 +1,55 @@
+"""NumPy's own arrays as those of a framework that computes on them; bfloat16 is that of ml_dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import Backend, BackendUnavailable
+from suite.spec.dtypes import DType
+
+
+class NdarrayEngine(Backend):
+    """A backend whose arrays are NumPy's own; subclasses say what is implemented on them."""
+
+    has_strides = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        try:
+            import ml_dtypes
+        except Exception as error:
+            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
+        self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
+
+    def kind(self, long_name: str) -> np.dtype:
+        """NumPy's dtype of a format: "bfloat16"."""
+        return self.bfloat16 if long_name == "bfloat16" else np.dtype(long_name)
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> np.ndarray:
+        return np.array(values, None if dtype is None else self.kind(dtype.long_name), order="C")
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def dtype_name(self, array: np.ndarray) -> str:
+        return array.dtype.name
+
+    def device_name(self, array: np.ndarray) -> str:
+        return "cpu"
+
+    def overwrite(self, array: np.ndarray, values: np.ndarray) -> bool:
+        array[...] = values
+        return True
+
+    def expand(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(array, shape)
+
+    def restrided(self, array: np.ndarray) -> np.ndarray:
+        steps = zip(array.shape, array.strides, strict=True)
+        strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
+        return np.lib.stride_tricks.as_strided(array, array.shape, strides)
