@@ -54,7 +54,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="eager",
-        features=TEXTBOOK_FEATURES,
+        features=TEXTBOOK_FEATURES | {"no-heads"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -197,7 +197,7 @@ class Sdpa(Implementation):
     name = "sdpa"
     declared = Declared(
         numerics="fused",
-        features=ATTENTION_FEATURES,
+        features=ATTENTION_FEATURES | {"no-heads"},
         refusals={
             "softcap": "scaled_dot_product_attention has no softcap",
             "native-window": "scaled_dot_product_attention has no window",

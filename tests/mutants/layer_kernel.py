@@ -307,7 +307,7 @@ class MultiHeadKernel(LayerKernel):
 
     def expand(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
         """Key/value heads repeated one by one: (B, Hkv, L, D) -> (B, H, L, D)."""
-        return np.repeat(x, call.sizes.H // call.sizes.Hkv, axis=1)
+        return np.repeat(x, call.sizes.group, axis=1)
 
     def factor(self, call: LayerCall) -> float:
         return 1.0 / math.sqrt(call.sizes.D)
