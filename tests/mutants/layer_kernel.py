@@ -269,6 +269,7 @@ class MultiHeadKernel(LayerKernel):
         "minus-inf-row": "zeros",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
+        "causal-alone": "hides",
         "mask-polarity": "attends",
         "returned-weights": "before-dropout",
         "nan-in-masked-key": "blocked",
