@@ -24,8 +24,11 @@ FIRST = (
 
 ONE_SAMPLE = "multi-head/none/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self"
 
+SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
+
 MORE = (
     ONE_SAMPLE,
+    SLIDING,
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
     "sdpa/causalbr/mha/{dt}/b2h3q17k23d8",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",

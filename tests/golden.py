@@ -31,7 +31,7 @@ from suite.spec.levels import filled
 from suite.spec.operators.sdpa_cases import SIZES
 from suite.spec.vocabulary import LEVELS
 from suite.test_dropout import OF_ATTENTION
-from suite.test_paths import ONE_SAMPLE
+from suite.test_paths import ONE_SAMPLE, SLIDING
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -53,7 +53,7 @@ ADDED = (
 )
 """Words of ids of cases, and operators, that came later: no golden figure counts them."""
 
-ADDED_CASES = {*OF_ATTENTION, *filled((*SIZES, ONE_SAMPLE), DTYPES)}
+ADDED_CASES = {*OF_ATTENTION, *filled((*SIZES, ONE_SAMPLE, SLIDING), DTYPES)}
 """Cases that came later, of words that were there."""
 
 ADDED_VARIANTS = ("dropping", "dropping-by-blocks", "dropping-fused", "dropping-shared")
