@@ -44,9 +44,9 @@ def check_attention(
     """Judge a function by the cases of a level, as `pytest suite --function` does, in this process.
 
     `function` is any callable with the signature of the backend's own attention or a part of it: a
-    closure, a module, something compiled. `backend` is "torch", "tf", "jax", "keras-torch", "keras-jax"
-    or "module:object"; `level` "smoke", "standard" or "full". `like` names a layer that the function
-    makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
+    closure, a module, something compiled. `backend` is "torch", "tf", "jax", "keras-torch", "keras-jax",
+    "keras-numpy" or "module:object"; `level` "smoke", "standard" or "full". `like` names a layer that the
+    function makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
     `numerics` is the class it is held to, `elect` its answers by question, `dtypes` those it takes,
     `expect` manifests of expected failures; `claims` are the other claims that a function can make
     (`head_sizes=(64, 128)`, `max_length=512`, ...; see `suite.spec.claims.CLAIMS`). `checks` are the

@@ -1,4 +1,4 @@
-"""NumPy's own arrays as those of a backend, for runtimes that are handed them."""
+"""NumPy's own arrays as those of a backend that computes on them, or hands them to a runtime."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from suite.spec.dtypes import DType
 
 
 class NumpyArrays(Backend):
-    """NumPy arrays as a runtime is given them; bfloat16 is that of ml_dtypes. `thread_count` is
-    how many threads calls have, of runtimes that are told."""
+    """A backend whose arrays are NumPy's own; bfloat16 is that of ml_dtypes."""
 
     has_strides = True
 
@@ -25,16 +24,7 @@ class NumpyArrays(Backend):
             import ml_dtypes
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
-        self.thread_count = threads_asked()
         self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
-
-    @contextmanager
-    def threads(self, count: int) -> Iterator[None]:
-        before, self.thread_count = self.thread_count, count
-        try:
-            yield
-        finally:
-            self.thread_count = before
 
     def kind(self, long_name: str) -> np.dtype:
         """NumPy's dtype of a format: "bfloat16"."""
@@ -66,3 +56,20 @@ class NumpyArrays(Backend):
         steps = zip(array.shape, array.strides, strict=True)
         strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
         return np.lib.stride_tricks.as_strided(array, array.shape, strides)
+
+
+class RuntimeArrays(NumpyArrays):
+    """NumPy arrays as a runtime is given them. `thread_count` is how many threads calls have, of
+    runtimes that are told."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.thread_count = threads_asked()
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[None]:
+        before, self.thread_count = self.thread_count, count
+        try:
+            yield
+        finally:
+            self.thread_count = before

@@ -36,6 +36,7 @@ REGISTRY: dict[str, tuple[str, str]] = {
     "jax": ("backends._jax", "JaxBackend"),
     "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
     "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
+    "keras-numpy": ("backends._keras.on_numpy", "KerasNumpyBackend"),
     "transformers": ("backends._transformers", "TransformersBackend"),
     "keras-hub": ("backends._keras_hub", "KerasHubBackend"),
     "equinox": ("backends._equinox", "EquinoxBackend"),
@@ -48,7 +49,8 @@ REGISTRY: dict[str, tuple[str, str]] = {
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
 
 KERAS_ENGINES = {
-    "tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax", "keras-hub": "tensorflow"
+    "tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax", "keras-numpy": "numpy",
+    "keras-hub": "tensorflow",
 }  # fmt: skip
 """Backends that import Keras, with the engine each needs; a process can have one engine."""
 
@@ -58,6 +60,7 @@ DISTRIBUTIONS = {
     "jax": ("jax",),
     "keras-torch": ("keras", "torch"),
     "keras-jax": ("keras", "jax"),
+    "keras-numpy": ("keras",),
     "transformers": ("transformers", "torch"),
     "keras-hub": ("keras_hub", "keras", "tensorflow"),
     "equinox": ("equinox", "jax"),

@@ -88,7 +88,7 @@ def attention(
     mask_rows = _as_rows(mask)
     bias_rows = _as_rows(bias)
 
-    group = H // Hkv
+    group = H // Hkv if Hkv else 1
     q: np.ndarray = query.astype(precision)
     k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
     v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
@@ -169,7 +169,8 @@ def _check_shapes(
         if array.ndim != 4:
             raise ValueError(f"{name} must have rank 4, got shape {array.shape}")
     (B, H, Lq, D), (Bk, Hk, Lk, Dk), (Bv, Hv, Lv, _) = query.shape, key.shape, value.shape
-    if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and Hk > 0 and H % Hk == 0):
+    divides = H % Hk == 0 if Hk else H == 0
+    if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and divides):
         raise ValueError(
             "expected query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv) with H a "
             f"multiple of Hkv, got {query.shape}, {key.shape}, {value.shape}"

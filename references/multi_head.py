@@ -41,7 +41,7 @@ class _Layer:
 
     def __init__(self, inputs: Inputs, u: Roundoffs) -> None:
         self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
-        self.group = inputs.sizes.H // inputs.sizes.Hkv
+        self.group = inputs.sizes.group
         self.arrays = wide(inputs)
         self.x = {name: narrowed(self.arrays[name], u) for name in PROJECTED}
         self.projected = {

@@ -87,7 +87,7 @@ class _Chain:
 
     def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> None:
         self.arrays, s = wide(inputs), inputs.sizes
-        self.u, self.group, self.inputs = u, s.H // s.Hkv, inputs
+        self.u, self.group, self.inputs = u, s.group, inputs
         query, key, value = (narrowed(self.arrays[n], u) for n in ("query", "key", "value"))
         sinks = self.arrays.get("sinks")
         self.pairs = Pairs(

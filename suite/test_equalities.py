@@ -105,7 +105,7 @@ def test_flag_equals_dense(cell: Cell) -> None:
 )
 def test_groups_equal_repeated_heads(cell: Cell) -> None:
     """Grouped queries equal key/value heads repeated one by one (0, 0, 1, 1)."""
-    group = cell.inputs.sizes.H // cell.inputs.sizes.Hkv
+    group = cell.inputs.sizes.group
     key, value = (np.repeat(x, group, axis=1) for x in (cell.inputs.key, cell.inputs.value))
     compare(cell, cell.inputs, cell.inputs.replace(key=key, value=value), "grouped and repeated")
 

@@ -39,7 +39,7 @@ def test_one_hot_weights(cell: Cell) -> None:
     query = np.zeros_like(inputs.query)
     query[..., 0] = gap
     got = cell.run(inputs.replace(query=query, key=key, scale=1.0)).values
-    value = np.repeat(inputs.value, s.H // s.Hkv, axis=1)[:, :, [int(np.argmax(order))]]
+    value = np.repeat(inputs.value, s.group, axis=1)[:, :, [int(np.argmax(order))]]
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "one-hot weights")
 
 
@@ -51,7 +51,7 @@ def test_single_key(cell: Cell) -> None:
     """With one key the weight is 1 and the answer its value, exactly."""
     s = cell.inputs.sizes
     got = cell.run().values
-    value = np.repeat(cell.inputs.value, s.H // s.Hkv, axis=1)
+    value = np.repeat(cell.inputs.value, s.group, axis=1)
     expect_exactly(cell, got, np.broadcast_to(value, got.shape), "single key")
 
 
@@ -65,7 +65,7 @@ def test_first_row(cell: Cell) -> None:
     if not (cell.inputs.attends[:, :, 0].sum(-1) == 1).all():
         raise NotApplicable("its causal flag shows the first row several keys, or none")
     got = cell.run().values[:, :, 0]
-    want = np.repeat(cell.inputs.value, s.H // s.Hkv, axis=1)[:, :, 0]
+    want = np.repeat(cell.inputs.value, s.group, axis=1)[:, :, 0]
     expect_exactly(cell, got, want, "first causal row")
 
 
@@ -81,7 +81,7 @@ def test_dyadic_mean(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     zeros = inputs.replace(query=np.zeros_like(inputs.query))
     got = cell.run(zeros).values
-    mean = np.repeat(inputs.value, s.H // s.Hkv, axis=1).mean(2, keepdims=True)
+    mean = np.repeat(inputs.value, s.group, axis=1).mean(2, keepdims=True)
     want = np.broadcast_to(mean, got.shape)
     expect_close(got, want, cell.bound(zeros), "dyadic mean")
 

@@ -234,7 +234,7 @@ def expect_unmoved(
     """Raise Deviation "leak" where a gradient changed that the hidden slots (B, Hkv, Lk) have no part in;
     where no row sees these (`nowhere`), their own must be zero."""
     inputs, s = cell.inputs, cell.inputs.sizes
-    heads = np.repeat(slots, s.H // s.Hkv, axis=1)[:, :, None]
+    heads = np.repeat(slots, s.group, axis=1)[:, :, None]
     judged = ~(inputs.attends & heads).any(-1)[..., None]
     rows = np.broadcast_to(judged, before["query"].shape)
     expect_bitwise(

@@ -38,7 +38,7 @@ def rows_that_see(inputs: Inputs) -> np.ndarray:
     s = inputs.sizes
     if "g" not in inputs.axes("key"):
         return inputs.attends.any(1, keepdims=True).sum(2)
-    return inputs.attends.sum(2).reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lk).sum(2)
+    return inputs.attends.sum(2).reshape(s.B, s.Hkv, s.group, s.Lk).sum(2)
 
 
 def never_attended(inputs: Inputs) -> np.ndarray:
@@ -73,9 +73,13 @@ def with_slots(
 def touched(inputs: Inputs, slots: np.ndarray) -> np.ndarray:
     """Rows (B, H, Lq) that attend one of the slots, or are one of them where rows and keys are one."""
     s = inputs.sizes
-    heads = np.repeat(slots, s.H // slots.shape[1], axis=1)[:, :, None]
+    heads = np.repeat(slots, s.H // max(slots.shape[1], 1), axis=1)[:, :, None]
     rows = (inputs.attends & heads).any(-1)
-    return rows | np.repeat(slots, s.H // slots.shape[1], axis=1) if inputs.self_attention else rows
+    return (
+        rows | np.repeat(slots, s.H // max(slots.shape[1], 1), axis=1)
+        if inputs.self_attention
+        else rows
+    )
 
 
 def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> None:

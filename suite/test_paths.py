@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import parsed
+from suite.spec.catalogue import asked, parsed
 from suite.spec.dtypes import DTYPES
 
 FIRST = (
@@ -20,7 +22,15 @@ FIRST = (
 )
 """Asked at every level."""
 
+ONE_SAMPLE = "multi-head/none/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self"
+
+SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
+
 MORE = (
+    ONE_SAMPLE,
+    SLIDING,
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8",
+    "sdpa/causalbr/mha/{dt}/b2h3q17k23d8",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
@@ -63,3 +73,20 @@ def test_paths(cell: Cell) -> None:
         raise Deviation(
             first.kind, f"{len(wrong)} of {len(paths)} paths ({', '.join(wrong)}): {first.message}"
         )
+
+
+MEMORY = (
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8",
+)
+"""Keys and values that can be one array, beside queries of their own: as a decoder reads its encoder."""
+
+
+@check(lambda level: () if level == "smoke" else asked(*MEMORY)(level))
+def test_one_memory(cell: Cell) -> None:
+    """Keys and values that are one array equal two arrays that are alike."""
+    inputs = cell.inputs.replace(value=cell.inputs.key)
+    prepared = cell.prepare(inputs)
+    key, value = (prepared.argument(name) for name in ("key", "value"))
+    one = replace(prepared, arguments=prepared.arguments | {value: prepared.arguments[key]})
+    cell.judge(cell.read(cell.call(one), inputs, one), inputs)

@@ -73,7 +73,7 @@ def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
     attends = np.broadcast_to(inputs.attends, (s.B, s.H, s.Lq, s.Lk))
     scale = inputs.effective_scale
     for b, h, i in np.ndindex(s.B, s.H, s.Lq):
-        head = h // (s.H // s.Hkv)
+        head = h // s.group
         keys = [j for j in range(s.Lk) if attends[b, h, i, j]]
         if not keys:
             continue

@@ -26,7 +26,7 @@ CASES = (PLAIN, f"{PLAIN}/causal", CROSS, "packed/none/mqa/f64/b3h4q10k24d8v6/se
 
 def by_a_mask(inputs: Inputs) -> np.ndarray:
     """The answer (Lq, H, Dv) as plain attention over all pairs under one mask gives it."""
-    group = inputs.sizes.H // inputs.sizes.Hkv
+    group = inputs.sizes.group
     query, key, value = (
         inputs.arrays[name].transpose(1, 0, 2)[None] for name in ("query", "key", "value")
     )

@@ -97,7 +97,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
         asked[kind] |= set(case.needs)
-    assert asked["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse", "alibi-slopes"}
+    assert asked["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse", "alibi-slopes", "no-heads"}
     assert asked["rotary"] <= ROTARY_FEATURES
     assert asked["merge"] <= MERGE_FEATURES
     assert asked["packed"] <= PACKED_FEATURES

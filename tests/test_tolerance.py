@@ -38,7 +38,7 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
     attends = inputs.attends
     out = np.zeros((s.B, s.H, s.Lq, s.Dv))
     for b, h, i in np.ndindex(s.B, s.H, s.Lq):
-        kv = h // (s.H // s.Hkv)
+        kv = h // s.group
         keys = [j for j in range(s.Lk) if attends[b, h, i, j]]
         if not keys:
             continue

@@ -49,7 +49,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="stepwise",
-        features=TEXTBOOK_FEATURES,
+        features=TEXTBOOK_FEATURES | {"no-heads"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -149,6 +149,7 @@ class JaxNn(Implementation):
             "softcap": "jax.nn.dot_product_attention has no softcap",
             "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",
             "sinks": "jax.nn.dot_product_attention has no sinks",
+            "no-heads": "jax.nn.dot_product_attention divides by the number of heads",
         },
         elections={
             "fully-masked-row": "uniform",

@@ -24,7 +24,7 @@ class FlaxFunction(Implementation):
 
     declared = Declared(
         numerics="stepwise",
-        features=ATTENTION_FEATURES,
+        features=ATTENTION_FEATURES | {"no-heads"},
         refusals={
             "scale": "Flax divides by the root of the head size",
             "softcap": "Flax's functions have no softcap",

@@ -85,10 +85,18 @@ class KerasLayer(Implementation):
 
     def layer(self, inputs: Inputs, **flags: Any) -> Any:
         """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+        layer = self.unbuilt(inputs, **flags)
+        self.build(layer, inputs)
+        return self.assigned(layer, inputs)
+
+    def unbuilt(self, inputs: Inputs, **flags: Any) -> Any:
+        """A fresh layer without variables; `flags` go to its constructor."""
         common = {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed}
         rate = {"dropout": inputs.rate} if inputs.rate else {}
-        layer = self.bare(inputs, **{**common, **rate, **flags})
-        self.build(layer, inputs)
+        return self.bare(inputs, **{**common, **rate, **flags})
+
+    def assigned(self, layer: Any, inputs: Inputs) -> Any:
+        """The layer with the inputs' parameters in its variables."""
         for name, variable in self.variables(layer).items():
             variable.assign(inputs.parameters[name])
         return layer
@@ -120,7 +128,8 @@ class KerasLayer(Implementation):
         arguments, `without` names arguments left out. `through` "function" is a functional model,
         "predict" its predict_on_batch, "attached" a mask attached to the value, "attached again" the
         second of two calls with such a value, "attached residual" the mask that is left on the sum of a
-        layer's input and output.
+        layer's input and output. By the ways of `models.UNBUILT` the layer makes its variables as it is
+        called.
         """
         if inputs.bias is not None:
             raise ValueError(NO_BIAS)
@@ -148,7 +157,9 @@ class KerasLayer(Implementation):
         )  # fmt: skip
         # Keras compiles what it predicts with for itself, from what the layer holds.
         called = None if through == "predict" else self.called
-        if layer is None and called is None:
+        if through in models.UNBUILT:
+            layer = self.unbuilt(inputs, **own)
+        elif layer is None and called is None:
             layer = self.layer(inputs, **own)
         elif layer is None:
             layer = self._kept(repr(constants), inputs, own)
@@ -159,6 +170,10 @@ class KerasLayer(Implementation):
         function: Callable[..., Any] = plain
         if attached:
             function = models.attached(plain, through)
+        elif through in models.UNBUILT:
+            function = models.UNBUILT[through](layer, options)
+            function(**arrays)
+            self.assigned(layer, inputs)
         elif through:
             function = models.functional(self.backend, plain, names, inputs, through)
         wanted = inputs.returned != "none"

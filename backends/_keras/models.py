@@ -68,3 +68,37 @@ def functional(
         return backend.array(answer, inputs.dtype)
 
     return call
+
+
+def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The call of a layer without a build() of its own that calls `layer`."""
+    import keras
+
+    class Outer(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__(dtype=layer.dtype_policy)
+            self.inner = layer
+
+        def call(self, query, value, key=None, value_mask=None, attention_mask=None):
+            masks = {"value_mask": value_mask, "attention_mask": attention_mask}
+            given = {name: mask for name, mask in masks.items() if mask is not None}
+            return self.inner(query, value, key, **given, **options)
+
+    return Outer()
+
+
+def several_axes(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """The call of a layer with attention_axes=(1, 2), of arrays without masks."""
+
+    def call(**arrays: Any) -> Any:
+        answer = layer(**{name: array[:, None] for name, array in arrays.items()}, **options)
+        if not isinstance(answer, tuple):
+            return answer[:, 0]
+        output, scores = answer  # (B, 1, Lq, E), (B, H, 1, Lq, 1, Lk)
+        return output[:, 0], scores[:, :, 0, :, 0]
+
+    return call
+
+
+UNBUILT = {"inside": inside, "several axes": several_axes}
+"""Ways of calling a layer that is not built before."""

@@ -12,6 +12,7 @@ from backends.declared import Election
 from backends.masks import LayerMasks, full
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Window
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "stepwise", "f16": "working"}
@@ -22,8 +23,12 @@ SCORES_NUMERICS: Mapping[str, Numerics] = {
     "tensorflow": TENSORFLOW | {"f64": "single"},
     "torch": "eager",
     "jax": "stepwise",
+    # keras.ops maps float64 to float32; einsum adds up in float16. The softmax adds up in bfloat16: few
+    # keys keep the class (see finding keras-numpy-bfloat16-softmax).
+    "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "working"},
 }
 """Of the layers that return scores."""
+
 
 TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"}
 """The mask becomes a bias of -0.7 max, which in float16, -45853, does not absorb float32 scores."""
@@ -60,6 +65,14 @@ SCORES: Mapping[str, Election] = {
 """What layers answer that return scores."""
 
 
+SCORES_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
+    # In float64 the output's bias is rounded to float32, which is neither of the answers.
+    "numpy": dict.fromkeys(
+        ("fully-masked-row", "padded-sample"), dict.fromkeys(("f32", "bf16", "f16"), "zeros")
+    )
+}
+"""What engines answer otherwise where scores are returned."""
+
 MHA = BOTH.refusing(
     {"grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads"}
 )
@@ -85,6 +98,8 @@ class MultiHead(KerasLayer):
         "torch": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
         # jax.nn.dot_product_attention has its softmax in float32.
         "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        # Einsum adds up in float16.
+        "numpy": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
     }
     elections: Mapping[str, Mapping[str, Election]] = {
         "torch": {
@@ -102,6 +117,7 @@ class MultiHead(KerasLayer):
         "attention_axes=-2": {"attention_axes": -2},
     }
     """Arguments of the constructor that must not change the answer."""
+    has_axes = True
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return False
@@ -134,6 +150,10 @@ class MultiHead(KerasLayer):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         calls, split = dict(super().paths(inputs)), LayerMasks.of(inputs)
+        if not inputs.self_attention:
+            # A gate whose kernel is zero is half open.
+            doubled = inputs.replace(output_kernel=2 * inputs.parameters["output_kernel"])
+            calls["use_gate, half open"] = self.call(doubled, flags={"use_gate": True})
         if split.causal or split.valid is not None:
             calls["dense mask"] = self.call(inputs.with_dense())
         return calls
@@ -142,9 +162,21 @@ class MultiHead(KerasLayer):
         ways = super().ways(inputs)
         ways |= {name: {"flags": flags} for name, flags in self.variants.items()}
         masks, rest = self.masks(inputs), _written_out(inputs)
+        # Every path is a program in JAX: some are asked where query, key and value are apart alone.
+        apart = not inputs.self_attention
+        if apart:
+            ways["inside a layer"] = {"through": "inside"}
+        if inputs.dense_mask is None and self.has_axes:
+            axes = {"attention_axes": (1, 2)}
+            ways["attention_axes=(1, 2)"] = {"through": "several axes", "flags": axes}
+        sides = _sides(inputs)
+        if sides is not None:
+            ways["sliding_window"] = {"flags": {"sliding_window": sides + 1}, "masks": {}}
         if "value_mask" in masks:
             others = {name: mask for name, mask in masks.items() if name != "value_mask"}
             ways["key_mask"] = {"masks": {**others, "key_mask": masks["value_mask"]}}
+            pairs = self.mask_pairs(inputs) if apart else {}
+            ways |= {n: {"masks": {**others, **m}} for n, m in pairs.items()}
         if rest is not None:
             numbers = self.backend.array(rest.astype(np.int32), None)
             ways["integer mask"] = {"masks": {**masks, "attention_mask": numbers}}
@@ -153,6 +185,19 @@ class MultiHead(KerasLayer):
                 ways["mask without a batch"] = {"masks": {**masks, "attention_mask": shared}}
         return ways
 
+    def mask_pairs(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """Valid keys divided among the masks of value and key, and masks of queries that hide none."""
+        valid, array = np.asarray(LayerMasks.of(inputs).valid), self.backend.array
+        odd = np.arange(inputs.sizes.Lk) % 2 == 1
+        value, key = array(valid | odd, None), array(valid | ~odd, None)
+        query = array(np.ones((inputs.sizes.B, inputs.sizes.Lq), bool), None)
+        both = {"value_mask": value, "key_mask": key}
+        return {
+            "value_mask and key_mask": both,
+            "query_mask and value_mask": {"query_mask": query, "value_mask": array(valid, None)},
+            "query_mask, value_mask and key_mask": {"query_mask": query, **both},
+        }
+
 
 class MultiHeadScores(MultiHead):
     """The same with return_attention_scores=True: einsum, softmax, einsum."""
@@ -160,7 +205,7 @@ class MultiHeadScores(MultiHead):
     name = "keras-mha-scores"
     declared = MHA.electing(SCORES)
     numerics = SCORES_NUMERICS
-    elections = {}
+    elections = SCORES_ELECTIONS
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return True
@@ -177,6 +222,7 @@ class GroupQuery(MultiHead):
         {"weights": "asked for scores it takes another path: keras-gqa-scores"}
     ).electing(PLAIN)
     variants = {"flash_attention=False": {"flash_attention": False}}
+    has_axes = False
 
     def bare(self, inputs: Inputs, **flags: Any) -> Any:
         import keras
@@ -193,13 +239,21 @@ class GroupQueryScores(GroupQuery):
     name = "keras-gqa-scores"
     declared = GQA.electing(SCORES)
     numerics = SCORES_NUMERICS
-    elections = {}
+    elections = SCORES_ELECTIONS
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return True
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         return super().ways(inputs) | without_dropout(inputs)
+
+
+def _sides(inputs: Inputs) -> int | None:
+    """How far each query sees to both sides, where that is all that its mask says."""
+    mask = inputs.mask
+    if not isinstance(mask, Window) or mask.left != mask.right or inputs.form == "dense":
+        return None
+    return mask.left
 
 
 def _written_out(inputs: Inputs) -> np.ndarray | None:

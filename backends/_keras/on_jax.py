@@ -76,7 +76,10 @@ class KerasJaxOps(KerasOps):
     backend: KerasJaxBackend
 
     declared = KerasOps.declared.refusing(
-        {"value-size": "on jax keras.ops requires values of the keys' size"}
+        {
+            "value-size": "on jax keras.ops requires values of the keys' size",
+            "no-heads": "jax.nn.dot_product_attention divides by the number of heads",
+        }
     ).but(
         # Softmax runs in float32 whatever the dtype.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},

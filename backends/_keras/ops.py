@@ -59,7 +59,7 @@ class KerasOps(Implementation):
 
     name = "keras-ops"
     declared = Declared(
-        features=ATTENTION_FEATURES,
+        features=ATTENTION_FEATURES | {"no-heads"},
         refusals={
             "softcap": "keras.ops takes attn_logits_soft_cap on a TPU only",
             "native-window": "keras.ops.dot_product_attention has no window",

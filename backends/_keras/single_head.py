@@ -38,8 +38,11 @@ class SingleHead(KerasLayer):
         # keras.ops.matmul gives float32 for float64.
         "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         "jax": "stepwise",
+        # keras.ops maps float64 to float32.
+        "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "stepwise"},
     }
     elections: Mapping[str, Mapping[str, Election]] = {
+        "numpy": {"padded-sample": "uniform"},
         # A torch dtype is not equal to "float16": there, too, 1e9 is subtracted, which gives -inf.
         "torch": {"padded-sample": UNMASKED | {"f16": "nan"}},
     }
@@ -102,6 +105,7 @@ class Dot(SingleHead):
     operator = DOT
     elections: Mapping[str, Mapping[str, Election]] = {
         "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},
+        "numpy": {"padded-sample": "uniform"},
     }
     score_mode = "dot"
 

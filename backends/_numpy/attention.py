@@ -24,7 +24,7 @@ class Definition(Implementation):
     name = "definition"
     declared = Declared(
         numerics="exact",
-        features=TEXTBOOK_FEATURES,
+        features=TEXTBOOK_FEATURES | {"no-heads"},
         refusals={
             "native-causal": "masks are predicates here; there is no separate causal flag",
             "native-window": "masks are predicates here; there is no separate window",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from backends._onnx.graph import OPSET, Recorded
-from backends.arrays import NumpyArrays
+from backends.arrays import RuntimeArrays
 from backends.prepared import PreparedCall
 from backends.protocol import BackendUnavailable, Declared, Implementation
 
@@ -19,7 +19,7 @@ KEPT = 128
 """Models made ready that are kept."""
 
 
-class OnnxEngine(NumpyArrays):
+class OnnxEngine(RuntimeArrays):
     """Models, and NumPy arrays as what runs them is given them. Subclasses say what that is, and what is
     implemented."""
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from backends._openvino.attention import Sdpa, SdpaFixed
-from backends.arrays import NumpyArrays
+from backends.arrays import RuntimeArrays
 from backends.protocol import BackendUnavailable, Implementation
 
 KEPT = 128
 """Compiled models that are kept."""
 
 
-class OpenvinoBackend(NumpyArrays):
+class OpenvinoBackend(RuntimeArrays):
     """OpenVINO's plugin for the CPU, which is told not to compute float32 in bfloat16."""
 
     name = "openvino"

@@ -21,7 +21,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics=NUMERICS,
-        features=TEXTBOOK_FEATURES,
+        features=TEXTBOOK_FEATURES | {"no-heads"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",

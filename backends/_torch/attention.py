@@ -17,6 +17,7 @@ from backends.user import NativeSignature, UserFunction
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 
@@ -54,7 +55,7 @@ class Eager(Implementation):
     name = "eager"
     declared = Declared(
         numerics="eager",
-        features=TEXTBOOK_FEATURES,
+        features=TEXTBOOK_FEATURES | {"no-heads"},
         refusals={
             "native-causal": "textbook code has no causal flag",
             "native-window": "textbook code has no window",
@@ -197,7 +198,7 @@ class Sdpa(Implementation):
     name = "sdpa"
     declared = Declared(
         numerics="fused",
-        features=ATTENTION_FEATURES,
+        features=ATTENTION_FEATURES | {"no-heads"},
         refusals={
             "softcap": "scaled_dot_product_attention has no softcap",
             "native-window": "scaled_dot_product_attention has no window",
@@ -254,7 +255,19 @@ class Sdpa(Implementation):
         ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
         if self.kernel is None:
             ways["enable_gqa=True"] = {"enable_gqa": True}
+            ways |= self.causal_biases(inputs)
         return self.prepare(inputs).written_out(ways)
+
+    def causal_biases(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """The causal mask as torch.nn.attention.bias has it, where it is alone."""
+        from torch.nn.attention import bias
+
+        mask = inputs.mask
+        if not isinstance(mask, Causal) or inputs.bias is not None or inputs.form == "dense":
+            return {}
+        name = "causal_lower_right" if mask.bottom_right else "causal_upper_left"
+        made = getattr(bias, name)(inputs.sizes.Lq, inputs.sizes.Lk)
+        return {name: {"attn_mask": made, "is_causal": False}}
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `PreparedCall`)."""

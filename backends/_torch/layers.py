@@ -14,6 +14,7 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.textbook import Operations, textbooks
+from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.multi_head import MULTI_HEAD
@@ -78,6 +79,7 @@ class MultiheadAttention(Implementation):
             "minus-inf-row": "zeros",
             "fully-masked-row-gradient": "nothing",
             "causal-with-mask": "mask-ignored",
+            "causal-alone": "raises",
             "mask-polarity": "hides",
             "nan-in-masked-key": "leaks",
             "nan-in-masked-value": "leaks",
@@ -172,12 +174,11 @@ class MultiheadAttention(Implementation):
     ) -> dict[str, Any]:
         """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
         w = inputs.widths
-        kernels = [p[f"{n}_kernel"].reshape(p[f"{n}_kernel"].shape[0], -1).T for n in _QKV]
         state = {"out_proj.weight": p["output_kernel"].reshape(-1, w.output).T}
         if w.query == w.key == w.value:
-            state["in_proj_weight"] = join(kernels)
+            state["in_proj_weight"] = join(list(_weights(p).values()))
         else:
-            state |= {f"{n[0]}_proj_weight": k for n, k in zip(_QKV, kernels, strict=True)}
+            state |= _weights(p)
         if "query_bias" in p:
             state["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in _QKV])
             state["out_proj.bias"] = p["output_bias"]
@@ -186,6 +187,8 @@ class MultiheadAttention(Implementation):
     def masks(self, inputs: Inputs, hint: bool, float_mask: bool) -> dict[str, Any]:
         """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""
         backend = self.backend
+        if inputs.form == "flag":
+            return {"is_causal": True}
         if inputs.form == "flag-and-mask":
             inputs, hint = inputs.replace(mask=None, form="dense"), True
         split = LayerMasks.of(inputs, causal=False)
@@ -234,10 +237,65 @@ class MultiheadAttention(Implementation):
             flags["is_causal hint, no_grad"] = {"hint": True, "no_grad": True}
             if inputs.returned == "none":
                 flags["is_causal hint, need_weights"] = {"hint": True, "need_weights": True}
-        return {name: self.call(inputs, **options) for name, options in flags.items()}
+        calls = {name: self.call(inputs, **options) for name, options in flags.items()}
+        if not inputs.squeezed:
+            calls["functional, separate weights"] = self.functional(inputs)
+        if (
+            inputs.sizes.B == 1 < inputs.sizes.Lk
+            and not inputs.squeezed
+            and inputs.dense_mask is None
+        ):
+            calls["last key as bias_k and bias_v"] = self.with_last_key_as_bias(inputs)
+        return calls
+
+    def functional(self, inputs: Inputs) -> PreparedCall:
+        """`multi_head_attention_forward`, called with a weight for each projection."""
+        import torch
+
+        plain, layer, p = self.call(inputs), self.build(inputs), inputs.parameters
+        weights: dict[str, Any] = {
+            name: self.backend.array(np.ascontiguousarray(weight), inputs.dtype)
+            for name, weight in _weights(p).items()
+        }
+
+        def run(query: Any, key: Any, value: Any, **arguments: Any) -> tuple[Any, Any]:
+            q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+            output, shown = torch.nn.functional.multi_head_attention_forward(
+                q, k, v,
+                layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, None, None, False, 0.0,
+                layer.out_proj.weight, layer.out_proj.bias, training=False,
+                use_separate_proj_weight=True, **weights, **arguments,
+            )  # fmt: skip
+            return output.transpose(0, 1), shown if inputs.returned != "none" else None
+
+        return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
+
+    def with_last_key_as_bias(self, inputs: Inputs) -> PreparedCall:
+        """The last key and value of one sample as what add_bias_kv appends, projected beforehand."""
+        import torch
+
+        plain, layer, p = self.call(inputs), self.build(inputs), inputs.parameters
+        for name, array in (("k", "key"), ("v", "value")):
+            row = np.einsum("x,xhd->hd", getattr(inputs, array)[0, -1], p[f"{array}_kernel"])
+            row = round_to((row + p.get(f"{array}_bias", 0.0)).reshape(1, 1, -1), inputs.dtype)
+            bias = torch.nn.Parameter(self.backend.array(row, inputs.dtype))
+            setattr(layer, f"bias_{name}", bias)
+        layer.eval()
+
+        def run(key: Any, value: Any, **arguments: Any) -> tuple[Any, Any]:
+            output, shown = layer(key=key[:, :-1], value=value[:, :-1], **arguments)
+            return output, shown if inputs.returned != "none" else None
+
+        return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
 
 
 _QKV = ("query", "key", "value")
+
+
+def _weights(p: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of the three projections, arrays of NumPy or torch, by the module's names."""
+    kernels = {f"{n[0]}_proj_weight": p[f"{n}_kernel"] for n in _QKV}
+    return {name: kernel.reshape(kernel.shape[0], -1).T for name, kernel in kernels.items()}
 
 
 class MultiheadAttentionWeights(MultiheadAttention):
@@ -277,6 +335,8 @@ class MultiheadAttentionFast(MultiheadAttention):
             "fully-masked-row": "nan",
             "padded-sample": "nan",
             "causal-with-mask": "causal-ignored",
+            # The finding fast-path-causal-alone.
+            "causal-alone": "ignored",
             "mask-polarity": "hides",
         },
     )

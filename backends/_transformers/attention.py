@@ -75,7 +75,7 @@ class ModelAttention(Implementation):
     def module(self, inputs: Inputs) -> Any:
         """What the function reads of the layer that it is called in."""
         layer = self.backend.torch.nn.Module()
-        layer.num_key_value_groups = inputs.sizes.H // inputs.sizes.Hkv
+        layer.num_key_value_groups = inputs.sizes.group
         return layer.eval()
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

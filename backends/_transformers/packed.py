@@ -60,7 +60,7 @@ class PackedByPositions(Implementation):
         config = LlamaConfig(num_attention_heads=s.H, num_key_value_heads=s.Hkv)
         config._attn_implementation = self.chosen
         layer = torch.nn.Module().eval()
-        layer.num_key_value_groups = s.H // s.Hkv
+        layer.num_key_value_groups = s.group
         function, scale = self.function, inputs.effective_scale
 
         def call(query: Any, key: Any, value: Any, position: Any) -> Any:

@@ -46,7 +46,7 @@ class PackedHeads(Textbook):
 
         q, k, v = heads(query, "query", s.H), heads(key, "key", s.Hkv), heads(value, "value", s.Hkv)
         if s.H != s.Hkv:
-            k, v = ops.repeat(k, s.H // s.Hkv, 1), ops.repeat(v, s.H // s.Hkv, 1)
+            k, v = ops.repeat(k, s.group, 1), ops.repeat(v, s.group, 1)
         scores = q @ ops.transpose(k, (0, 1, 3, 2)) * self.number(s.D**-0.5, inputs)
         if "bias" in rest:
             scores = scores + rest["bias"]
@@ -95,7 +95,7 @@ class PerHead(Textbook):
         factor = self.number(s.D**-0.5, inputs)
         outputs, all_weights = [], []
         for h in range(s.H):
-            g = h // (s.H // s.Hkv)
+            g = h // s.group
             q = self.projected(query, rest, "query", h)  # (B, Lq, D) or (Lq, D)
             k = self.projected(key, rest, "key", g)
             v = self.projected(value, rest, "value", g)

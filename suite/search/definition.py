@@ -38,7 +38,7 @@ def definition(inputs: Inputs, gradients: bool, uniform: bool) -> str:
         f"def definition({operands}):",
         f'    """{"The output and its gradients" if gradients else "The output"}, computed in {work}."""',
         f"    {operands} = (x.astype({work}) for x in ({operands}))",
-        f"    scale, group = {scale}, {s.H // s.Hkv}",
+        f"    scale, group = {scale}, {s.group}",
         "    k, v = np.repeat(key, group, 1), np.repeat(value, group, 1)",
         "    scores = scale * (query @ k.swapaxes(-1, -2))",
     ]

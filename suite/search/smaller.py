@@ -64,7 +64,7 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
     widths = (
         {} if case.widths is None else dict(zip("xyzo", vars(case.widths).values(), strict=True))
     )
-    own = {"b": s.B, "group": s.H // s.Hkv, "g": s.Hkv, "q": s.Lq, "k": s.Lk, "d": s.D}
+    own = {"b": s.B, "group": s.group, "g": s.Hkv, "q": s.Lq, "k": s.Lk, "d": s.D}
     own |= {} if s.Dv == s.D else {"v": s.Dv}
     own |= {x: width for x, width in widths.items() if width not in (s.H * s.D, s.H * s.Dv)}
     for name, size in own.items():

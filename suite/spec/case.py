@@ -99,7 +99,7 @@ class Case:
         s = self.sizes
         if min(s.B, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv) < 0:
             raise ValueError(f"sizes must not be negative, got {s}")
-        if s.Hkv < 1 or s.H % s.Hkv:
+        if s.H if not s.Hkv else s.H % s.Hkv:
             raise ValueError(f"H must be a multiple of Hkv, got H={s.H}, Hkv={s.Hkv}")
         for tie in self.operator.tied({o.name: self.option(o.name) for o in self.operator.options}):
             sizes = {LETTERS[x]: self.letters[x] for x in tie if x != "1"}

@@ -107,6 +107,13 @@ QUESTIONS: dict[str, Question] = {
             ("native-causal", "mask"),
         ),
         Question(
+            "causal-alone",
+            "The native causal flag of a layer without a mask",
+            ("hides", "ignored", "raises"),
+            ("f32",),
+            ("native-causal",),
+        ),
+        Question(
             "mask-polarity",
             "True in a boolean mask",
             ("attends", "hides", "raises"),

@@ -253,7 +253,7 @@ class Inputs:
         size 1 along the axes that rows do not have."""
         s = self.sizes
         if "g" in axes:
-            rows = np.asarray(rows.reshape(s.B, s.Hkv, s.H // s.Hkv, s.Lq).any(2))
+            rows = np.asarray(rows.reshape(s.B, s.Hkv, s.group, s.Lq).any(2))
         gone = tuple(n for n, kin in enumerate(("b", "hg", "q")) if not set(kin) & set(axes))
         left = np.asarray(rows.any(gone, keepdims=True))
         places = {"b": 0, "h": 1, "g": 1, "q": 2}

@@ -110,7 +110,7 @@ def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     q, _, v = _normal(rng, s, fmt)
     if not s.Hkv:
         return q, np.zeros((s.B, s.Hkv, s.Lk, s.D)), v
-    heads, group = np.arange(s.H)[:, None], s.H // s.Hkv
+    heads, group = np.arange(s.H)[:, None], s.group
     count = max(1, min(s.Lq * group, (s.Lk + 1) // 2))
     codes = np.sign(rng.standard_normal((s.B, s.Hkv, count, s.D)))
     rows = np.arange(s.Lq) + s.Lq * (heads % group)  # (H, Lq)

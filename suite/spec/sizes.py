@@ -34,7 +34,12 @@ class Sizes:
         """mha, mqa or gqaN, N query heads to a key/value head."""
         if self.H == self.Hkv:
             return "mha"
-        return "mqa" if self.Hkv == 1 else f"gqa{self.H // self.Hkv}"
+        return "mqa" if self.Hkv == 1 else f"gqa{self.group}"
+
+    @property
+    def group(self) -> int:
+        """Query heads to a key/value head; 1 where there are no heads."""
+        return self.H // self.Hkv if self.Hkv else 1
 
 
 @dataclass(frozen=True)

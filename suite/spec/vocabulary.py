@@ -136,6 +136,7 @@ FEATURES = {
     "grouped-heads": "fewer key/value heads than query heads",
     "value-size": "values of another size than keys",
     "empty-batch": "a batch of size 0",
+    "no-heads": "no heads at all (H = 0)",
     "empty-queries": "no queries (Lq = 0)",
     "inner-stride": "components that do not lie side by side in memory",
     "strides": "operands that may lie anywhere in memory",

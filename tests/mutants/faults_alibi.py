@@ -59,7 +59,7 @@ class AlibiOfHeadGroups(Kernel):
     """The query heads of a group share the slope of its first."""
 
     def slopes(self, call: Call) -> np.ndarray:
-        group = call.sizes.H // call.sizes.Hkv
+        group = call.sizes.group
         return np.repeat(super().slopes(call)[::group], group)
 
 

@@ -93,7 +93,7 @@ class CausalLimitOfPackedRows(Kernel):
 
     def causal(self, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
-        return key <= row // (call.sizes.H // call.sizes.Hkv)
+        return key <= row // call.sizes.group
 
 
 @mutant("values", like="C18")

@@ -59,7 +59,7 @@ class GroupTiledBackward(Differentiable):
 
     def by_group(self, x: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
-        return x.reshape(s.B, s.H // s.Hkv, s.Hkv, *x.shape[2:]).swapaxes(1, 2)
+        return x.reshape(s.B, s.group, s.Hkv, *x.shape[2:]).swapaxes(1, 2)
 
 
 @mutant("gradient_of_bias", like="I8")

@@ -41,7 +41,7 @@ class WeightsOfGroupLeaders(MultiHeadKernel):
     """With grouped heads weights are averaged over the first head of each group."""
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        leaders = weights[:, :: call.sizes.H // call.sizes.Hkv]
+        leaders = weights[:, :: call.sizes.group]
         return leaders.mean(1) if call.returned == "average" else weights
 
 

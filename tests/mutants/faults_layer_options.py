@@ -164,11 +164,7 @@ class AverageOfGroups(MultiHeadKernel):
     """With grouped heads weights are averaged over the first head of each group."""
 
     def shown(self, weights, call):
-        return (
-            weights[:, :: call.sizes.H // call.sizes.Hkv].mean(1)
-            if call.returned == "average"
-            else weights
-        )
+        return weights[:, :: call.sizes.group].mean(1) if call.returned == "average" else weights
 
 
 @mutant("values")

@@ -113,3 +113,20 @@ class HalfSumsInTraining(MultiHeadKernel):
     def keep(self, x: np.ndarray, what: str, call: LayerCall) -> np.ndarray:
         coarse = call.training and what == "features"
         return round_to(x, DTYPES["bf16"]).astype(call.work) if coarse else x
+
+
+@mutant("election")
+class CausalAloneIgnored(MultiHeadKernel):
+    """The causal flag is taken for a hint beside a mask: alone it is ignored."""
+
+    def causal(self, call: LayerCall) -> np.ndarray:
+        return super().causal(call) | (call.mask is None)
+
+
+@mutant("one_memory")
+class OneMemoryOneKernel(MultiHeadKernel):
+    """Keys and values that are one array are projected by the kernel of the keys."""
+
+    def kernel(self, name: str, call: LayerCall) -> np.ndarray:
+        shared = name == "value" and call.key is call.value and not call.own
+        return super().kernel("key" if shared else name, call)

@@ -124,7 +124,7 @@ class KeyValueHeadsTiled(MultiHeadKernel):
     """Key/value heads are tiled, 0 1 0 1, not repeated, 0 0 1 1."""
 
     def expand(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
-        return np.tile(x, (1, call.sizes.H // call.sizes.Hkv, 1, 1))
+        return np.tile(x, (1, call.sizes.group, 1, 1))
 
 
 @mutant("values")

@@ -96,7 +96,7 @@ class LseOfTheFirstHead(Kernel):
     """Every head is given that of its group's first."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        group = call.sizes.H // call.sizes.Hkv
+        group = call.sizes.group
         return np.repeat(super().log_sum_exp(scores, call)[:, ::group], group, axis=1)
 
 

@@ -71,7 +71,7 @@ class FullMaskOfGroupLeader(Kernel):
         s = call.sizes
         if mask.shape[1] == 1 or s.H == s.Hkv:
             return mask
-        return mask[:, np.arange(s.H) // (s.H // s.Hkv)]
+        return mask[:, np.arange(s.H) // s.group]
 
 
 @mutant("mask_ranks")

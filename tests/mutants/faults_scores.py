@@ -211,7 +211,7 @@ class BiasOfGroupLeader(Kernel):
         loaded = super().load(array, call)
         if array is not call.bias or rank4(loaded).shape[1] == 1:
             return loaded
-        group = call.sizes.H // call.sizes.Hkv
+        group = call.sizes.group
         return np.repeat(rank4(loaded)[:, ::group], group, axis=1)
 
 

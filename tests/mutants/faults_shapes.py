@@ -16,7 +16,7 @@ class HeadsTiled(Kernel):
     """Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1)."""
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        return np.tile(x, (1, call.sizes.H // call.sizes.Hkv, 1, 1))
+        return np.tile(x, (1, call.sizes.group, 1, 1))
 
 
 @mutant("groups_equal_repeated_heads")
@@ -31,7 +31,7 @@ class ValueHeadsTiled(Kernel):
         self.seen += 1
         if self.seen == 1:
             return super().expand(x, call)
-        return np.tile(x, (1, call.sizes.H // call.sizes.Hkv, 1, 1))
+        return np.tile(x, (1, call.sizes.group, 1, 1))
 
 
 @mutant("groups_equal_repeated_heads")
@@ -48,7 +48,7 @@ class WideGroupsCrossTiles(Kernel):
     """Groups of more than sixteen heads: sixteen heads in a row share the key head of the first."""
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        group = call.sizes.H // call.sizes.Hkv
+        group = call.sizes.group
         if group <= 16:
             return super().expand(x, call)
         return x[:, np.arange(call.sizes.H) // 16 * 16 // group]
@@ -287,3 +287,20 @@ class InnerStrideAssumed(Kernel):
         )
         flat = base.ravel(order="K")
         return flat[(offsets // x.itemsize) % flat.size].astype(call.work)
+
+
+@mutant("values")
+class WideHeadsCut(Kernel):
+    """Scores know the first 128 components of a query and a key alone."""
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        x = super().load(array, call)
+        return x if array is call.value else x[..., :128]
+
+
+@mutant("values")
+class TwoRowsOneMask(Kernel):
+    """Two queries are decoded at a time, under the mask of the first sample."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask[:1] if call.sizes.Lq == 2 else mask

@@ -52,7 +52,7 @@ class SinkOfGroup(Resunk):
     """The heads of a group share the sink of the first one."""
 
     def changed(self, sinks: np.ndarray, call: Call) -> np.ndarray:
-        group = call.sizes.H // call.sizes.Hkv
+        group = call.sizes.group
         return np.repeat(sinks[::group], group)
 
 

@@ -183,7 +183,7 @@ class Differentiable(Kernel):
 
     def by_group(self, x: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
-        return x.reshape(s.B, s.Hkv, s.H // s.Hkv, *x.shape[2:])
+        return x.reshape(s.B, s.Hkv, s.group, *x.shape[2:])
 
     def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         full = rank4(np.empty(shape)).shape

@@ -96,7 +96,7 @@ class Stated(Implementation):
 class Kernel(Stated):
     """Scores, softmax and product in working precision; rounded once, at the end."""
 
-    features = TEXTBOOK_FEATURES
+    features = TEXTBOOK_FEATURES | {"no-heads"}
     stores: tuple[str, ...] = ()
     axis_order = "bhld"
     elections = {
@@ -189,7 +189,8 @@ class Kernel(Stated):
     def validate_operands(self, call: Call) -> None:
         (B, H, _, D), (Bk, Hk, Lk, Dk) = call.query.shape, call.key.shape
         (Bv, Hv, Lv, _) = call.value.shape
-        if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and H % Hk == 0):
+        divides = H % Hk == 0 if Hk else H == 0
+        if not (B == Bk == Bv and D == Dk and Lk == Lv and Hk == Hv and divides):
             raise ValueError(
                 f"shapes do not fit: {call.query.shape}, {call.key.shape}, {call.value.shape}"
             )
@@ -219,7 +220,7 @@ class Kernel(Stated):
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
         """Key/value heads repeated one by one: (B, Hkv, Lk, D) -> (B, H, Lk, D)."""
-        return np.repeat(x, call.sizes.H // call.sizes.Hkv, axis=1)
+        return np.repeat(x, call.sizes.group, axis=1)
 
     def factor(self, call: Call) -> float:
         return 1.0 / math.sqrt(call.sizes.D) if call.scale is None else call.scale

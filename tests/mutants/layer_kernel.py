@@ -269,6 +269,7 @@ class MultiHeadKernel(LayerKernel):
         "minus-inf-row": "zeros",
         "causal-alignment": "top-left",
         "causal-with-mask": "intersect",
+        "causal-alone": "hides",
         "mask-polarity": "attends",
         "returned-weights": "before-dropout",
         "nan-in-masked-key": "blocked",
@@ -307,7 +308,7 @@ class MultiHeadKernel(LayerKernel):
 
     def expand(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
         """Key/value heads repeated one by one: (B, Hkv, L, D) -> (B, H, L, D)."""
-        return np.repeat(x, call.sizes.H // call.sizes.Hkv, axis=1)
+        return np.repeat(x, call.sizes.group, axis=1)
 
     def factor(self, call: LayerCall) -> float:
         return 1.0 / math.sqrt(call.sizes.D)

@@ -194,6 +194,20 @@ def _causal_with_mask(p: Probe) -> str:
     raise Deviation("election", "the causal flag with a mask is none of the known meanings")
 
 
+def _causal_alone(p: Probe) -> str:
+    base = p.inputs()
+    if base.sizes.Lq != base.sizes.Lk:  # what the flag means there is another question
+        base = base.taken("k", slice(0, base.sizes.Lq))
+    flagged = base.replace(mask=Causal(), form="flag")
+    got = p.values(flagged)
+    if got is None:
+        return "raises"
+    for name, inputs in (("hides", flagged), ("ignored", base)):
+        if p.matches(got, inputs):
+            return name
+    raise Deviation("election", "the causal flag alone neither hides the future nor is ignored")
+
+
 def _polarity(p: Probe) -> str:
     base = p.inputs()
     array = Boolean("qk").dense(base.sizes)
@@ -325,6 +339,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "nan-in-other-segment": _nan_in_other_segment,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,
+    "causal-alone": _causal_alone,
     "mask-polarity": _polarity,
     "nan-in-masked-key": _nan_in("key"),
     "nan-in-masked-value": _nan_in("value"),

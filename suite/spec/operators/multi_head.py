@@ -204,7 +204,7 @@ MULTI_HEAD = Operator(
     options=options("without_biases", "nobias"),
     elections=(
         "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
-        "causal-alignment", "causal-with-mask", "mask-polarity", "returned-weights",
+        "causal-alignment", "causal-with-mask", "causal-alone", "mask-polarity", "returned-weights",
         "nan-in-masked-key", "nan-in-masked-value",
     ),
     probe="multi-head/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",

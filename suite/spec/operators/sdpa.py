@@ -74,6 +74,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
         "empty-batch": sizes.B == 0,
+        "no-heads": sizes.H == 0,
         "empty-queries": sizes.Lq == 0,
         "inner-stride": case.axis_order == "bhdl",
     }

@@ -14,7 +14,7 @@ from typing import cast
 
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Covering, filled, in_turns, unique
+from suite.spec.levels import HALF, Covering, filled, in_turns, unique
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES
@@ -216,6 +216,24 @@ SLOPES = (
 )
 """ALiBi that calls make of slopes: sizes are shared with other cases."""
 
+SIZES = (
+    # the largest head of many models; the usual heads under masks that all heads share
+    "sdpa/none/mha/{dt}/b1h2q9k11d256",
+    "sdpa/causal/gqa2/{dt}/b1h4q11k9d256",
+    "sdpa/bool.b1qk/mha/{dt}/b2h3q17k23d64/dense",
+    "sdpa/bool.qk/mha/{dt}/b2h3q17k23d96/dense",
+    "sdpa/bool.b11k/gqa2/{dt}/b2h4q17k23d128/dense",
+    "sdpa/bool.b1qk/mha/{dt}/b2h3q17k23d256/dense",
+    # two queries, with several samples
+    "sdpa/bool.b1qk/mha/{dt}/b3h2q2k17d8/dense",
+    "sdpa/pad/gqa2/{dt}/b3h4q2k17d8",
+    "sdpa/causal/mha/{dt}/b1h2q76k1d8",
+    "sdpa/none/mha/{dt}/b1h2q64k128d64/blhd",
+    "sdpa/none/mha/{dt}/b2h0q3k5d8",
+    "sdpa/pad/mha/{dt}/b2h0q3k5d8",
+)
+"""Sizes by which kernels choose their path."""
+
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
@@ -277,7 +295,8 @@ def _products() -> Iterable[str]:
 
 
 def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once; those with sinks, with lse and with ALiBi last."""
+    """The ids of a level, each once; those with sinks, with lse and with ALiBi, and those for their sizes
+    last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
         options = (SMOKE_SINKS, SMOKE_LSE, SMOKE_SLOPES)
@@ -286,4 +305,4 @@ def cases(level: str) -> tuple[str, ...]:
     if level == "full":
         found = unique(found, _products())
     later = SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI + SMOKE_SLOPES + SLOPES
-    return unique(found, filled(later, DTYPES))
+    return unique(found, filled(later, DTYPES), filled(SIZES, DTYPES if level == "full" else HALF))

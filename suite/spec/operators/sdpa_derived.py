@@ -64,8 +64,14 @@ SINKS = (
 LSE = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",)
 """The gradient of the output, while the log-sum-exp is returned beside it."""
 
-
 SLOPES = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes",)
+
+
+SIZES = (
+    "sdpa/causal/mha/{dt}/b1h2q76k1d8",
+    "sdpa/bool.b1qk/mha/{dt}/b3h2q2k17d8/dense",
+)
+"""Sizes by which kernels choose their path."""
 
 
 def paired(a: str, x: object, b: str, y: object) -> bool:
@@ -86,7 +92,8 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 
 
 def gradients(level: str) -> tuple[str, ...]:
-    """The ids that are differentiated, each once; those with sinks, lse and slopes last."""
+    """The ids that are differentiated, each once; those with sinks, lse and slopes, and those for
+    their sizes last."""
     if level == "smoke":
         return unique(
             in_turns(SMOKE_GRADIENTS), GRADIENT_COVERING.few(), in_turns(SMOKE_SINKS + LSE + SLOPES)
@@ -95,11 +102,11 @@ def gradients(level: str) -> tuple[str, ...]:
         filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few(),
         filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids(),
     )  # fmt: skip
-    last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS, HALF)
+    last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS + SIZES, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
         found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
-        last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES, DTYPES)
+        last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES + SIZES, DTYPES)
     return unique(found, last)
 
 
