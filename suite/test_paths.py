@@ -17,6 +17,8 @@ FIRST = (
     "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
+    "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+    "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
 )
@@ -36,8 +38,6 @@ MORE = (
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
-    "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
-    "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
     "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/win40.40/mha/{dt}/b2h3q17k23d8",

@@ -52,8 +52,7 @@ ROOMS = {
     "backends._tensorflow": Room(("backends", "suite.spec", "backends._keras"), ("numpy", "tensorflow")),
     # Keras on an engine uses that engine's package.
     "backends._keras": Room(
-        ("backends", "suite.spec", "backends._numpy", "backends._torch", "backends._jax"),
-        ("numpy", "keras", "torch", "jax"),
+        ("backends", "suite.spec", "backends._torch", "backends._jax"), ("numpy", "keras", "torch", "jax")
     ),
     # So do libraries whose arrays are a framework's.
     "backends._transformers": Room(

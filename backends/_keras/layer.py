@@ -207,6 +207,7 @@ class KerasLayer(Implementation):
             ways["training"] = {"training": not inputs.training}
         if inputs.self_attention:
             ways["key omitted"] = {"without": ("key",)}
+            ways["function, key omitted"] = {"without": ("key",), "through": "function"}
         if LayerMasks.of(inputs).valid is not None:
             ways["attached mask"] = {"through": "attached"}
             ways["attached mask, second call"] = {"through": "attached again"}

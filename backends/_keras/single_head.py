@@ -95,7 +95,9 @@ class Additive(SingleHead):
     def bare(self, inputs: Inputs, **flags: Any) -> Any:
         import keras
 
-        return keras.layers.AdditiveAttention("score_vector" in inputs.parameters, **flags)
+        # With a scale is the default, as everybody calls it.
+        unscaled = {} if "score_vector" in inputs.parameters else {"use_scale": False}
+        return keras.layers.AdditiveAttention(**unscaled, **flags)
 
 
 class Dot(SingleHead):

@@ -8,6 +8,7 @@ of the dtype, which are added to scores; for sdpa boolean. A bias is what models
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -211,7 +212,17 @@ class SdpaForward(ModelAttention):
         return {
             "scaling": inputs.scale,
             "is_causal": self.flagged(inputs) and inputs.form == "native",
+            "dropout": inputs.rate if inputs.training else 0.0,
         }
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        prepared = super().prepare(inputs)
+
+        def seeded(**arguments: Any) -> Any:
+            self.backend.torch.manual_seed(inputs.dropout_seed)
+            return prepared.function(**arguments)
+
+        return replace(prepared, function=seeded) if inputs.rate else prepared
 
     def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         backend, mask = self.backend, dense_of(inputs, native.rest)
