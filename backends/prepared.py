@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -87,6 +87,14 @@ class PreparedCall:
         answer = self.call(arguments)
         several = len(self.outputs) > 1 and isinstance(answer, tuple)
         return answer[self.outputs.index("output")] if several else answer
+
+    def of_operands(self, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
+        """The output as a function of some of the operands and parameters, and these."""
+
+        def output(*operands: Any) -> Any:
+            return self.output(self.with_operands(dict(zip(names, operands, strict=True))))
+
+        return output, [self.arguments[self.argument(name)] for name in names]
 
     def written_out(self, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, PreparedCall]:
         """The call with more arguments, by the names of the ways."""

@@ -30,11 +30,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from references.blocked import Reference, attention
-from references.cache import Cache
 from references.derivatives import Attention, Pairs
 from references.outputs import Outputs, moving, wide
 from references.rounding import Bounded, Roundoffs, narrowed, precision_for, together
 from references.scores import ScaledScores
+from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import alibi_bias
 

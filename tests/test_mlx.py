@@ -8,17 +8,12 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.protocol import Implementation
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.run import run
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
+from tests.runtimes import crossed, judged, of
 
 pytest.importorskip("mlx")
-
-CHECKS = {check.name: check for check in all_checks()}
 
 
 @pytest.fixture(scope="module")
@@ -26,20 +21,9 @@ def backend() -> Any:
     return registry.load("mlx")
 
 
-def of(backend: Any, name: str) -> Implementation:
-    return next(i for i in backend.implementations() if i.name == name)
-
-
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_cross_exactly(backend: Any, name: str) -> None:
-    fmt = DTYPES[name]
-    edges = np.array(
-        [0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf, np.nan]
-    )
-    made = backend.array(edges, fmt)
-    assert backend.is_array(made)
-    assert backend.dtype_name(made) == fmt.long_name
-    assert np.array_equal(backend.to_numpy(made), edges, equal_nan=True)
+    crossed(backend, name)
     assert backend.to_numpy(backend.array(np.array([True, False]), None)).dtype == bool
 
 
@@ -57,7 +41,7 @@ def test_values_cross_exactly(backend: Any, name: str) -> None:
     ],
 )
 def test_implementations_are_right(backend: Any, name: str, text: str, check: str) -> None:
-    verdict = run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+    verdict = judged(backend, name, text, check)
     assert verdict.status == "pass", verdict.message
 
 

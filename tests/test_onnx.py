@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.protocol import Backend, Implementation, PreparedCall
+from backends.protocol import PreparedCall
 from backends.threads import threads_asked
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.run import run
-from suite.judge.verdict import Verdict
+from suite.spec.cache import Cache
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
+from tests.runtimes import crossed, judged, of
 
 onnx = pytest.importorskip("onnx")
 
-CHECKS = {check.name: check for check in all_checks()}
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 
 
@@ -43,16 +40,8 @@ def evaluator() -> Any:
     return registry.load("onnx-reference")
 
 
-def of(backend: Backend, name: str) -> Implementation:
-    return next(i for i in backend.implementations() if i.name == name)
-
-
 def inputs_of(text: str) -> Inputs:
     return draw(Case.parse(text))
-
-
-def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
-    return run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
 
 
 @pytest.fixture
@@ -142,15 +131,8 @@ def test_what_does_not_fit_is_not_recorded(backend: Any) -> None:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_cross_exactly(backend: Any, name: str) -> None:
-    fmt = DTYPES[name]
-    edges = np.array(
-        [0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf, np.nan]
-    )
-    made = backend.array(edges, fmt)
-    assert backend.is_array(made)
-    assert backend.dtype_name(made) == fmt.long_name
-    assert np.array_equal(backend.to_numpy(made), edges, equal_nan=True)
-    number = backend.array(np.asarray(0.5), fmt)
+    crossed(backend, name)
+    number = backend.array(np.asarray(0.5), DTYPES[name])
     assert (number.shape, float(number)) == ((), 0.5)
 
 
@@ -174,16 +156,15 @@ def test_sizes_are_open_and_equal_models_are_kept_once(runtime: Any) -> None:
 
 
 def test_the_least_used_sessions_go_first(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends._onnx.runtime.KEPT", 2)
-    runtime._sessions.clear()
+    monkeypatch.setattr(runtime, "_sessions", Cache(2))
     calls = [
         of(runtime, "attention-24").prepare(inputs_of(f"{PLAIN}/scale{n}")) for n in (1.0, 2.5, 3.0)
     ]
     calls[0](), calls[1](), calls[0](), calls[2]()
     kept = list(runtime._sessions)
     calls[0]()
-    assert len(runtime._sessions) == 2
-    assert set(runtime._sessions) == set(kept)
+    assert len(kept) == 2
+    assert {id(session) for session in runtime._sessions} == {id(session) for session in kept}
 
 
 def test_threads_are_those_of_the_session(runtime: Any) -> None:
@@ -194,7 +175,7 @@ def test_threads_are_those_of_the_session(runtime: Any) -> None:
         prepared()
     prepared()
     assert runtime.thread_count == before
-    counts = [s.get_session_options().intra_op_num_threads for s in runtime._sessions.values()]
+    counts = [s.get_session_options().intra_op_num_threads for s in runtime._sessions]
     assert counts == [before + 1, before]
 
 

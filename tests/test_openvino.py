@@ -4,37 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from backends import registry
-from backends.protocol import Implementation
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.run import run
-from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 from suite.spec.malformed import MALFORMED_CASES
+from tests.runtimes import crossed, judged, of
 
 pytest.importorskip("openvino")
 
-CHECKS = {check.name: check for check in all_checks()}
 PLAIN = "sdpa/none/mha/f32/b2h3q17k23d8"
 
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
     return registry.load("openvino")
-
-
-def of(backend: Any, name: str) -> Implementation:
-    return next(i for i in backend.implementations() if i.name == name)
-
-
-def judged(backend: Any, name: str, text: str, check: str = "values") -> Verdict:
-    return run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
 
 
 @pytest.fixture
@@ -54,11 +40,7 @@ def models(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_cross_exactly(backend: Any, name: str) -> None:
-    fmt = DTYPES[name]
-    edges = np.array([0.0, -0.0, fmt.max, -fmt.smallest_normal, np.inf, np.nan])
-    made = backend.array(edges, fmt)
-    assert backend.dtype_name(made) == fmt.long_name
-    assert np.array_equal(backend.to_numpy(made), edges, equal_nan=True)
+    made = crossed(backend, name)
     assert backend._tensor(made).element_type == backend.type_of(made.dtype)
     constant = backend.constant(0.5, made.dtype)
     assert constant.get_element_type() == backend.type_of(made.dtype)
@@ -122,7 +104,7 @@ def test_threads_are_those_of_the_model(backend: Any, models: list[Any]) -> None
     prepared()
     counts = [
         request.get_compiled_model().get_property("INFERENCE_NUM_THREADS")
-        for request in backend._requests.values()
+        for request in backend._requests
     ]
     assert counts == [backend.thread_count + 1, backend.thread_count]
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import references
 from references import blocked, loops, online, plain, rounding, sdpa
-from references.cache import Cache
 from references.rounding import NO_ROUNDING, NoExtendedPrecision, precision_for
 from suite.judge.tolerance import roundoffs
+from suite.spec.cache import Cache
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent

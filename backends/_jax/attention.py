@@ -20,6 +20,8 @@ from suite.spec.inputs import Inputs
 
 NATIVE = "jax.nn.dot_product_attention"
 
+NO_HEADS = f"{NATIVE} divides by the number of heads"
+
 SIGNATURE = NativeSignature(
     NATIVE,
     (
@@ -149,7 +151,7 @@ class JaxNn(Implementation):
             "softcap": "jax.nn.dot_product_attention has no softcap",
             "value-size": "jax.nn.dot_product_attention requires values of the keys' shape",
             "sinks": "jax.nn.dot_product_attention has no sinks",
-            "no-heads": "jax.nn.dot_product_attention divides by the number of heads",
+            "no-heads": NO_HEADS,
         },
         elections={
             "fully-masked-row": "uniform",

@@ -34,8 +34,8 @@ def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
 
     if isinstance(prepared.function, Jitted):
         return prepared.function.jvp(prepared, tangents)
-    moving = tuple(prepared.arguments[prepared.argument(name)] for name in tangents)
-    return jax.jvp(_of_operands(prepared, [*tangents]), moving, tuple(tangents.values()))[1]
+    output, operands = prepared.of_operands([*tangents])
+    return jax.jvp(output, tuple(operands), tuple(tangents.values()))[1]
 
 
 def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
@@ -81,18 +81,9 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _of_operands(prepared: PreparedCall, names: Sequence[str]) -> Callable[..., Any]:
-    """The output of a call as a function of some of its operands."""
-
-    def output(*moving: Any) -> Any:
-        return prepared.output(prepared.with_operands(dict(zip(names, moving, strict=True))))
-
-    return output
-
-
 def _pull(prepared: PreparedCall, wrt: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
     """The output of a call, and what pulls a cotangent back to the operands `wrt`."""
     import jax
 
-    moving = (prepared.arguments[prepared.argument(name)] for name in wrt)
-    return jax.vjp(_of_operands(prepared, wrt), *moving)
+    output, operands = prepared.of_operands(wrt)
+    return jax.vjp(output, *operands)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
+from backends._jax.attention import NO_HEADS
 from backends._jax.engine import FLUSHED, JIT, JaxEngine
+from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings
-from backends.claims import Claims
+from backends._keras.ops import KerasFunction, KerasOps
 from backends.prepared import PreparedCall
-from backends.protocol import Implementation, Setting
+from backends.protocol import Implementation
 from backends.sources import Dialect
 from backends.user_layer import UserLayer
 from suite.spec.inputs import Inputs
@@ -41,23 +38,14 @@ gradients = pull(cotangent)""",
 )
 
 
-class KerasJaxBackend(JaxEngine):
+class KerasJaxBackend(KerasBackend, JaxEngine):
     """Keras on JAX."""
 
     name = "keras-jax"
-    native = "keras-ops"
     dialect = DIALECT
     compilers = layer_compilers = ("ops", "jit")
     timed_compilers = ()
     handed_over = (UserLayer, KerasFunction)
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.keras: Any = import_keras("jax")
-
-    @cached_property
-    def settings(self) -> Mapping[str, Setting]:
-        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -65,9 +53,6 @@ class KerasJaxBackend(JaxEngine):
 
     def implementations(self) -> list[Implementation]:
         return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted_native)]
-
-    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return KerasFunction(self, function, name, claims)
 
 
 class KerasJaxOps(KerasOps):
@@ -78,7 +63,7 @@ class KerasJaxOps(KerasOps):
     declared = KerasOps.declared.refusing(
         {
             "value-size": "on jax keras.ops requires values of the keys' size",
-            "no-heads": "jax.nn.dot_product_attention divides by the number of heads",
+            "no-heads": NO_HEADS,
         }
     ).but(
         # Softmax runs in float32 whatever the dtype.

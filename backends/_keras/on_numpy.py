@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
+from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings
+from backends._keras.ops import KerasOps
 from backends.arrays import NumpyArrays
-from backends.claims import Claims
-from backends.protocol import Implementation, Setting
+from backends.protocol import Implementation
 from backends.sources import Dialect
 
 FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
@@ -28,20 +24,11 @@ import keras""",
 )
 
 
-class KerasNumpyBackend(NumpyArrays):
+class KerasNumpyBackend(KerasBackend, NumpyArrays):
     """Keras on NumPy."""
 
     name = "keras-numpy"
-    native = "keras-ops"
     dialect = DIALECT
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.keras: Any = import_keras("numpy")
-
-    @cached_property
-    def settings(self) -> Mapping[str, Setting]:
-        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -52,9 +39,6 @@ class KerasNumpyBackend(NumpyArrays):
         for implementation in every:
             implementation.declared = implementation.declared.refusing(FORWARD)
         return every
-
-    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return KerasFunction(self, function, name, claims)
 
 
 class KerasNumpyOps(KerasOps):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
+from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings
+from backends._keras.ops import KerasOps
 from backends._torch.engine import TorchEngine
-from backends.claims import Claims
-from backends.protocol import Implementation, Setting
+from backends.protocol import Implementation
 from backends.sources import Dialect
 
 DIALECT = Dialect(
@@ -34,24 +30,15 @@ gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)
 )
 
 
-class KerasTorchBackend(TorchEngine):
+class KerasTorchBackend(KerasBackend, TorchEngine):
     """Keras on PyTorch."""
 
     name = "keras-torch"
-    native = "keras-ops"
     dialect = DIALECT
     compilers = ("inductor", "aot_eager")
     # Keras breaks its attention into two graphs (keras#23327), and dynamo keeps the second one by
     # Keras' own code: all programs would be one function with eight signatures at most.
     one_graph = shares_programs = False
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.keras: Any = import_keras("torch")
-
-    @cached_property
-    def settings(self) -> Mapping[str, Setting]:
-        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -59,9 +46,6 @@ class KerasTorchBackend(TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *keras_layers(self, "torch")]
-
-    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return KerasFunction(self, function, name, claims)
 
 
 class KerasTorchOps(KerasOps):

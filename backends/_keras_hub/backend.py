@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
 from importlib.metadata import version
-from typing import Any
 
-from backends._keras.ops import import_keras
-from backends._keras.settings import settings
+from backends._keras.engine import WithKeras
 from backends._keras_hub.attention import AlibiAttention
 from backends._keras_hub.multi_head import MultiHeadPlain, MultiHeadStatic, MultiHeadUpdated
 from backends._keras_hub.rotary import HubRotary, HubRotaryByStart
 from backends._tensorflow.engine import TensorflowEngine
-from backends.protocol import BackendUnavailable, Implementation, Setting
+from backends.protocol import BackendUnavailable, Implementation
 
 
-class KerasHubBackend(TensorflowEngine):
+class KerasHubBackend(WithKeras, TensorflowEngine):
     """keras-hub on Keras on TensorFlow, on the CPU."""
 
     name = "keras-hub"
@@ -24,15 +20,10 @@ class KerasHubBackend(TensorflowEngine):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.keras: Any = import_keras("tensorflow")
         try:
             import keras_hub  # noqa: F401
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
-
-    @cached_property
-    def settings(self) -> Mapping[str, Setting]:
-        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -61,24 +61,15 @@ class MlxBackend(Backend):
     def vjp(
         self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
-        output, moving = moved(prepared, wrt)
-        if self.dtype_name(cotangent) != self.dtype_name(out := output(*moving)):
+        output, operands = prepared.of_operands(wrt)
+        if self.dtype_name(cotangent) != self.dtype_name(out := output(*operands)):
             return out, {}  # the answer's dtype is the fault; vjp would refuse the cotangent
-        (out,), gradients = self.mlx.vjp(output, moving, [cotangent])
+        (out,), gradients = self.mlx.vjp(output, operands, [cotangent])
         return out, dict(zip(wrt, gradients, strict=True))
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        output, moving = moved(prepared, [*tangents])
-        return self.mlx.jvp(output, moving, [*tangents.values()])[1][0]
+        output, operands = prepared.of_operands([*tangents])
+        return self.mlx.jvp(output, operands, [*tangents.values()])[1][0]
 
     def sync(self, outputs: Any) -> None:
         self.mlx.eval(outputs)
-
-
-def moved(prepared: PreparedCall, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
-    """The output of a call as a function of some of its operands, and these."""
-
-    def output(*moving: Any) -> Any:
-        return prepared.output(prepared.with_operands(dict(zip(names, moving, strict=True))))
-
-    return output, [prepared.arguments[prepared.argument(name)] for name in names]

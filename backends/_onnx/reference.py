@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +14,7 @@ from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.protocol import Declared, Implementation, Limits
+from suite.spec.cache import Cache
 
 NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
 """NumPy's operations, one by one. Sums of bfloat16 are in bfloat16, but for those of products."""
@@ -47,7 +47,7 @@ class OnnxReferenceBackend(OnnxEngine):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self._evaluators: OrderedDict[bytes, Any] = OrderedDict()
+        self._evaluators: Cache[Any] = Cache(KEPT)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -57,13 +57,9 @@ class OnnxReferenceBackend(OnnxEngine):
         return declared_here(self, DECLARED, layers(self, "stepwise"))
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        if model not in self._evaluators:
-            from onnx.reference import ReferenceEvaluator
+        from onnx.reference import ReferenceEvaluator
 
-            self._evaluators[model] = ReferenceEvaluator(model)
-            while len(self._evaluators) > KEPT:
-                self._evaluators.popitem(last=False)
-        self._evaluators.move_to_end(model)
+        evaluator = self._evaluators.get(model, lambda: ReferenceEvaluator(model))
         # NumPy warns of what is an answer here: NaN, and numbers beyond the largest.
         with np.errstate(all="ignore"):
-            return list(self._evaluators[model].run(None, dict(arrays)))
+            return list(evaluator.run(None, dict(arrays)))

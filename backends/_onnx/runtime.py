@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections import OrderedDict
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +16,7 @@ from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
+from suite.spec.cache import Cache
 
 DTYPES = ("f64", "f32", "f16")
 """What most operators take: bfloat16 has kernels for few."""
@@ -72,7 +72,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.onnxruntime: Any = onnxruntime
-        self._sessions: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
+        self._sessions: Cache[Any] = Cache(KEPT)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -88,20 +88,17 @@ class OnnxRuntimeBackend(OnnxEngine):
 
     def session(self, model: bytes) -> Any:
         """The session of a model, with as many threads as calls have now."""
-        key = (model, self.thread_count)
-        if key not in self._sessions:
+
+        def made() -> Any:
             options = self.onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.thread_count
             options.inter_op_num_threads = 1
             # What goes wrong is raised; without this it is written to the terminal as well.
             options.log_severity_level = 4
-            self._sessions[key] = self.onnxruntime.InferenceSession(
-                model, options, providers=["CPUExecutionProvider"]
-            )
-            while len(self._sessions) > KEPT:
-                self._sessions.popitem(last=False)
-        self._sessions.move_to_end(key)
-        return self._sessions[key]
+            providers = ["CPUExecutionProvider"]
+            return self.onnxruntime.InferenceSession(model, options, providers=providers)
+
+        return self._sessions.get((model, self.thread_count), made)
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         session = self.session(model)

@@ -11,6 +11,7 @@ import numpy as np
 from backends._openvino.attention import Sdpa, SdpaFixed
 from backends.arrays import RuntimeArrays
 from backends.protocol import BackendUnavailable, Implementation
+from suite.spec.cache import Cache
 
 KEPT = 128
 """Compiled models that are kept."""
@@ -32,7 +33,7 @@ class OpenvinoBackend(RuntimeArrays):
         self.openvino: Any = openvino
         self.nodes: Any = NodeFactory("opset13")
         self.core: Any = openvino.Core()
-        self._requests: dict[Any, Any] = {}
+        self._requests: Cache[Any] = Cache(KEPT)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -53,12 +54,7 @@ class OpenvinoBackend(RuntimeArrays):
     def kept(self, key: Any, model: Callable[[], Any]) -> Any:
         """What runs the model that is kept under a key, or else made, on as many threads as calls have
         now."""
-        key = (key, self.thread_count)
-        if key not in self._requests:
-            self._requests[key] = self.requested(model())
-            while len(self._requests) > KEPT:
-                del self._requests[next(iter(self._requests))]
-        return self._requests[key]
+        return self._requests.get((key, self.thread_count), lambda: self.requested(model()))
 
     def requested(self, model: Any) -> Any:
         """What runs a model."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any
-
+from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasFunction, KerasOps, import_keras
-from backends._keras.settings import settings
+from backends._keras.ops import KerasOps
 from backends._tensorflow.attention import Eager
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends._tensorflow.layers import layers
-from backends.claims import Claims
-from backends.protocol import Implementation, Setting
+from backends.protocol import Implementation
 from backends.sources import Dialect
 
 DIALECT = Dialect(
@@ -34,21 +29,12 @@ gradients = tape.gradient(output, [{names}], output_gradients=cotangent)""",
 )
 
 
-class TensorflowBackend(TensorflowEngine):
+class TensorflowBackend(KerasBackend, TensorflowEngine):
     """TensorFlow on "cpu" or "cuda"."""
 
     name = "tf"
-    native = "keras-ops"
     dialect = DIALECT
     devices = ("cpu", "cuda")
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
-        self.keras: Any = import_keras("tensorflow")
-
-    @cached_property
-    def settings(self) -> Mapping[str, Setting]:
-        return {**super().settings, **settings(self.keras)}
 
     @property
     def versions(self) -> dict[str, str]:
@@ -57,9 +43,6 @@ class TensorflowBackend(TensorflowEngine):
     def implementations(self) -> list[Implementation]:
         own = [Eager(self), TensorflowKerasOps(self)]
         return [*own, *layers(self), *keras_layers(self, "tensorflow")]
-
-    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return KerasFunction(self, function, name, claims)
 
 
 class TensorflowKerasOps(KerasOps):

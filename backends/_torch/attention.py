@@ -231,19 +231,12 @@ class Sdpa(Implementation):
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        torch = self.backend.torch
         arguments, operands = native_arguments(self.backend, inputs, flags(inputs))
-        function = torch.nn.functional.scaled_dot_product_attention
+        function = self.backend.torch.nn.functional.scaled_dot_product_attention
         if inputs.training and inputs.rate:
             arguments["dropout_p"] = inputs.rate
-            native = function
-
-            def function(*tensors: Any, **rest: Any) -> Any:
-                torch.manual_seed(inputs.dropout_seed)
-                return native(*tensors, **rest)
-
         return PreparedCall(
-            function,
+            self.backend.seeded(function, inputs),
             arguments,
             operands=operands,
             within=self.forced,

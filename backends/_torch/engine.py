@@ -16,6 +16,7 @@ from backends.compilation import over_batch
 from backends.prepared import PreparedCall, set_to
 from backends.protocol import Backend, BackendUnavailable, Setting, Step
 from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
 
 
 class TorchEngine(Backend):
@@ -114,6 +115,17 @@ class TorchEngine(Backend):
         self.torch.default_generator.manual_seed(seed)
         if self.device == "cuda":
             self.torch.cuda.manual_seed_all(seed)
+
+    def seeded(self, function: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
+        """A function, which where `inputs` ask for dropout draws with their seed in every call."""
+        if not (inputs.training and inputs.rate):
+            return function
+
+        def seeded(*tensors: Any, **arguments: Any) -> Any:
+            self.torch.manual_seed(inputs.dropout_seed)
+            return function(*tensors, **arguments)
+
+        return seeded
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         torch = self.torch

@@ -15,6 +15,7 @@ from backends.masks import dense_of, numbers_by_head, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source
+from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 
 KEPT, SMALL = 16, 2**18
@@ -56,7 +57,7 @@ class Flex(Implementation):
             reason = "flex_attention has no backward pass on CPU"
             declared = declared.refusing({"gradient": reason})
         super().__init__(backend, declared=declared)
-        self._block_masks: dict[tuple[tuple[int, ...], bytes], Any] = {}
+        self._block_masks: Cache[Any] = Cache(KEPT)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import (
@@ -140,13 +141,7 @@ class Flex(Implementation):
     def _kept(self, shape: tuple[int, ...], key: bytes | None, made: Callable[[], Any]) -> Any:
         """The block mask of a mask, made where it is not among those that were asked for last: models
         make one, too, and hand it to every layer. Without a key it is made."""
-        if key is None:
-            return made()
-        block_mask = self._block_masks.pop((shape, key), None) or made()
-        self._block_masks[shape, key] = block_mask
-        if len(self._block_masks) > KEPT:
-            del self._block_masks[next(iter(self._block_masks))]
-        return block_mask
+        return made() if key is None else self._block_masks.get((shape, key), made)
 
 
 def _lookup(allowed: Any) -> Callable[..., Any]:

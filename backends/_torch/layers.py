@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backends._torch.engine import TorchEngine
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
 from backends.declared import LAYER_FEATURES, Declared
 from backends.masks import LayerMasks, full
@@ -59,6 +60,8 @@ def _operations() -> Operations:
 
 class MultiheadAttention(Implementation):
     """need_weights=False, parameters that require gradients: scaled_dot_product_attention inside."""
+
+    backend: TorchEngine
 
     name = "nn-mha"
     operator = MULTI_HEAD
@@ -123,15 +126,13 @@ class MultiheadAttention(Implementation):
         quiet = self.without_gradients if no_grad is None else no_grad
 
         def run(**arguments: Any) -> tuple[Any, Any]:
-            if inputs.training and inputs.rate:
-                torch.manual_seed(inputs.dropout_seed)
             with torch.set_grad_enabled(not quiet):
                 output, weights = layer(**arguments)
             if not batch_first and not inputs.squeezed:
                 output = output.transpose(0, 1)
             return output, weights if inputs.returned != "none" else None
 
-        return PreparedCall(run, arguments, LAYER_OUTPUTS)
+        return PreparedCall(self.backend.seeded(run, inputs), arguments, LAYER_OUTPUTS)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         import torch

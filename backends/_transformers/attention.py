@@ -217,12 +217,7 @@ class SdpaForward(ModelAttention):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         prepared = super().prepare(inputs)
-
-        def seeded(**arguments: Any) -> Any:
-            self.backend.torch.manual_seed(inputs.dropout_seed)
-            return prepared.function(**arguments)
-
-        return replace(prepared, function=seeded) if inputs.rate else prepared
+        return replace(prepared, function=self.backend.seeded(prepared.function, inputs))
 
     def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         backend, mask = self.backend, dense_of(inputs, native.rest)

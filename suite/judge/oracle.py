@@ -9,7 +9,6 @@ import numpy as np
 
 import references
 from backends.protocol import Declared
-from references.cache import Cache
 from references.outputs import Outputs
 from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
 from suite.judge.comparison import against_oracle, first
@@ -22,6 +21,7 @@ from suite.judge.tolerance import (
     roundoffs,
 )
 from suite.judge.verdict import Deviation, HarnessError, Measured
+from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 
 _CACHE: Cache[Outputs] = Cache(512)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
@@ -22,7 +23,7 @@ from suite.front.options import Options
 from suite.front.plan import cell_name, crashed
 from suite.records.cells import CellRecord
 from suite.sweep.loaded import Loaded, begin_process, loaded
-from suite.sweep.tasks import Judged, JudgeTask, SweepError
+from suite.sweep.tasks import JudgeTask, SweepError
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -42,18 +43,8 @@ class AloneTask(JudgeTask):
 
     manner: ClassVar[str] = ", cell by cell"
 
-    @property
-    def name(self) -> str:
-        return super().name + self.manner
-
-    @classmethod
-    def of(cls, task: JudgeTask) -> Self:
-        """The same batch, cell by cell."""
-        return cls(**{field.name: getattr(task, field.name) for field in fields(task)})
-
-    def less(self) -> list[AloneTask]:
-        """What is run instead where memory did not last: the halves of the batch; of one cell the same
-        with nothing beside it."""
+    def less(self) -> Sequence[AloneTask]:
+        """The halves of the batch; of one cell the same with nothing beside it."""
         middle, seeds = (self.first + self.end) // 2, len(self.seeds) // 2
         if middle > self.first:
             return [replace(self, end=middle), replace(self, first=middle)]
@@ -63,18 +54,13 @@ class AloneTask(JudgeTask):
                 replace(self, seeds=self.seeds[part], identities=self.identities[part])
                 for part in parts
             ]
-        return [OnlyTask.of(self)]
+        return [OnlyTask.of_task(self)]
 
-    def run(self) -> list[Judged]:
+    @contextmanager
+    def judging(self, state: Loaded) -> Iterator[Callable[[int, int, bool], CellRecord]]:
         # This process knows what the cells are called; it judges none.
-        state = loaded(self.options)
-        self.check(state.order, state.plan.versions)
-        found: dict[int, list[CellRecord]] = {seed: [] for seed in self.seeds}
         with Children("suite.sweep.alone", self.options, self.variables) as children:
-            for position in range(self.first, self.end):
-                for seed in self.seeds:
-                    found[seed].append(self._judged(children, state, position, seed))
-        return self.results(state, found)
+            yield lambda position, seed, last: self._judged(children, state, position, seed)
 
     def _judged(self, children: Children, state: Loaded, position: int, seed: int) -> CellRecord:
         """The record of one cell: what a child says, or that it ended."""
@@ -98,8 +84,8 @@ class OnlyTask(AloneTask):
     exclusive = True
     manner = ", with nothing beside it"
 
-    def less(self) -> list[AloneTask]:
-        return [NoMemoryTask.of(self)]
+    def less(self) -> Sequence[AloneTask]:
+        return [NoMemoryTask.of_task(self)]
 
 
 class NoMemoryTask(AloneTask):
@@ -107,7 +93,7 @@ class NoMemoryTask(AloneTask):
 
     manner = ", as a crash for want of memory"
 
-    def less(self) -> list[AloneTask]:
+    def less(self) -> Sequence[AloneTask]:
         return []
 
     def _judged(self, children: Children, state: Loaded, position: int, seed: int) -> CellRecord:

@@ -40,7 +40,7 @@ MOST_SEEDS = 64
 
 
 class Judging(Source):
-    """The runs of a series. `told` hears of failing cells, `judged` the cells by backend and status
+    """The runs of a series. `failing` hears of failing cells, `judged` the cells by backend and status
     with the seconds that they took, `surveyed` how many cells of each backend are left, once.
     Meanwhile `warm` processes besides that of the survey prepare to judge."""
 
@@ -48,25 +48,25 @@ class Judging(Source):
         self,
         series: Series,
         store: Store,
-        told: Callable[[Failure, str], None],
+        failing: Callable[[Failure, str], None],
         judged: Callable[[Judged, list[str]], None],
         surveyed: Callable[[Survey, Counter[str]], None],
         warm: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(say)
         self.series, self.store = series, store
         self.survey: Survey | None = None
         self.gaps: dict[int, list[Span]] = {}
-        self._told, self._judged, self._surveyed = told, judged, surveyed
+        self._failing, self._judged, self._surveyed = failing, judged, surveyed
         of = (series.options, series.release)
-        self._again: list[Task[Any]] = [SurveyTask(*of)]
-        self._again += [WarmTask(*of, number) for number in range(1, warm + 1)]
+        self._ready.append(SurveyTask(*of))
+        self._ready += [WarmTask(*of, number) for number in range(1, warm + 1)]
         self._costs = Costs([])
         self._digests: dict[int, str] = {}
 
     def next(self, seconds: float) -> Task[Any] | None:
-        if self._again:
-            return self._again.pop(0)
+        if self._ready:
+            return self._ready.popleft()
         if self.survey is None:
             return None
         seed = next((seed for seed, spans in self.gaps.items() if spans), None)
@@ -106,21 +106,14 @@ class Judging(Source):
             self._costs.learn(judged.first, judged.seconds)
             self._judged(judged, self._backends(judged.first, judged.end))
             for failure, line in judged.failing.items():
-                self._told(failure, line)
+                self._failing(failure, line)
 
     def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
-        if isinstance(task, WarmTask):
-            return
-        less = task.less() if memory and isinstance(task, AloneTask) else []
-        if less:
-            self._again += less
-            say(f"{task.name} died ({why}); it is run again{less[0].manner}")
-            return
-        self.survive(task, why)
-        again = AloneTask.of(task) if type(task) is JudgeTask else task
-        self._again.append(again)
-        how = again.manner if isinstance(again, AloneTask) else ""
-        say(f"{task.name} died ({why}); it is run again{how}")
+        if not isinstance(task, WarmTask):
+            super().died(task, why, memory)
+
+    def alone(self, task: Task[Any]) -> Task[Any]:
+        return AloneTask.of_task(task) if type(task) is JudgeTask else task
 
     @property
     def left(self) -> float:
@@ -128,7 +121,7 @@ class Judging(Source):
 
     @property
     def finished(self) -> bool:
-        return self.survey is not None and not (self.out or self._again or any(self.gaps.values()))
+        return self.survey is not None and not (self.out or self._ready or any(self.gaps.values()))
 
     def _begin(self, survey: Survey) -> None:
         """Find out what is recorded. Raises UsageError and SweepError."""

@@ -8,12 +8,12 @@ continued.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from backends.threads import thread_variables
 from suite.mutation.run import Judge, Mutant, NotGreen, mutants
@@ -23,19 +23,18 @@ from suite.records.faults import MUTANTS, FaultHeader, FaultRecord
 from suite.records.lines import RecordError, Writer
 from suite.sweep.plan import Mutating, seeds_of
 from suite.sweep.source import Source
-from suite.sweep.tasks import SweepError, Task, check_versions
+from suite.sweep.tasks import PlainTask, SweepError, Task, check_versions
 
 USUAL = 60.0
 """Seconds of a mutant of which nothing is known."""
 
 
 @dataclass(frozen=True)
-class OfMutants:
+class OfMutants(PlainTask):
     """What tasks of one framework have in common: they judge in processes of their own."""
 
     framework: str
     level: str
-    exclusive: ClassVar[bool] = False
 
     @property
     def group(self) -> str:
@@ -124,12 +123,10 @@ class Mutants(Source):
     def __init__(
         self, table: Mutating, framework: str, folder: Path, told: Callable[[str], None]
     ) -> None:
-        super().__init__()
-        self.folder, self._told = folder / MUTANTS, told
+        super().__init__(told)
+        self.folder = folder / MUTANTS
         self._of = (framework, table.level)
-        self._queue: deque[Task[Any]] = deque(
-            [DrawTask(*self._of, table.module, table.count, seeds_of(table.seeds))]
-        )
+        self._ready.append(DrawTask(*self._of, table.module, table.count, seeds_of(table.seeds)))
         self._waiting: list[Mutant] = []
         self._limits: dict[tuple[str, tuple[str, ...]], float] = {}
         self._writer: Writer[FaultHeader, FaultRecord] | None = None
@@ -144,7 +141,7 @@ class Mutants(Source):
         return f"mutants of {' '.join(self._of)}"
 
     def next(self, seconds: float) -> Task[Any] | None:
-        return self._queue.popleft() if self._queue else None
+        return self._ready.popleft() if self._ready else None
 
     def take(self, task: Task[Any], result: Any) -> None:
         if isinstance(result, Drawn):
@@ -156,27 +153,22 @@ class Mutants(Source):
                 m for m in self._waiting if (m.target.backend, m.target.implementations) == key
             ]
             self._waiting = [m for m in self._waiting if m not in ready]
-            self._queue += [MutantTask(*self._of, mutant, result) for mutant in ready]
+            self._ready += [MutantTask(*self._of, mutant, result) for mutant in ready]
         else:
             assert isinstance(task, MutantTask)
             name = task.mutant.target.distribution
             check_versions({name: result.version}, {name: self._versions[name]})
             self._write(result)
 
-    def died(self, task: Task[Any], why: str, memory: bool = False) -> None:
-        self.survive(task, why)
-        self._queue.append(task)
-        self._told(f"{task.name} died ({why}); it is run again")
-
     @property
     def left(self) -> float:
-        count = sum(isinstance(task, MutantTask) for task in self._queue) + len(self._waiting)
+        count = sum(isinstance(task, MutantTask) for task in self._ready) + len(self._waiting)
         spent, judged = self._seconds
         return count * (spent / judged if judged else USUAL)
 
     @property
     def finished(self) -> bool:
-        return not (self.out or self._queue or self._waiting)
+        return not (self.out or self._ready or self._waiting)
 
     def end(self, finished: bool) -> None:
         """Close the file, with a footer where the mutants are finished."""
@@ -197,7 +189,7 @@ class Mutants(Source):
         for mutant in self._waiting:
             target = mutant.target
             first.setdefault((target.backend, target.implementations), target)
-        self._queue += [LimitTask(*self._of, target) for target in first.values()]
+        self._ready += [LimitTask(*self._of, target) for target in first.values()]
         self._told(f"{self.title}: {len(self._waiting)}, {len(done)} recorded")
 
     def _done(self) -> set[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import msgspec
 
@@ -32,18 +32,8 @@ class AloneSearch(SearchTask):
 
     manner: ClassVar[str] = ", case by case"
 
-    @property
-    def name(self) -> str:
-        return super().name + self.manner
-
-    @classmethod
-    def of_task(cls, task: SearchTask) -> Self:
-        """The same cases, alone."""
-        return cls(**vars(task))
-
-    def less(self) -> list[AloneSearch]:
-        """What is run instead where memory did not last: the halves; of one case the same with nothing
-        beside it."""
+    def less(self) -> Sequence[AloneSearch]:
+        """The halves; of one case the same with nothing beside it."""
         middle = len(self.cases) // 2
         rest = self.rest(middle)
         if not middle or rest is None:
@@ -121,7 +111,7 @@ class OnlySearch(AloneSearch):
     exclusive = True
     manner = ", with nothing beside it"
 
-    def less(self) -> list[AloneSearch]:
+    def less(self) -> Sequence[AloneSearch]:
         return [NoMemorySearch.of_task(self)]
 
 
@@ -130,7 +120,7 @@ class NoMemorySearch(AloneSearch):
 
     manner = ", as a crash for want of memory"
 
-    def less(self) -> list[AloneSearch]:
+    def less(self) -> Sequence[AloneSearch]:
         return []
 
     def run(self) -> Searched:

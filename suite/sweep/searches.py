@@ -54,10 +54,9 @@ class Searches(Source):
     """
 
     def __init__(self, plan: SweepPlan, folder: Path, told: Callable[[str], None]) -> None:
-        super().__init__()
-        self.folder, self._told = folder, told
+        super().__init__(told)
+        self.folder = folder
         self._shrink: deque[ShrinkTask] = deque()
-        self._again: deque[Task[Any]] = deque()
         self._open: deque[_Open] = deque()
         self._asks: deque[SearchTask] = deque()
         self._asked_all = False
@@ -92,7 +91,7 @@ class Searches(Source):
         self._draws = deque(task for task in self._draws if not self._whole(task))
 
     def next(self, seconds: float) -> Task[Any] | None:
-        for waiting in (self._again, self._shrink):
+        for waiting in (self._ready, self._shrink):
             if waiting:
                 return waiting.popleft()
         if self._open:
@@ -133,7 +132,7 @@ class Searches(Source):
         assert isinstance(task, SearchTask)
         sweeps.write(self._place(task, result), searches.encoded(result))
         if (rest := task.rest(result.examples)) is not None:
-            self._again.append(rest)
+            self._ready.append(rest)
         self._told(
             f"{task.name}: {result.examples} examples, {len(result.hits)} ways of failing"
             + (f"; {result.ended}" if result.ended else "")
@@ -145,21 +144,15 @@ class Searches(Source):
             self._deaths[task.name] += 1
             if self._deaths[task.name] < TRIALS:
                 self._told(f"{task.name} died ({why}); it is run again")
-                self._again.append(task)
+                self._ready.append(task)
             else:
                 how = f"the process that made it smaller died {TRIALS} times: {why}"
                 self._keep(task.unshrunk(printable(how)))
-            return
-        less = task.less() if memory and isinstance(task, AloneSearch) else []
-        if less:
-            self._again += less
-            self._told(f"{task.name} died ({why}); it is run again{less[0].manner}")
-            return
-        self.survive(task, why)
-        again = AloneSearch.of_task(task) if type(task) is SearchTask else task
-        self._again.append(again)
-        how = again.manner if isinstance(again, AloneSearch) else ""
-        self._told(f"{task.name} died ({why}); it is run again{how}")
+        else:
+            super().died(task, why, memory)
+
+    def alone(self, task: Task[Any]) -> Task[Any]:
+        return AloneSearch.of_task(task) if type(task) is SearchTask else task
 
     @property
     def left(self) -> float:
@@ -172,7 +165,7 @@ class Searches(Source):
 
     @property
     def finished(self) -> bool:
-        waiting = (self.out, self._again, self._shrink, self._open, self._draws, self._asks)
+        waiting = (self.out, self._ready, self._shrink, self._open, self._draws, self._asks)
         return self._asked_all and not any(waiting)
 
     def _each(self, task: OfSearch) -> float:

@@ -133,7 +133,7 @@ class SearchTask(OfSearch):
         what = f"seed {self.seed}, cases {self.first}-{self.first + len(self.cases)}"
         if self.corpus:
             what = f"{len(self.cases)} cases of the corpus from {self.cases[0]}"
-        return f"{self.group}, {what}"
+        return f"{self.group}, {what}{self.manner}"
 
     def run(self) -> Searched:
         return self.judge()

@@ -8,9 +8,10 @@ A task says in which release it is carried out, and which variables its process 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from backends.registry import KERAS_ENGINES
 from backends.threads import thread_variables
@@ -49,6 +50,13 @@ class Task(Protocol[R_co]):
     def exclusive(self) -> bool:
         """Whether nothing else of the sweep runs beside it."""
 
+    @property
+    def manner(self) -> str:
+        """How it is carried out, at the end of its name; empty where as usual."""
+
+    def less(self) -> Sequence[Task[R_co]]:
+        """What is run instead where memory did not last; empty where it is run again as it is."""
+
     def run(self) -> R_co:
         """Carry it out."""
 
@@ -61,13 +69,27 @@ class WrongMachine(SweepError):
     """A machine is not like the one on which the sweep began; the message says how."""
 
 
+class PlainTask:
+    """What tasks are that do not say otherwise: they run beside others, and whole."""
+
+    exclusive: ClassVar[bool] = False
+    manner: ClassVar[str] = ""
+
+    def less(self) -> Sequence[Task[Any]]:
+        return ()
+
+
 @dataclass(frozen=True)
-class OfSeries:
+class OfSeries(PlainTask):
     """What tasks of one series have in common."""
 
     options: Options
     release: str
-    exclusive: ClassVar[bool] = False
+
+    @classmethod
+    def of_task(cls, task: OfSeries) -> Self:
+        """The same task, carried out in this class' manner."""
+        return cls(**vars(task))
 
     @property
     def group(self) -> str:
@@ -150,18 +172,25 @@ class JudgeTask(OfSeries):
     def name(self) -> str:
         one = len(self.seeds) == 1
         seeds = f"seed {self.seeds[0]}" if one else f"seeds {self.seeds[0]} to {self.seeds[-1]}"
-        return f"{self.group}, {seeds}, cells {self.first}-{self.end}"
+        return f"{self.group}, {seeds}, cells {self.first}-{self.end}{self.manner}"
 
     def run(self) -> list[Judged]:
         state = loaded(self.options)
         self.check(state.order, state.plan.versions)
         # Position by position: seeds share what is compiled for a cell.
         found: dict[int, list[CellRecord]] = {seed: [] for seed in self.seeds}
-        for position in range(self.first, self.end):
-            for seed in self.seeds:
-                last = position == self.end - 1 and seed == self.seeds[-1]
-                found[seed].append(state.judge(position, seed, last))
+        with self.judging(state) as judge:
+            for position in range(self.first, self.end):
+                for seed in self.seeds:
+                    last = position == self.end - 1 and seed == self.seeds[-1]
+                    found[seed].append(judge(position, seed, last))
         return self.results(state, found)
+
+    @contextmanager
+    def judging(self, state: Loaded) -> Iterator[Callable[[int, int, bool], CellRecord]]:
+        """A context with what judges a cell: a function of its position, its seed, and whether it is the
+        last one."""
+        yield state.judge
 
     def check(self, order: str, versions: dict[str, str]) -> None:
         """Raise WrongMachine where this process would judge other cells, or other software."""

@@ -79,8 +79,11 @@ def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
     @lru_cache(maxsize=3)
     def found(level: str) -> tuple[Case, ...]:
         ids: list[str] = []
-        for operator in OPERATORS.values():
-            own = [pattern for pattern in patterns if pattern.split("/")[0] == operator.name]
+        patterns_of: dict[str, list[str]] = {name: [] for name in OPERATORS}
+        for pattern in patterns:
+            patterns_of[pattern.split("/")[0]].append(pattern)
+        for name, own in patterns_of.items():
+            operator = OPERATORS[name]
             sizes = operator.every_dtype if operator.is_layer else [p.split("/")[4] for p in own]
             ids += in_dtypes(own, level, sizes)
         return parsed(ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -31,3 +31,7 @@ class Cache(Generic[Result]):
 
     def __len__(self) -> int:
         return len(self._results)
+
+    def __iter__(self) -> Iterator[Result]:
+        """The results, the one that was asked for last at the end."""
+        return iter(self._results.values())

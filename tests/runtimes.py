@@ -1,0 +1,40 @@
+"""What tests of runtimes share: an implementation by its name, its verdict, and values that cross."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import Backend, Implementation
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+
+CHECKS = {check.name: check for check in all_checks()}
+
+
+def of(backend: Backend, name: str) -> Implementation:
+    """The implementation that is called so."""
+    return next(i for i in backend.implementations() if i.name == name)
+
+
+def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
+    """What a check says of an implementation and a case."""
+    return run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+
+
+def crossed(backend: Backend, name: str) -> Any:
+    """The runtime's array of the numbers at the edges of a dtype, which come back as they were."""
+    fmt = DTYPES[name]
+    edges = np.array(
+        [0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf, np.nan]
+    )
+    array = backend.array(edges, fmt)
+    assert backend.is_array(array)
+    assert backend.dtype_name(array) == fmt.long_name
+    assert np.array_equal(backend.to_numpy(array), edges, equal_nan=True)
+    return array
