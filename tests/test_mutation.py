@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,39 @@ def test_verdicts_are_words_that_are_known(tmp_path: Path) -> None:
     path.write_text("[[survivors]]\n")
     with pytest.raises(RecordError, match=r"s\.toml"):
         faults.survivors(path)
+
+
+def test_what_a_level_below_saw_is_not_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    asked: list[tuple[str, str]] = []
+
+    def judged(self: Judge, chosen: list[Mutant]) -> list[faults.FaultRecord]:
+        statuses = ("killed", "timed-out", "not-imported", "survived", "error", "survived")
+        asked.extend((self.level, mutant.change.function) for mutant in chosen)
+        return [
+            faults.FaultRecord(
+                framework="torch", version=version("torch"), module=c.module, function=c.function,
+                line=c.line, start=c.start, change=c.kind, old=c.old, new=c.new, level=self.level,
+                status=status,
+            )
+            for status, c in zip(statuses, (mutant.change for mutant in chosen), strict=False)
+        ]  # fmt: skip
+
+    monkeypatch.setattr(Judge, "judged", judged)
+    words = ["mutants", "--framework=torch", "--count=6", "--seed=3"]
+    first, second = (str(tmp_path / name) for name in ("smoke.jsonl", "standard.jsonl"))
+    assert main([*words, "--level=smoke", f"--results={first}"]) == 0
+    every = [mutant.change.function for mutant in mutants(targets("torch"), 6, 3)]
+    assert asked == [("smoke", function) for function in every]
+    asked.clear()
+    assert main([*words, f"--after={first}", f"--results={second}"]) == 0
+    assert asked == [("standard", function) for function in every[3:]]
+    records = faults.load(second).records
+    assert [record.function for record in records] == every
+    assert {record.level for record in records} == {"standard"}
+    assert [record.status for record in records[:3]] == ["killed", "timed-out", "not-imported"]
+    capsys.readouterr()
+    assert main([*words, "--level=smoke", f"--after={first}"]) == 2
+    assert "records of the level smoke; expected one below smoke" in capsys.readouterr().err

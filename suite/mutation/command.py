@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections import Counter
+from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
-from suite.mutation.run import Judge, NotGreen, mutants
+from suite.mutation.run import Judge, Mutant, NotGreen, mutants
 from suite.mutation.targets import FRAMEWORKS, targets
 from suite.records import faults, machine
-from suite.records.faults import STATUSES, FaultHeader, FaultRecord
+from suite.records.faults import SEEN, STATUSES, FaultHeader, FaultRecord
+from suite.records.lines import RecordError
 from suite.spec.text import printable
+from suite.spec.vocabulary import LEVELS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +32,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-j", "--jobs", type=int, default=1, help="how many runs at a time")
     parser.add_argument("--results", metavar="FILE.jsonl", help="a new file for the records")
+    parser.add_argument(
+        "--after",
+        metavar="FILE.jsonl",
+        help="records of a level below: what was seen there is seen (a level holds those before it), and "
+        "only what survived is judged",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = mutants(
             targets(arguments.framework, arguments.module), arguments.count, arguments.seed
         )
+        before = seen_below(arguments.after, arguments.level) if arguments.after else {}
         names = dict.fromkeys(mutant.target.distribution for mutant in chosen)
         header = FaultHeader(
             **machine.origin(), versions={name: version(name) for name in names},
@@ -44,13 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
             },
         )  # fmt: skip
         writer = faults.writer(arguments.results, header) if arguments.results else None
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, RecordError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
     counts: Counter[str] = Counter()
     finished = False
     try:
-        for record in Judge(arguments.level, arguments.jobs).judged(chosen):
+        unseen = [mutant for mutant in chosen if _key(mutant) not in before]
+        seen = (before[_key(mutant)] for mutant in chosen if _key(mutant) in before)
+        judged = Judge(arguments.level, arguments.jobs).judged(unseen)
+        for record in itertools.chain(seen, judged):
             counts[record.status] += 1
             print(_line(record, f"{counts.total()}/{len(chosen)}"), flush=True)
             if writer:
@@ -64,6 +79,33 @@ def run(arguments: argparse.Namespace) -> int:
             writer.close(finished)
     print(", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status]))
     return 0
+
+
+def seen_below(path: str, level: str) -> dict[tuple[Any, ...], FaultRecord]:
+    """Records of a level below that say more of this one than that it is to be asked, as records of this
+    level. Raises ValueError where they are of no level below, and what `faults.load` raises."""
+    records = faults.load(path, partial=True).records
+    for record in records:
+        if LEVELS.index(record.level) >= LEVELS.index(level):
+            raise ValueError(
+                f"--after={path} has records of the level {record.level}; expected one below {level}"
+            )
+    return {
+        record.key[:-1]: replace(record, level=level)
+        for record in records
+        if record.status in SEEN or record.status == "not-imported"
+    }
+
+
+def _key(mutant: Mutant) -> tuple[Any, ...]:
+    change = mutant.change
+    return (
+        change.module,
+        version(mutant.target.distribution),
+        change.start,
+        change.old,
+        change.new,
+    )
 
 
 def _line(record: FaultRecord, place: str) -> str:

@@ -56,6 +56,17 @@ TARGETS = (
         "torch", ("flex",),
     ),
     Target(
+        "torch", "torch", "torch.nn.attention.bias",
+        ("CausalBias.*", "causal_upper_left", "causal_lower_right"), "torch", ("sdpa",),
+    ),
+    Target(
+        "torch", "torch", "torch.nn.modules.batchnorm", ("_NormBase.*", "_BatchNorm.*"),
+        "torch", ("nn-batch-norm",),
+    ),
+    Target(
+        "torch", "torch", "torch.nn.modules.normalization", ("LayerNorm.*",), "torch", ("nn-layer-norm",),
+    ),
+    Target(
         "keras", "keras", "keras.src.layers.attention.multi_head_attention",
         ("MultiHeadAttention.*", "_build_attention_equation",
          "_build_proj_equation"),
@@ -79,6 +90,36 @@ TARGETS = (
         "tf", ("keras-ops",),
     ),
     Target(
+        "keras", "keras", "keras.src.backend.torch.nn",
+        ("_get_large_negative", "_can_use_flash_attention", "dot_product_attention"),
+        "keras-torch", ("keras-ops",),
+    ),
+    Target(
+        "keras", "keras", "keras.src.backend.jax.nn",
+        ("_apply_masks", "_dot_product_attention_core", "dot_product_attention"),
+        "keras-jax", ("keras-ops",),
+    ),
+    Target(
+        "keras", "keras", "keras.src.ops.nn",
+        ("dot_product_attention", "layer_normalization", "_layer_normalization"),
+        "tf", ("keras-ops", "keras-layer-norm"),
+    ),
+    Target(
+        "keras", "keras", "keras.src.layers.activations.softmax", ("Softmax.*", "_large_negative_number"),
+        "tf", _KERAS_HEADS,
+    ),
+    Target(
+        "keras", "keras", "keras.src.layers.normalization.layer_normalization",
+        ("LayerNormalization.*",), "tf", ("keras-layer-norm",),
+    ),
+    # Renormalisation is not asked.
+    Target(
+        "keras", "keras", "keras.src.layers.normalization.batch_normalization",
+        ("BatchNormalization.__init__", "BatchNormalization.build", "BatchNormalization.call",
+         "BatchNormalization._moments"),
+        "tf", ("keras-batch-norm",),
+    ),
+    Target(
         "jax", "jax", "jax._src.nn.functions",
         ("_get_large_negative", "_get_causal_mask", "_get_window_mask", "_get_padding_mask_logits",
          "_get_padding_mask_encoded", "_apply_masks", "_dot_product_attention_core",
@@ -88,12 +129,17 @@ TARGETS = (
     Target(
         "flax", "flax", "flax.nnx.nn.attention",
         ("MultiHeadAttention.*", "dot_product_attention_weights", "dot_product_attention"),
-        "jax", ("flax-nnx", "flax-nnx-weights"),
+        "jax", ("flax-nnx", "flax-nnx-weights", "flax-nnx-function"),
     ),
     Target(
         "flax", "flax", "flax.linen.attention",
         ("MultiHeadDotProductAttention.*", "dot_product_attention_weights", "dot_product_attention"),
-        "jax", ("flax-linen",),
+        "jax", ("flax-linen", "flax-linen-function"),
+    ),
+    Target(
+        "flax", "flax", "flax.linen.normalization",
+        ("_canonicalize_axes", "_abs_sq", "_compute_stats", "_normalize", "BatchNorm.*", "LayerNorm.*"),
+        "jax", ("flax-layer-norm", "flax-batch-norm"),
     ),
 )  # fmt: skip
 

@@ -22,6 +22,9 @@ STATUSES = ("killed", "survived", "timed-out", "not-imported", "error")
 """What becomes of a mutant: a run that ends red, green, or not in time; a framework that cannot be
 imported any more; or a run that could not be made, whose message says why."""
 
+SEEN = ("killed", "timed-out")
+"""Who is seen: a run that does not end in time is red, too."""
+
 
 @dataclass(frozen=True)
 class FaultRecord:

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from suite.records.faults import VERDICTS, FaultRun, Survivor, verdict_of
-
-SEEN = ("killed", "timed-out")
-"""Who is seen: a run that does not end in time is red, too."""
+from suite.records.faults import SEEN, VERDICTS, FaultRun, Survivor, verdict_of
 
 COUNTED = (*SEEN, "survived")
 """What says something of the suite. A framework that cannot be imported any more is seen by everybody."""
