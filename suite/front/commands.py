@@ -7,10 +7,12 @@ import argparse
 import contextlib
 import importlib
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from suite.front.architecture import add_architecture_parser
 from suite.front.elections import add_elections_parser
+from suite.front.jax_caches import compilations_in
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.mutation import command as mutation
@@ -248,7 +250,9 @@ def _mutants(arguments: argparse.Namespace) -> int:
     if arguments.table:
         return _power(arguments.table)
     if arguments.framework:
-        return mutation.run(arguments)
+        # A change changes few programs: JAX compiles the others once.
+        with tempfile.TemporaryDirectory(prefix="attention-") as folder:
+            return mutation.run(arguments, compilations_in(folder))
     from backends.registry import UsageError, load
     from suite.checks import all_checks
     from suite.judge.kill_table import format_table, kill_table

@@ -22,11 +22,20 @@ FOLDER = "JAX_COMPILATION_CACHE_DIR"
 def keep_compilations(folder: str | Path) -> None:
     """Let JAX keep its compilations in a folder, before it is imported: a second run then compiles
     nothing. Where somebody has named a folder already, that stays."""
+    os.environ |= compilations_in(folder)
+
+
+def compilations_in(folder: str | Path) -> dict[str, str]:
+    """The variables by which a process has JAX keep its compilations in a folder; none where somebody
+    has named one already."""
     if FOLDER in os.environ:
-        return
-    os.environ[FOLDER] = str(folder)
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        return {}
+    wanted = {
+        FOLDER: str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
 def forget_lowered() -> None:

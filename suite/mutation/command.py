@@ -6,6 +6,7 @@ import argparse
 import itertools
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -40,8 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Judge mutants; 0 where all were judged, whatever became of them, and 2 for a usage error."""
+def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> int:
+    """Judge mutants in processes with these variables; 0 where all were judged, whatever became of them,
+    and 2 for a usage error."""
     try:
         chosen = mutants(
             targets(arguments.framework, arguments.module), arguments.count, arguments.seed
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         unseen = [mutant for mutant in chosen if _key(mutant) not in before]
         seen = (before[_key(mutant)] for mutant in chosen if _key(mutant) in before)
-        judged = Judge(arguments.level, arguments.jobs).judged(unseen)
+        judged = Judge(arguments.level, arguments.jobs, variables).judged(unseen)
         for record in itertools.chain(seen, judged):
             counts[record.status] += 1
             print(_line(record, f"{counts.total()}/{len(chosen)}"), flush=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -61,14 +61,16 @@ def mutants(targets: Sequence[Target], count: int, seed: int) -> list[Mutant]:
 
 
 class Judge:
-    """Runs the suite at a level, `jobs` runs at a time.
+    """Runs the suite at a level, `jobs` runs at a time, with more `variables` than this process has.
 
     `limits` are the seconds that a mutant has, by backend and implementations: three times what these
     take as they are, and a minute.
     """
 
-    def __init__(self, level: str, jobs: int = 1) -> None:
-        self.level, self.jobs = level, jobs
+    def __init__(
+        self, level: str, jobs: int = 1, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self.level, self.jobs, self.variables = level, jobs, dict(variables or {})
         self.limits: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def judged(self, chosen: Sequence[Mutant]) -> Iterator[FaultRecord]:
@@ -118,6 +120,7 @@ class Judge:
     ) -> tuple[int | None, str]:
         """Exit code and output of a run up to the first failure; None where it did not end in time."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= self.variables
         environment.pop(VARIABLE, None)
         if change is not None:
             environment[VARIABLE] = json.dumps(asdict(change))
