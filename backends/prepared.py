@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import BY_HEAD
 
 ARRAYS = ("query", "key", "value", "bias", *BY_HEAD, "mask")
@@ -57,7 +58,8 @@ class PreparedCall:
     an implementation have equal ones, their functions are the same; None where that is not known.
     `compiled` is the compiled program that the function ends in, in the framework's own type; None where
     nothing is compiled, or where the framework has no handle. `ahead`, where there is one, computes what
-    a compiler should not find in the call.
+    a compiler should not find in the call. `problem` is what a path (`Implementation.paths`) answers
+    where that is not what it was made of.
     """
 
     function: Callable[..., Any]
@@ -73,6 +75,7 @@ class PreparedCall:
     constants: tuple[Any, ...] | None = None
     compiled: Any = None
     ahead: Callable[[], None] | None = None
+    problem: Inputs | None = None
 
     def __call__(self) -> Any:
         return self.call(self.arguments)

@@ -37,6 +37,9 @@ MORE = (
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
+    "multi-head/none/mha/{dt}/b2h3q5k5d4/e12.12.12.12/self",
+    "multi-head/bool.b1qk/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
@@ -65,7 +68,8 @@ def test_paths(cell: Cell) -> None:
     wrong: dict[str, Deviation] = {}
     for name, prepared in paths.items():
         try:
-            cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
+            problem = prepared.problem or cell.inputs
+            cell.judge(cell.read(cell.call(prepared), problem, prepared), problem)
         except Deviation as deviation:
             wrong[name] = deviation
     if wrong:

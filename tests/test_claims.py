@@ -4,6 +4,7 @@ it is judged on, and what concerns every cell is said once."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,17 @@ def test_a_function_has_a_manifest_of_its_own(tmp_path: Path) -> None:
         "no entry names a function that is judged"
         in plan("textbook", expect=(str(path),)).stale_expectations()[-1]
     )
+
+
+def test_an_entry_is_stale_where_all_that_it_names_are_judged() -> None:
+    """One half of an entry may be what a run does not ask."""
+    pytest.importorskip("torch")
+    of = Plan.make(Options(("torch",), implementation=("sdpa",), level="smoke"))
+    manifest = of.manifests["torch"]
+    known = replace(manifest.entries[0], case=["sdpa/diagonal/*"], drawn=False)
+    for names, stale in ((["sdpa"], True), (["sdpa", "flex"], False), (["sdpa", "sdpa@x"], True)):
+        manifest.entries[:] = [replace(known, implementation=names)]
+        assert bool(of.stale_expectations()) is stale, names
 
 
 DELEGATING = """

@@ -128,8 +128,8 @@ class KerasLayer(Implementation):
         arguments, `without` names arguments left out. `through` "function" is a functional model,
         "predict" its predict_on_batch, "attached" a mask attached to the value, "attached again" the
         second of two calls with such a value, "attached residual" the mask that is left on the sum of a
-        layer's input and output. By the ways of `models.UNBUILT` the layer makes its variables as it is
-        called.
+        layer's input and output, "gate" a gate that reads the queries. By the ways of `models.UNBUILT`
+        the layer makes its variables as it is called.
         """
         if inputs.bias is not None:
             raise ValueError(NO_BIAS)
@@ -174,6 +174,8 @@ class KerasLayer(Implementation):
             function = models.UNBUILT[through](layer, options)
             function(**arrays)
             self.assigned(layer, inputs)
+        elif through == "gate":
+            function = models.ungated(layer, plain)
         elif through:
             function = models.functional(self.backend, plain, names, inputs, through)
         wanted = inputs.returned != "none"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from backends.protocol import Backend
 from suite.spec.inputs import Inputs
 
@@ -88,14 +90,54 @@ def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def several_axes(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The call of a layer with attention_axes=(1, 2), of arrays without masks."""
+    """The call of a layer with attention_axes=(1, 2), of arrays, and a mask (B, Lq, Lk) where there is
+    one."""
 
-    def call(**arrays: Any) -> Any:
-        answer = layer(**{name: array[:, None] for name, array in arrays.items()}, **options)
+    def call(attention_mask: Any = None, **arrays: Any) -> Any:
+        axes = {name: array[:, None] for name, array in arrays.items()}
+        if attention_mask is not None:
+            axes["attention_mask"] = attention_mask[:, None, :, None]
+        answer = layer(**axes, **options)
         if not isinstance(answer, tuple):
             return answer[:, 0]
         output, scores = answer  # (B, 1, Lq, E), (B, H, 1, Lq, 1, Lk)
         return output[:, 0], scores[:, :, 0, :, 0]
+
+    return call
+
+
+GATE_BIAS = 0.25
+
+
+def gate_kernel(width: int) -> np.ndarray:
+    """How a gate reads queries (width,), alike for all that it opens."""
+    return np.cos(np.arange(1.0, width + 1)) / np.sqrt(width)
+
+
+def set_gate(dense: Any) -> None:
+    """Have a layer's gate read its queries."""
+    kernel, bias = dense.kernel, dense.bias
+    values = gate_kernel(kernel.shape[0])[:, None, None]
+    kernel.assign(np.broadcast_to(values, kernel.shape))
+    if bias is not None:
+        bias.assign(np.full(bias.shape, GATE_BIAS))
+
+
+def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a layer whose gate `set_gate` has set, and what comes out as if it were open: every
+    head of a query has one gate, whose number is divided by again."""
+
+    def call(**arrays: Any) -> Any:
+        from keras import ops
+
+        answer, query = plain(**arrays), arrays["query"]
+        kernel = ops.cast(gate_kernel(query.shape[-1])[:, None], query.dtype)
+        biases = layer._output_dense.bias
+        read = ops.matmul(query, kernel) + (0.0 if biases is None else GATE_BIAS)
+        own = 0.0 if biases is None else ops.convert_to_tensor(biases)
+        output, *rest = answer if isinstance(answer, tuple) else (answer,)
+        output = (output - own) / ops.sigmoid(read) + own
+        return (output, *rest) if rest else output
 
     return call
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backends._keras import models
 from backends._keras.layer import KerasLayer, Numerics, without_dropout
 from backends.declared import Election
 from backends.masks import LayerMasks, full
@@ -136,6 +137,8 @@ class MultiHead(KerasLayer):
 
     def build(self, layer: Any, inputs: Inputs) -> None:
         layer.build(*(x.shape for x in (inputs.query, inputs.value, inputs.key)))
+        if hasattr(layer, "_gate_dense"):
+            models.set_gate(layer._gate_dense)
 
     def variables(self, layer: Any) -> dict[str, Any]:
         dense = {n: getattr(layer, f"_{n}_dense") for n in ("query", "key", "value", "output")}
@@ -150,10 +153,6 @@ class MultiHead(KerasLayer):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         calls, split = dict(super().paths(inputs)), LayerMasks.of(inputs)
-        if not inputs.self_attention:
-            # A gate whose kernel is zero is half open.
-            doubled = inputs.replace(output_kernel=2 * inputs.parameters["output_kernel"])
-            calls["use_gate, half open"] = self.call(doubled, flags={"use_gate": True})
         if split.causal or split.valid is not None:
             calls["dense mask"] = self.call(inputs.with_dense())
         return calls
@@ -166,7 +165,9 @@ class MultiHead(KerasLayer):
         apart = not inputs.self_attention
         if apart:
             ways["inside a layer"] = {"through": "inside"}
-        if inputs.dense_mask is None and self.has_axes:
+            ways["use_gate"] = {"through": "gate", "flags": {"use_gate": True}}
+        flagged = "value_mask" in masks or LayerMasks.of(inputs).causal
+        if self.has_axes and not flagged and (rest is None or rest.ndim == 3):
             axes = {"attention_axes": (1, 2)}
             ways["attention_axes=(1, 2)"] = {"through": "several axes", "flags": axes}
         sides = _sides(inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,10 @@ class MultiheadAttention(Implementation):
         calls = {name: self.call(inputs, **options) for name, options in flags.items()}
         if not inputs.squeezed:
             calls["functional, separate weights"] = self.functional(inputs)
+            if inputs.returned == "none" and inputs.mask is None and inputs.bias is None:
+                calls["static keys and values"] = self.static(inputs)
+                if "key_bias" not in inputs.parameters and not inputs.self_attention:
+                    calls["add_zero_attn"] = self.with_zeros(inputs)
         if (
             inputs.sizes.B == 1 < inputs.sizes.Lk
             and not inputs.squeezed
@@ -249,8 +254,9 @@ class MultiheadAttention(Implementation):
             calls["last key as bias_k and bias_v"] = self.with_last_key_as_bias(inputs)
         return calls
 
-    def functional(self, inputs: Inputs) -> PreparedCall:
-        """`multi_head_attention_forward`, called with a weight for each projection."""
+    def functional(self, inputs: Inputs, zeros: bool = False, **more: Any) -> PreparedCall:
+        """`multi_head_attention_forward`, called with a weight for each projection, and `more`; `zeros`
+        is add_zero_attn."""
         import torch
 
         plain, layer, p = self.call(inputs), self.build(inputs), inputs.parameters
@@ -263,13 +269,39 @@ class MultiheadAttention(Implementation):
             q, k, v = (x.transpose(0, 1) for x in (query, key, value))
             output, shown = torch.nn.functional.multi_head_attention_forward(
                 q, k, v,
-                layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, None, None, False, 0.0,
+                layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, None, None, zeros, 0.0,
                 layer.out_proj.weight, layer.out_proj.bias, training=False,
-                use_separate_proj_weight=True, **weights, **arguments,
+                use_separate_proj_weight=True, **weights, **more, **arguments,
             )  # fmt: skip
             return output.transpose(0, 1), shown if inputs.returned != "none" else None
 
         return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
+
+    def static(self, inputs: Inputs) -> PreparedCall:
+        """`multi_head_attention_forward` with keys and values that are projected beforehand."""
+        s = inputs.sizes
+        rows = {
+            f"static_{name[0]}": np.einsum(
+                "bkx,xhd->bhkd", getattr(inputs, name), inputs.parameters[f"{name}_kernel"]
+            )
+            + np.expand_dims(inputs.parameters.get(f"{name}_bias", np.zeros((s.H, 1))), 1)
+            for name in ("key", "value")
+        }
+        return self.functional(
+            inputs,
+            **{
+                name: self.backend.array(
+                    round_to(row.reshape(s.B * s.H, s.Lk, -1), inputs.dtype), inputs.dtype
+                )
+                for name, row in rows.items()
+            },
+        )
+
+    def with_zeros(self, inputs: Inputs) -> PreparedCall:
+        """`multi_head_attention_forward` with add_zero_attn, whose key and value are what rows of zeros
+        are projected to without biases."""
+        rows = {n: np.pad(getattr(inputs, n), ((0, 0), (0, 1), (0, 0))) for n in ("key", "value")}
+        return replace(self.functional(inputs, zeros=True), problem=inputs.replace(**rows))
 
     def with_last_key_as_bias(self, inputs: Inputs) -> PreparedCall:
         """The last key and value of one sample as what add_bias_kv appends, projected beforehand."""

@@ -225,7 +225,7 @@ class Plan:
             left.entries = [
                 e
                 for e in manifest.entries
-                if (not filtered or names & set(e.implementation)) and self.speaks_of(e)
+                if self.speaks_of(e) and not (filtered and self.asked_of(e) - names)
             ]
             if not left.entries:
                 continue
@@ -252,8 +252,12 @@ class Plan:
 
     def speaks_of(self, entry: Expectation) -> bool:
         """Whether an entry names an implementation of the modes that are asked."""
-        asked = self.options.mode
-        return asked == "all" or asked in map(mode_of, entry.implementation)
+        return bool(self.asked_of(entry))
+
+    def asked_of(self, entry: Expectation) -> set[str]:
+        """The implementations of the modes that are asked which an entry names."""
+        mode = self.options.mode
+        return {name for name in entry.implementation if mode in ("all", mode_of(name))}
 
     def answerable(self, whole: bool = False) -> bool:
         """Whether some cell of this part, or of the whole run, is one that can be answered."""
