@@ -21,6 +21,8 @@ FIRST = (
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8",
+    "sdpa/causalbr/mha/{dt}/b2h3q17k23d8",
 )
 """Asked at every level."""
 
@@ -31,8 +33,6 @@ SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 MORE = (
     ONE_SAMPLE,
     SLIDING,
-    "sdpa/causal/mha/{dt}/b2h3q17k23d8",
-    "sdpa/causalbr/mha/{dt}/b2h3q17k23d8",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",

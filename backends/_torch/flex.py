@@ -60,6 +60,41 @@ class Flex(Implementation):
         self._block_masks: Cache[Any] = Cache(KEPT)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        if inputs.dense_mask is None:
+            return {}
+        return {
+            "create_mask": self.call(inputs, self._created),
+            "create_mask of a score_mod": self.call(inputs, self._created_of_scores),
+        }
+
+    def _created(self, mask_mod: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
+        """What looks a mask up that create_mask has written out, (B, H, Lq, Lk)."""
+        from torch.nn.attention.flex_attention import create_mask
+
+        batch, heads, queries, keys = shape
+        mask = create_mask(mask_mod, batch, heads, queries, keys, device=self.backend.device)
+        return _lookup(mask)
+
+    def _created_of_scores(
+        self, mask_mod: Callable[..., Any], shape: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        """The same of a score_mod, which hides by scores of minus infinity."""
+        where = self.backend.torch.where
+
+        def score_mod(score, b, h, i, j):
+            return where(mask_mod(b, h, i, j), score, -float("inf"))
+
+        return self._created(score_mod, shape)
+
+    def call(
+        self,
+        inputs: Inputs,
+        rewritten: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]] | None = None,
+    ) -> PreparedCall:
+        """The call; `rewritten` makes another mask_mod of the one that looks the mask up."""
         from torch.nn.attention.flex_attention import (
             AuxRequest,
             create_block_mask,
@@ -73,6 +108,8 @@ class Flex(Implementation):
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
         mask_mod: Any = None if full is None else _lookup(backend.array(full, None))
+        if mask_mod is not None and rewritten is not None:
+            mask_mod = rewritten(mask_mod, shape)
         softcap, lse = inputs.softcap, inputs.lse
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -98,7 +135,7 @@ class Flex(Implementation):
 
         def ahead() -> None:
             if full is not None and not block_masks:
-                key = full.tobytes() if full.size <= SMALL else None
+                key = full.tobytes() if full.size <= SMALL and rewritten is None else None
                 block_masks.append(self._kept(shape, key, block_mask))
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:

@@ -80,8 +80,9 @@ class TorchLayerNorm(TorchNorm):
     def module(self, inputs: Inputs) -> Any:
         import torch
 
-        width, affine = inputs.widths.query, "gain" in inputs.parameters
-        return torch.nn.LayerNorm(width, eps=EPSILON, elementwise_affine=affine)
+        # As people write it: what is so by default is not said.
+        plain = {} if "gain" in inputs.parameters else {"elementwise_affine": False}
+        return torch.nn.LayerNorm(inputs.widths.query, eps=EPSILON, **plain)
 
 
 class TorchBatchNorm(TorchNorm):
@@ -99,8 +100,8 @@ class TorchBatchNorm(TorchNorm):
     def module(self, inputs: Inputs) -> Any:
         import torch
 
-        affine = "gain" in inputs.parameters
-        return torch.nn.BatchNorm1d(inputs.widths.query, eps=EPSILON, affine=affine)
+        plain = {} if "gain" in inputs.parameters else {"affine": False}
+        return torch.nn.BatchNorm1d(inputs.widths.query, eps=EPSILON, **plain)
 
     def turned(self, x: Any) -> Any:
         return x.transpose(1, 2)

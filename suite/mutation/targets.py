@@ -60,11 +60,12 @@ TARGETS = (
         ("CausalBias.*", "causal_upper_left", "causal_lower_right"), "torch", ("sdpa",),
     ),
     Target(
-        "torch", "torch", "torch.nn.modules.batchnorm", ("_NormBase.*", "_BatchNorm.*"),
+        "torch", "torch", "torch.nn.modules.batchnorm", ("_NormBase.__init__", "_BatchNorm.forward"),
         "torch", ("nn-batch-norm",),
     ),
     Target(
-        "torch", "torch", "torch.nn.modules.normalization", ("LayerNorm.*",), "torch", ("nn-layer-norm",),
+        "torch", "torch", "torch.nn.modules.normalization", ("LayerNorm.__init__", "LayerNorm.forward"),
+        "torch", ("nn-layer-norm",),
     ),
     Target(
         "keras", "keras", "keras.src.layers.attention.multi_head_attention",
