@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,18 @@ def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndar
 def rank4(array: np.ndarray) -> np.ndarray:
     """A mask or bias with leading axes of size 1, for interfaces that insist on rank 4."""
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def fewer_axes(arguments: Mapping[str, Any], name: str, least: int) -> dict[str, dict[str, Any]]:
+    """The mask or bias that is passed as `name` without leading axes of size 1, but with `least` axes,
+    by what it is called then; nothing where it has no more. Its array has `reshape`."""
+    if name not in arguments:
+        return {}
+    shape = tuple(arguments[name].shape)
+    left = next((n for n, size in enumerate(shape) if size != 1), len(shape))
+    if (left := min(left, len(shape) - least)) < 1:
+        return {}
+    return {f"{name} of rank {len(shape) - left}": {name: arguments[name].reshape(shape[left:])}}
 
 
 def flagged_arguments(backend: Backend, inputs: Inputs, native: Native) -> dict[str, Any]:

@@ -19,6 +19,8 @@ FIRST = (
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
@@ -44,6 +46,10 @@ MORE = (
     "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/win40.40/mha/{dt}/b2h3q17k23d8",
+    "sdpa/bool.1hqk/mha/{dt}/b2h3q17k23d8/dense",
+    "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk",
+    "sdpa/bool.b11k/mha/{dt}/b1h2q1k65d8/dense",
 )
 
 

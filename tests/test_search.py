@@ -31,7 +31,7 @@ from suite.spec.inputs import draw
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
-from suite.spec.vocabulary import FEATURES
+from suite.spec.vocabulary import FEATURES, HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = {check.name: check for check in all_checks()}
@@ -74,7 +74,7 @@ def test_cases_drawn_are_valid(case: Case) -> None:
     assert not any(np.isnan(array).any() for array in inputs.arrays.values())
     if inputs.has_empty_rows:
         assert {"fully-masked-row", "padded-sample"} & set(case.operator.elections)
-    if case.option("bias") == "inf":
+    if case.option("bias") in HIDING:
         assert case.mask is None
 
 
@@ -120,8 +120,8 @@ def test_draws_reach_every_option_of_a_layer(name: str) -> None:
         elif not operator.attends and option.name == "self_attention":
             assert reached == {True}
         else:
-            # -inf in a bias, which goes with no mask, is too rare for few draws.
-            assert {option.default, *option.values} - {"inf"} <= reached
+            # A bias that hides keys, which goes with no mask, is too rare for few draws.
+            assert {option.default, *option.values} - {*HIDING} <= reached
             assert reached <= {option.default, *option.values}
     widths = [c.widths for c in seen if c.widths is not None]
     assert len(set(widths)) > 15

@@ -206,12 +206,29 @@ class JaxNn(Implementation):
             every = self.backend.numpy.full(s.B, s.Lq, "int32")
             return forced(**arguments, query_seq_lengths=every)
 
+        def shorter(**arguments: Any) -> Any:
+            numpy = self.backend.numpy
+            counts = numpy.maximum(s.Lq - 1 - numpy.arange(s.B, dtype="int32"), 1)
+            valid = numpy.arange(s.Lq) < counts[:, None]
+            answer = forced(**arguments, query_seq_lengths=counts)
+            # Rows that are no queries are zeros.
+            return numpy.where(valid[..., None, None], answer, answer + forced(**arguments))
+
+        def without_batch(mask: Any = None, bias: Any = None, **arguments: Any) -> Any:
+            cut = {n: a[0] for n, a in (("mask", mask), ("bias", bias)) if a is not None}
+            return forced(**arguments, **cut)
+
         ways: dict[str, Callable[..., Any]] = {
             "no implementation": function,
             "implementation=None": partial(function, implementation=None),
             "return_residual": residual,
             "query_seq_lengths": lengths,
         }
+        if s.Lq > 1:
+            ways["query_seq_lengths below Lq"] = shorter
+        added = [plain.arguments[name] for name in ("mask", "bias") if name in plain.arguments]
+        if s.B > 1 and added and all(array.shape[0] == 1 for array in added):
+            ways["mask and bias without a batch"] = without_batch
         if s.B == 1 and "key_value_seq_lengths" not in plain.arguments:
             ways["no batch axis"] = unbatched
         if sides[0] == sides[1]:

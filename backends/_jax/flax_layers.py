@@ -16,6 +16,7 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
@@ -194,6 +195,22 @@ def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
         mask = np.broadcast_to(mask, (s.B, mask.shape[1], s.Lq, s.Lk))
     mask = mask.astype(np.float32) if how == "float32" else mask
     return mask[0] if inputs.squeezed else mask
+
+
+def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any]) -> Any:
+    """What a layer that decodes answers, which is given the rows of a sequence one after the other."""
+    import jax
+
+    rows = arguments["inputs_q"]
+    outputs = [step(rows[:, n : n + 1]) for n in range(rows.shape[1])]
+    return jax.numpy.concatenate(outputs, axis=1)
+
+
+def decodes(inputs: Inputs) -> bool:
+    """Whether decoding row by row answers the same: self-attention under a causal mask alone."""
+    causal = isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
+    whole = not (inputs.squeezed or inputs.training or inputs.bias is not None)
+    return causal and whole and inputs.self_attention and inputs.returned == "none"
 
 
 def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends._jax.flax_layers import FlaxLayer, biased, by_parts
+from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
 from suite.spec.inputs import Inputs
 
 
@@ -28,11 +28,13 @@ class Linen(FlaxLayer):
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
         """Flags: `deterministic`; `constructor`: it is said there; `sow`; `alias`: MultiHeadAttention;
-        `jax_nn`: attention_fn is jax.nn's; `wide_softmax`: force_fp32_for_softmax."""
+        `jax_nn`: attention_fn is jax.nn's; `wide_softmax`: force_fp32_for_softmax; `decodes`: row
+        by row, from a cache."""
         import flax.linen as linen
         import jax
 
         own = dict(settings)
+        row_by_row = own.pop("decodes", False)
         wanted = inputs.returned != "none"
         sows = own.pop("sow", False) or wanted
         kind: Any = linen.MultiHeadDotProductAttention
@@ -56,12 +58,26 @@ class Linen(FlaxLayer):
             layer = kind(**{**own, **biased(attention, bias)})
             rngs = {"dropout": jax.random.key(seed)}
             variables = {"params": by_parts(parameters)}
+            if row_by_row:
+                return decoded(layer, variables, arguments), None
             answer = layer.apply(variables, rngs=rngs, **arguments, **static)
             if not sows:
                 return answer, None
             output, sown = answer
             weights = sown["intermediates"]["attention_weights"][0]
             return output, weights if wanted else None
+
+        def decoded(layer: Any, variables: dict[str, Any], arguments: dict[str, Any]) -> Any:
+            layer = layer.clone(decode=True)
+            cache = layer.init(jax.random.key(0), arguments["inputs_q"])["cache"]
+
+            def step(row: Any) -> Any:
+                nonlocal cache
+                answer, changed = layer.apply({**variables, "cache": cache}, row, mutable=["cache"])
+                cache = changed["cache"]
+                return answer
+
+            return one_by_one(step, arguments)
 
         return run
 
@@ -71,6 +87,8 @@ class Linen(FlaxLayer):
             flags["sow_weights"] = {"sow": True}
             if inputs.dtype.name != "f64":
                 flags["force_fp32_for_softmax"] = {"wide_softmax": True}
+        if decodes(inputs):
+            flags["decode"] = {"decodes": True}
         if not inputs.training:
             flags |= {
                 "MultiHeadAttention": {"alias": True},

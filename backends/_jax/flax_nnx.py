@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends._jax.flax_layers import FlaxLayer, biased, by_parts
+from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -47,19 +47,21 @@ class Nnx(FlaxLayer):
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
         """Flags: `deterministic`, of the call; `view`: "eval", "train" or "constructor", which say
-        instead of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`."""
+        instead of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`;
+        `decodes`: row by row, from a cache."""
         import jax
         from flax import nnx
 
         own = dict(settings)
+        row_by_row = own.pop("decodes", False)
         view, decode_in_call = own.pop("view", ""), own.pop("decode_in_call", False)
         deterministic = own.pop("deterministic", not inputs.training)
         sows, jit = own.pop("sow", self.sows), own.pop("jit", False)
         static: dict[str, Any] = {"sow_weights": sows}
         if decode_in_call:
-            static["decode"] = False
+            static["decode"] = row_by_row
         else:
-            own["decode"] = False
+            own["decode"] = row_by_row
         if view:
             own["deterministic"] = deterministic
         else:
@@ -80,7 +82,7 @@ class Nnx(FlaxLayer):
                     setattr(getattr(layer, part), what, nnx.Param(array))
             if view in ("eval", "train"):
                 getattr(layer, view)()
-            causal = {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
+            causal = {} if row_by_row else {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
 
             def called(layer: Any, arrays: dict[str, Any], key: Any) -> tuple[Any, Any]:
                 rngs = nnx.Rngs(dropout=key)
@@ -90,6 +92,13 @@ class Nnx(FlaxLayer):
                 output, sown = captured(**arrays, **causal, **static, rngs=rngs)
                 return output, sown["attention_weights"][0]
 
+            if row_by_row:
+                layer.init_cache(arguments["inputs_q"].shape, own["dtype"])
+
+                def step(row: Any) -> Any:
+                    return called(layer, {"inputs_q": row}, jax.random.key(seed))[0]
+
+                return one_by_one(step, arguments), None
             function = nnx.jit(called) if jit else called
             output, weights = function(layer, arguments, jax.random.key(seed))
             return output, weights if wanted else None
@@ -97,11 +106,14 @@ class Nnx(FlaxLayer):
         return run
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        return {
+        flags: dict[str, dict[str, Any]] = {
             "constructor's deterministic": {"view": "constructor"},
             "decode in the call": {"decode_in_call": True},
             "nnx.jit": {"jit": True},
         }
+        if decodes(inputs):
+            flags["decode"] = {"decodes": True}
+        return flags
 
 
 class NnxWeights(Nnx):

@@ -31,6 +31,24 @@ class FlaxNorm(Implementation):
         """The module with the settings that both norms have."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        calls = {"use_fast_variance=False": self.call(inputs, use_fast_variance=False)}
+        if self.hides(inputs):
+            calls["mask"] = self.call(inputs, masked=True)
+        return calls
+
+    def hides(self, inputs: Inputs) -> bool:
+        """Whether a mask can hide something of what statistics are made of."""
+        return True
+
+    @abstractmethod
+    def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
+        """Query and parameters with something more, and the mask that hides it from statistics."""
+
+    def call(self, inputs: Inputs, masked: bool = False, **flags: Any) -> PreparedCall:
+        """The call with more settings; `masked`: of more than the query, which a mask hides."""
         import flax.linen as linen
 
         backend, training = self.backend, inputs.training
@@ -38,22 +56,26 @@ class FlaxNorm(Implementation):
         affine = "gain" in inputs.parameters
         settings = {
             "epsilon": EPSILON, "dtype": number, "param_dtype": number, "use_scale": affine,
-            "use_bias": affine,
+            "use_bias": affine, **flags,
         }  # fmt: skip
         module = self.module(linen, settings, training)
         changed = ["batch_stats"] if training else False
 
         def call(query: Any, **own: Any) -> tuple[Any, None]:
+            samples, rows, width = query.shape
+            hidden = {}
+            if masked:
+                query, own, hidden["mask"] = self.more(query, own)
             variables = {
                 kind: {theirs: own[ours] for theirs, ours in names.items() if ours in own}
                 for kind, names in self.names.items()
             }
-            answer = module.apply(variables, query, mutable=changed)
-            return (answer[0] if training else answer), None
+            answer = module.apply(variables, query, **hidden, mutable=changed)
+            return (answer[0] if training else answer)[:samples, :rows, :width], None
 
         parameters = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
         arguments = {"query": sequences(backend, inputs)["query"], **parameters}
-        constants = (settings, training)
+        constants = (settings, training, masked)
         return backend.jitted(
             self, PreparedCall(call, arguments, LAYER_OUTPUTS, constants=constants)
         )
@@ -68,6 +90,12 @@ class LinenLayerNorm(FlaxNorm):
 
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
         return linen.LayerNorm(**settings)
+
+    def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
+        numpy = self.backend.numpy
+        shown = numpy.arange(query.shape[-1] + 1) < query.shape[-1]
+        wider = {name: numpy.pad(array, (0, 1)) for name, array in own.items()}
+        return numpy.pad(query, ((0, 0), (0, 0), (0, 1)), constant_values=7.0), wider, shown
 
 
 class LinenBatchNorm(FlaxNorm):
@@ -84,3 +112,11 @@ class LinenBatchNorm(FlaxNorm):
 
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
         return linen.BatchNorm(use_running_average=not training, **settings)
+
+    def hides(self, inputs: Inputs) -> bool:
+        return inputs.training
+
+    def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
+        numpy = self.backend.numpy
+        shown = numpy.arange(query.shape[1] + 1)[:, None] < query.shape[1]
+        return numpy.pad(query, ((0, 0), (0, 1), (0, 0)), constant_values=7.0), own, shown

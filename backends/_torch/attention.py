@@ -9,7 +9,14 @@ from typing import Any
 
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, TEXTBOOK_FEATURES, Declared
-from backends.masks import Native, dense_arguments, dense_of, merged_bias, split_native
+from backends.masks import (
+    Native,
+    dense_arguments,
+    dense_of,
+    fewer_axes,
+    merged_bias,
+    split_native,
+)
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
@@ -245,11 +252,13 @@ class Sdpa(Implementation):
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        plain = self.prepare(inputs)
         ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
         if self.kernel is None:
+            # One axis raises: the finding sdpa-mask-of-one-axis.
             ways["enable_gqa=True"] = {"enable_gqa": True}
-            ways |= self.causal_biases(inputs)
-        return self.prepare(inputs).written_out(ways)
+            ways |= self.causal_biases(inputs) | fewer_axes(plain.arguments, "attn_mask", 2)
+        return plain.written_out(ways)
 
     def causal_biases(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         """The causal mask as torch.nn.attention.bias has it, where it is alone."""

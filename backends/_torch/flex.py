@@ -92,7 +92,8 @@ class Flex(Implementation):
     def call(
         self,
         inputs: Inputs,
-        rewritten: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]] | None = None,
+        rewritten: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]]
+        | None = None,
     ) -> PreparedCall:
         """The call; `rewritten` makes another mask_mod of the one that looks the mask up."""
         from torch.nn.attention.flex_attention import (

@@ -34,6 +34,7 @@ from suite.spec.operator import Operator, Option
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import FIXED_SCALE, OVERFLOW_SCALE, recipes_of
 from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import HIDING
 
 PAIRS = 16_384
 """The most pairs B x H x Lq x Lk of a case: the oracles of one take some ten milliseconds."""
@@ -243,8 +244,8 @@ def cases_of(
         meant = operator.attends or option.name not in WITH_KEYS_ALONE
         if option.name in options or not option.values or not meant:
             continue
-        # Beside a mask, -inf in a bias may empty a row that then belongs to two elections.
-        others = alternatives(option, without=[] if mask is None else ["inf"])
+        # Beside a mask, a bias that hides keys may empty a row that then belongs to two elections.
+        others = alternatives(option, without=[] if mask is None else HIDING)
         one_in = RARE_ONE_IN if option.rare else OPTION_ONE_IN
         options[option.name] = draw(rarely(st.just(option.default), others, one_in))
     if recipe == "overflow":

@@ -330,7 +330,8 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     """
     rng = generator(case.id, seed)
     arrays = case.operator.draw(case, rng, seed)
-    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed)
+    lowest = -float(dtype_of("bias", case).max)
+    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed, lowest)
     if bias is not None:
         arrays["bias"] = bias
     rounded = {

@@ -13,6 +13,7 @@ import numpy as np
 
 from suite.spec.dtypes import DType
 from suite.spec.sizes import Index, Sizes, uniform
+from suite.spec.vocabulary import HIDING
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv)."""
@@ -173,9 +174,11 @@ def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
     return -slopes[None, :, None, None] * distance.astype(slopes.dtype)
 
 
-def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> np.ndarray | None:
-    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for
-    "none"."""
+def draw_bias(
+    kind: str, rng: np.random.Generator, sizes: Sizes, seed: int, lowest: float
+) -> np.ndarray | None:
+    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none".
+    `lowest` is the lowest finite number of its dtype."""
     s = sizes
     if kind == "none":
         return None
@@ -189,9 +192,9 @@ def draw_bias(kind: str, rng: np.random.Generator, sizes: Sizes, seed: int) -> n
         return rng.standard_normal((s.Lq, s.Lk))
     shapes = {"1hqk": (1, s.H, s.Lq, s.Lk), "b1qk": (s.B, 1, s.Lq, s.Lk)}
     out = rng.standard_normal(shapes.get(kind, (s.B, s.H, s.Lq, s.Lk)))
-    if kind == "inf":
+    if kind in HIDING:
         ix = Index.of(s, seed)
         hidden = uniform(seed + 503, ix.b, ix.h, ix.q, ix.k) < 0.35
         anchor = np.floor(uniform(seed + 601, ix.b, ix.h, ix.q) * s.Lk)
-        out[hidden & (ix.k != anchor)] = -np.inf
+        out[hidden & (ix.k != anchor)] = -np.inf if kind == "inf" else lowest
     return out

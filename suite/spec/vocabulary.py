@@ -83,12 +83,16 @@ def canonical_check(name: str) -> str:
     return CHECK_ALIASES.get(name, name)
 
 
-BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi", "alibikeys")
+BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "alibi", "alibikeys")
 """Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
-with about a third of the entries -inf and no row all -inf; "alibi": (1, H, Lq, Lk), -slope |q - k|
+with about a third of the entries -inf and no row all -inf; "lowest": the same with the dtype's lowest
+finite number, as models write masks; "alibi": (1, H, Lq, Lk), -slope |q - k|
 with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022); "alibikeys": (1, H, 1, Lk), slope
 (k - Lk + 1), what libraries add in its place, with the slopes that the authors' code has where H is no
 power of two."""
+
+HIDING = ("inf", "lowest")
+"""Biases that hide keys."""
 
 BY_HEAD = ("sinks", "alibi_slopes")
 """Arrays of plain attention with a number for every query head, (H,)."""

@@ -304,3 +304,14 @@ class ScaleOnePercentOff(Eager):
 
     def factor(self, call: Call) -> float:
         return super().factor(call) * (1.01 if call.fmt.name == "bf16" else 1.0)
+
+
+@mutant("values")
+class HiddenByInfinityAlone(Kernel):
+    """Scores far below the largest of their row are raised, so that exp does not underflow, but for
+    those of minus infinity."""
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        shifted = super().shifted(scores)
+        low = np.isfinite(shifted) & (shifted < -1e4)
+        return np.where(low, -3.0, shifted)

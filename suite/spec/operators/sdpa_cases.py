@@ -17,7 +17,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.levels import HALF, Covering, filled, in_turns, unique
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import BIASES
+from suite.spec.vocabulary import BIASES, HIDING
 
 # (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX
 # compiles every operation anew for every shape and dtype; the designed cases have many more.
@@ -66,7 +66,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "heads": HEADS,
     "dtype": tuple(DTYPES),
     # numbered keys are designed cases: they came later
-    "bias": tuple(b for b in BIASES if b != "alibikeys"),
+    "bias": tuple(b for b in BIASES if b not in ("alibikeys", "lowest")),
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
@@ -81,8 +81,8 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
     """Whether two axis values make sense together.
 
     A mask that no flag expresses is passed densely; no mask has no dense form. Recipes that set the
-    size of the scores keep the default scale. -inf entries go with no mask, since a row emptied by
-    both would belong to two elections.
+    size of the scores keep the default scale. A bias that hides keys goes with no mask, since a row
+    emptied by both would belong to two elections.
     """
     pair = {a: x, b: y}
     if "mask" in pair and "form" in pair:
@@ -91,9 +91,9 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
             return pair["form"] == ("native" if mask == "none" else "dense")
     if "recipe" in pair and "scale" in pair and pair["recipe"] in FIXED_SCALE:
         return pair["scale"] is None
-    if "bias" in pair and "mask" in pair and pair["bias"] == "inf":
+    if "bias" in pair and "mask" in pair and pair["bias"] in HIDING:
         return pair["mask"] == "none"
-    if "bias" in pair and "form" in pair and pair["bias"] == "inf":
+    if "bias" in pair and "form" in pair and pair["bias"] in HIDING:
         return pair["form"] == "native"
     return True
 
@@ -234,6 +234,15 @@ SIZES = (
 )
 """Sizes by which kernels choose their path."""
 
+SMOKE_LOWEST = ("sdpa/none/mha/{dt}/b2h3q17k23d8/bias.lowest",)
+
+LOWEST = (
+    # scores below -16, which 16 bits cannot add to the lowest number
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.lowest/large",
+    "sdpa/none/gqa2/{dt}/b2h6q17k23d8/bias.lowest/scale-0.2",
+)
+"""Masks as most models write them: a bias of the lowest finite number."""
+
 TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
@@ -295,14 +304,15 @@ def _products() -> Iterable[str]:
 
 
 def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once; those with sinks, with lse and with ALiBi, and those for their sizes
-    last."""
+    """The ids of a level, each once; those with sinks, lse and ALiBi, those for their sizes, and those
+    with the lowest number last."""
     found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
         options = (SMOKE_SINKS, SMOKE_LSE, SMOKE_SLOPES)
-        return unique(found, *map(in_turns, options), SMOKE_ALIBI)
+        return unique(found, *map(in_turns, options), SMOKE_ALIBI, in_turns(SMOKE_LOWEST))
     found = unique(found, _designed(), COVERING.ids())
     if level == "full":
         found = unique(found, _products())
     later = SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI + SMOKE_SLOPES + SLOPES
-    return unique(found, filled(later, DTYPES), filled(SIZES, DTYPES if level == "full" else HALF))
+    sizes = filled(SIZES, DTYPES if level == "full" else HALF)
+    return unique(found, filled(later, DTYPES), sizes, filled(SMOKE_LOWEST + LOWEST, DTYPES))

@@ -67,6 +67,8 @@ LSE = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",)
 SLOPES = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes",)
 
 
+LOWEST = ("sdpa/none/gqa2/{dt}/b2h4q11k9d6/bias.lowest",)
+
 SIZES = (
     "sdpa/causal/mha/{dt}/b1h2q76k1d8",
     "sdpa/bool.b1qk/mha/{dt}/b3h2q2k17d8/dense",
@@ -102,11 +104,11 @@ def gradients(level: str) -> tuple[str, ...]:
         filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few(),
         filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids(),
     )  # fmt: skip
-    last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS + SIZES, HALF)
+    last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS + SIZES + LOWEST, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
         found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
-        last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES + SIZES, DTYPES)
+        last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES + SIZES + LOWEST, DTYPES)
     return unique(found, last)
 
 
