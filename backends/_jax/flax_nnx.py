@@ -82,7 +82,11 @@ class Nnx(FlaxLayer):
                     setattr(getattr(layer, part), what, nnx.Param(array))
             if view in ("eval", "train"):
                 getattr(layer, view)()
-            causal = {} if row_by_row else {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
+            causal = (
+                {}
+                if row_by_row
+                else {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
+            )
 
             def called(layer: Any, arrays: dict[str, Any], key: Any) -> tuple[Any, Any]:
                 rngs = nnx.Rngs(dropout=key)

@@ -16,6 +16,10 @@ SEED = "dropout_seed"
 """The argument that is the state of a layer's generator of random numbers."""
 
 
+STATISTICS = ("mean", "variance")
+"""Variables that are not trained."""
+
+
 def random_state(layer: Any) -> dict[str, Any]:
     """The state of a layer's generator of random numbers; none where it has no dropout."""
     states = [v for v in layer.variables if v.name == "seed_generator_state"]
@@ -24,11 +28,14 @@ def random_state(layer: Any) -> dict[str, Any]:
 
 def with_leaves(prepared: PreparedCall, variables: Mapping[str, Any]) -> PreparedCall:
     """The call with the layer's own variables among the arguments, to be differentiated by; the layer
-    takes them from where they are."""
+    takes them from where they are. Raises ValueError for a variable that cannot be trained."""
 
     def run(**arguments: Any) -> Any:
         return prepared.function(**{n: a for n, a in arguments.items() if n not in variables})
 
+    fixed = [n for n, v in variables.items() if not (v.trainable or n in STATISTICS)]
+    if fixed:
+        raise ValueError(f"{', '.join(fixed)}: no loop that trains the layer would change them")
     leaves = {name: variable.value for name, variable in variables.items()}
     return PreparedCall(run, prepared.arguments | leaves, LAYER_OUTPUTS)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from backends._torch import functional
 from backends._torch.engine import TorchEngine
+from backends._torch.functional import QKV, weights
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
 from backends.declared import LAYER_FEATURES, Declared
 from backends.masks import LayerMasks, full
@@ -16,7 +17,6 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.textbook import Operations, textbooks
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.multi_head import MULTI_HEAD
@@ -178,11 +178,11 @@ class MultiheadAttention(Implementation):
         w = inputs.widths
         state = {"out_proj.weight": p["output_kernel"].reshape(-1, w.output).T}
         if w.query == w.key == w.value:
-            state["in_proj_weight"] = join(list(_weights(p).values()))
+            state["in_proj_weight"] = join(list(weights(p).values()))
         else:
-            state |= _weights(p)
+            state |= weights(p)
         if "query_bias" in p:
-            state["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in _QKV])
+            state["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in QKV])
             state["out_proj.bias"] = p["output_bias"]
         return state
 
@@ -241,94 +241,8 @@ class MultiheadAttention(Implementation):
                 flags["is_causal hint, need_weights"] = {"hint": True, "need_weights": True}
         calls = {name: self.call(inputs, **options) for name, options in flags.items()}
         if not inputs.squeezed:
-            calls["functional, separate weights"] = self.functional(inputs)
-            if inputs.returned == "none" and inputs.mask is None and inputs.bias is None:
-                calls["static keys and values"] = self.static(inputs)
-                if "key_bias" not in inputs.parameters and not inputs.self_attention:
-                    calls["add_zero_attn"] = self.with_zeros(inputs)
-        if (
-            inputs.sizes.B == 1 < inputs.sizes.Lk
-            and not inputs.squeezed
-            and inputs.dense_mask is None
-        ):
-            calls["last key as bias_k and bias_v"] = self.with_last_key_as_bias(inputs)
+            calls |= functional.calls(self.call(inputs), self.build(inputs), self.backend, inputs)
         return calls
-
-    def functional(self, inputs: Inputs, zeros: bool = False, **more: Any) -> PreparedCall:
-        """`multi_head_attention_forward`, called with a weight for each projection, and `more`; `zeros`
-        is add_zero_attn."""
-        import torch
-
-        plain, layer, p = self.call(inputs), self.build(inputs), inputs.parameters
-        weights: dict[str, Any] = {
-            name: self.backend.array(np.ascontiguousarray(weight), inputs.dtype)
-            for name, weight in _weights(p).items()
-        }
-
-        def run(query: Any, key: Any, value: Any, **arguments: Any) -> tuple[Any, Any]:
-            q, k, v = (x.transpose(0, 1) for x in (query, key, value))
-            output, shown = torch.nn.functional.multi_head_attention_forward(
-                q, k, v,
-                layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, None, None, zeros, 0.0,
-                layer.out_proj.weight, layer.out_proj.bias, training=False,
-                use_separate_proj_weight=True, **weights, **more, **arguments,
-            )  # fmt: skip
-            return output.transpose(0, 1), shown if inputs.returned != "none" else None
-
-        return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
-
-    def static(self, inputs: Inputs) -> PreparedCall:
-        """`multi_head_attention_forward` with keys and values that are projected beforehand."""
-        s = inputs.sizes
-        rows = {
-            f"static_{name[0]}": np.einsum(
-                "bkx,xhd->bhkd", getattr(inputs, name), inputs.parameters[f"{name}_kernel"]
-            )
-            + np.expand_dims(inputs.parameters.get(f"{name}_bias", np.zeros((s.H, 1))), 1)
-            for name in ("key", "value")
-        }
-        return self.functional(
-            inputs,
-            **{
-                name: self.backend.array(
-                    round_to(row.reshape(s.B * s.H, s.Lk, -1), inputs.dtype), inputs.dtype
-                )
-                for name, row in rows.items()
-            },
-        )
-
-    def with_zeros(self, inputs: Inputs) -> PreparedCall:
-        """`multi_head_attention_forward` with add_zero_attn, whose key and value are what rows of zeros
-        are projected to without biases."""
-        rows = {n: np.pad(getattr(inputs, n), ((0, 0), (0, 1), (0, 0))) for n in ("key", "value")}
-        return replace(self.functional(inputs, zeros=True), problem=inputs.replace(**rows))
-
-    def with_last_key_as_bias(self, inputs: Inputs) -> PreparedCall:
-        """The last key and value of one sample as what add_bias_kv appends, projected beforehand."""
-        import torch
-
-        plain, layer, p = self.call(inputs), self.build(inputs), inputs.parameters
-        for name, array in (("k", "key"), ("v", "value")):
-            row = np.einsum("x,xhd->hd", getattr(inputs, array)[0, -1], p[f"{array}_kernel"])
-            row = round_to((row + p.get(f"{array}_bias", 0.0)).reshape(1, 1, -1), inputs.dtype)
-            bias = torch.nn.Parameter(self.backend.array(row, inputs.dtype))
-            setattr(layer, f"bias_{name}", bias)
-        layer.eval()
-
-        def run(key: Any, value: Any, **arguments: Any) -> tuple[Any, Any]:
-            output, shown = layer(key=key[:, :-1], value=value[:, :-1], **arguments)
-            return output, shown if inputs.returned != "none" else None
-
-        return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
-
-
-_QKV = ("query", "key", "value")
-
-
-def _weights(p: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of the three projections, arrays of NumPy or torch, by the module's names."""
-    kernels = {f"{n[0]}_proj_weight": p[f"{n}_kernel"] for n in _QKV}
-    return {name: kernel.reshape(kernel.shape[0], -1).T for name, kernel in kernels.items()}
 
 
 class MultiheadAttentionWeights(MultiheadAttention):
