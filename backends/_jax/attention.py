@@ -203,8 +203,8 @@ class JaxNn(Implementation):
             return forced(**arguments, local_window_size=local_window_size[0])
 
         def lengths(**arguments: Any) -> Any:
-            # A list, as people write it.
-            return forced(**arguments, query_seq_lengths=[s.Lq] * s.B)
+            every = self.backend.numpy.full(s.B, s.Lq, "int32")
+            return forced(**arguments, query_seq_lengths=every)
 
         def shorter(**arguments: Any) -> Any:
             numpy = self.backend.numpy
