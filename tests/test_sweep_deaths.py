@@ -11,7 +11,7 @@ import pytest
 
 from suite.front.options import Options
 from suite.records import sweeps
-from suite.sweep.alone import AloneTask, CannotStart, NoMemoryTask, OnlyTask
+from suite.sweep.alone import AloneTask, CannotStart, NoMemoryTask
 from suite.sweep.run import FAILED, GREEN
 from suite.sweep.source import DEATHS
 from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task
@@ -80,7 +80,7 @@ def test_a_cell_that_memory_does_not_last_for_costs_itself_alone(
     def fate(task: Task[Any]) -> str | None:
         if not isinstance(task, JudgeTask) or not (task.first <= 3 < task.end and 1 in task.seeds):
             return None
-        if isinstance(task, NoMemoryTask) or (lasts and isinstance(task, OnlyTask)):
+        if isinstance(task, NoMemoryTask) or (lasts and task.exclusive):
             return None
         return NO_MEMORY
 
@@ -88,7 +88,7 @@ def test_a_cell_that_memory_does_not_last_for_costs_itself_alone(
     code, _ = sweep(tmp_path, few(seeds="0-1"), engine)
     assert code == (GREEN if lasts else FAILED)
     assert not any(engine.beside)
-    only = [task for task in engine.tasks if type(task) is OnlyTask]
+    only = [task for task in engine.tasks if type(task) is AloneTask and task.exclusive]
     assert [(task.first, task.end, task.seeds) for task in only] == [(3, 4, (1,))]
     crashed = [c for c in recorded(tmp_path) if c.status == "crash"]
     assert len(crashed) == (not lasts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from suite.records import faults
 from suite.records.faults import FaultRecord
 from suite.report import sweeps as tables
 from suite.report.swept import Swept
-from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask
+from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask, NoMemoryMutant
 from suite.sweep.plan import made
 from suite.sweep.run import GREEN
 from suite.sweep.tasks import SweepError, Task
-from tests.sweeps_by_hand import Here, kinds, sweep
+from tests.sweeps_by_hand import NO_MEMORY, Here, kinds, sweep
 
 TARGET = Target("torch", "torch", "torch.x", ("f",), "torch", ("sdpa",))
 CHANGES = [Change("torch.x", "f", n, "number", n, n + 1, "1", "2") for n in range(3)]
@@ -89,3 +89,34 @@ def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_pa
 
     with pytest.raises(SweepError, match="died 3 times: no memory"):
         sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
+
+
+def test_a_mutant_that_no_memory_is_enough_for_costs_itself_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def fate(task: Task[Any]) -> str | None:
+        if isinstance(task, NoMemoryMutant):
+            return None
+        if isinstance(task, MutantTask):
+            return NO_MEMORY if task.mutant.change.start == 1 else None
+        return None if task.exclusive else NO_MEMORY
+
+    class Real(Judged):
+        def carry_out(self, task: Task[Any]) -> Any:
+            own = isinstance(task, NoMemoryMutant)
+            return replace(task.run(), version="2.13.0") if own else super().carry_out(task)
+
+    _, engine = sweep(tmp_path, made({"mutants": [MUTANTS]}), Real(fate))
+    (path,) = tmp_path.glob("mutants/*.jsonl")
+    records = {record.start: record for record in faults.load(path).records}
+    assert [records[n].status for n in range(3)] == ["killed", "error", "killed"]
+    assert "short of memory" in records[1].message
+    of_one = [
+        task
+        for task in engine.tasks
+        if isinstance(task, MutantTask) and task.mutant.change.start == 1
+    ]
+    assert [(type(task), task.exclusive) for task in of_one] == [
+        (MutantTask, False), (MutantTask, True), (NoMemoryMutant, False),
+    ]  # fmt: skip
+    assert len({task.name for task in engine.tasks}) == len(engine.tasks)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from suite.mutation.changes import Change, changes
 from suite.mutation.loader import VARIABLE
@@ -96,11 +97,15 @@ class Judge:
             code, said = self._run(target, results, limit, change)
             seconds = time.perf_counter() - start
             status, fields = _outcome(code, said, results)
+        return self.record(mutant, status=status, seconds=round(seconds, 3), **fields)
+
+    def record(self, mutant: Mutant, **what: Any) -> FaultRecord:
+        """The record of a mutant that says `what` became of it."""
+        target, change = mutant.target, mutant.change
         return FaultRecord(
             framework=target.framework, version=version(target.distribution), module=change.module,
             function=change.function, line=change.line, start=change.start, change=change.kind,
-            old=change.old, new=change.new, level=self.level, status=status,
-            seconds=round(seconds, 3), **fields,
+            old=change.old, new=change.new, level=self.level, **what,
         )  # fmt: skip
 
     def _as_it_is(self, target: Target) -> float:

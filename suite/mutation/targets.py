@@ -64,7 +64,7 @@ TARGETS = (
         "torch", ("nn-batch-norm",),
     ),
     Target(
-        "torch", "torch", "torch.nn.modules.normalization", ("LayerNorm.__init__", "LayerNorm.forward"),
+        "torch", "torch", "torch.nn.modules.normalization", ("LayerNorm.__init__",),
         "torch", ("nn-layer-norm",),
     ),
     Target(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -23,7 +23,7 @@ from suite.front.options import Options
 from suite.front.plan import cell_name, crashed
 from suite.records.cells import CellRecord
 from suite.sweep.loaded import Loaded, begin_process, loaded
-from suite.sweep.tasks import JudgeTask, SweepError
+from suite.sweep.tasks import AS_A_CRASH, NO_MEMORY, JudgeTask, SweepError
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -41,7 +41,7 @@ class CannotStart(SweepError):
 class AloneTask(JudgeTask):
     """A batch whose cells may do to their process whatever they like. Raises CannotStart, too."""
 
-    manner: ClassVar[str] = ", cell by cell"
+    usual = ", cell by cell"
 
     def less(self) -> Sequence[AloneTask]:
         """The halves of the batch; of one cell the same with nothing beside it."""
@@ -54,7 +54,8 @@ class AloneTask(JudgeTask):
                 replace(self, seeds=self.seeds[part], identities=self.identities[part])
                 for part in parts
             ]
-        return [OnlyTask.of_task(self)]
+        kind = NoMemoryTask if self.exclusive else AloneTask
+        return [kind.of_task(replace(self, exclusive=not self.exclusive))]
 
     @contextmanager
     def judging(self, state: Loaded) -> Iterator[Callable[[int, int, bool], CellRecord]]:
@@ -78,32 +79,16 @@ class AloneTask(JudgeTask):
         return crashed(cell.check.name, cell_name(cell), kind, message, options)
 
 
-class OnlyTask(AloneTask):
-    """One cell, while nothing else of the sweep runs."""
-
-    exclusive = True
-    manner = ", with nothing beside it"
-
-    def less(self) -> Sequence[AloneTask]:
-        return [NoMemoryTask.of_task(self)]
-
-
 class NoMemoryTask(AloneTask):
     """One cell that no memory was enough for; it is not judged."""
 
-    manner = ", as a crash for want of memory"
+    manner = AS_A_CRASH
 
     def less(self) -> Sequence[AloneTask]:
-        return []
+        return ()
 
     def _judged(self, children: Children, state: Loaded, position: int, seed: int) -> CellRecord:
         return self._crashed(state, position, seed, "crash", NO_MEMORY)
-
-
-NO_MEMORY = (
-    "the process that judged this cell was ended because its machine was short of memory, also with "
-    "nothing of the sweep beside it"
-)
 
 
 def how_it_ended(end: ChildEnded) -> str:

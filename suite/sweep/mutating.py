@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from suite.records.faults import MUTANTS, FaultHeader, FaultRecord
 from suite.records.lines import RecordError, Writer
 from suite.sweep.plan import Mutating, seeds_of
 from suite.sweep.source import Source
-from suite.sweep.tasks import PlainTask, SweepError, Task, check_versions
+from suite.sweep.tasks import AS_A_CRASH, NO_MEMORY, PlainTask, SweepError, Task, check_versions
 
 USUAL = 60.0
 """Seconds of a mutant of which nothing is known."""
@@ -67,7 +67,7 @@ class DrawTask(OfMutants):
 
     @property
     def name(self) -> str:
-        return f"draw of {self.group}"
+        return f"draw of {self.group}{self.manner}"
 
     def run(self) -> Drawn:
         try:
@@ -89,7 +89,7 @@ class LimitTask(OfMutants):
 
     @property
     def name(self) -> str:
-        return f"{self.target.module} as it is, {self.group}"
+        return f"{self.target.module} as it is, {self.group}{self.manner}"
 
     def run(self) -> float:
         try:
@@ -108,13 +108,31 @@ class MutantTask(OfMutants):
     @property
     def name(self) -> str:
         change = self.mutant.change
-        return f"{self.group}, {change.module}:{change.line} {change.start} {change.kind}"
+        place = f"{change.module}:{change.line} {change.start} {change.kind}"
+        return f"{self.group}, {place}{self.manner}"
+
+    def less(self) -> Sequence[Task[Any]]:
+        if not self.exclusive:
+            return super().less()
+        return [NoMemoryMutant(**{**vars(self), "exclusive": False})]
 
     def run(self) -> FaultRecord:
         judge = Judge(self.level)
         target = self.mutant.target
         judge.limits[target.backend, target.implementations] = self.limit
         return judge.judge(self.mutant)
+
+
+class NoMemoryMutant(MutantTask):
+    """A mutant that no memory was enough for; it is not judged."""
+
+    manner = AS_A_CRASH
+
+    def less(self) -> Sequence[Task[Any]]:
+        return ()
+
+    def run(self) -> FaultRecord:
+        return Judge(self.level).record(self.mutant, status="error", message=NO_MEMORY)
 
 
 class Mutants(Source):

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -20,9 +19,9 @@ from suite.judge.cell import Cell
 from suite.records.searches import Cause, Hit, Searched
 from suite.spec.case import Case
 from suite.spec.text import printable
-from suite.sweep.alone import NO_MEMORY, CellEnded, Children, serve_judge
+from suite.sweep.alone import CellEnded, Children, serve_judge
 from suite.sweep.searching import Nearest, SearchTask, in_time, planned
-from suite.sweep.tasks import SweepError
+from suite.sweep.tasks import AS_A_CRASH, NO_MEMORY, SweepError
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,15 @@ class AloneSearch(SearchTask):
     """The same cases, one by one in a child: a cell that ends it is a way of failing like any other,
     and another child goes on with the next cell."""
 
-    manner: ClassVar[str] = ", case by case"
+    usual = ", case by case"
 
     def less(self) -> Sequence[AloneSearch]:
         """The halves; of one case the same with nothing beside it."""
         middle = len(self.cases) // 2
         rest = self.rest(middle)
         if not middle or rest is None:
-            return [OnlySearch.of_task(self)]
+            kind = NoMemorySearch if self.exclusive else AloneSearch
+            return [kind.of_task(replace(self, exclusive=not self.exclusive))]
         return [replace(self, cases=self.cases[:middle]), rest]
 
     def run(self) -> Searched:
@@ -105,23 +105,13 @@ class AloneSearch(SearchTask):
         )  # fmt: skip
 
 
-class OnlySearch(AloneSearch):
-    """One case, while nothing else of the sweep runs."""
-
-    exclusive = True
-    manner = ", with nothing beside it"
-
-    def less(self) -> Sequence[AloneSearch]:
-        return [NoMemorySearch.of_task(self)]
-
-
 class NoMemorySearch(AloneSearch):
     """One case that no memory was enough for; it is not judged, and nobody knows in which cell."""
 
-    manner = ", as a crash for want of memory"
+    manner = AS_A_CRASH
 
     def less(self) -> Sequence[AloneSearch]:
-        return []
+        return ()
 
     def run(self) -> Searched:
         (case,) = self.cases

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -22,7 +22,7 @@ from suite.judge.verdict import Verdict
 from suite.records.searches import Cause, Finding, Hit, Near, Searched
 from suite.spec.case import Case
 from suite.spec.text import printable
-from suite.sweep.tasks import OfSeries
+from suite.sweep.tasks import OfSeries, Task
 
 if TYPE_CHECKING:
     from suite.search.engine import Search
@@ -99,7 +99,7 @@ class CasesTask(OfSearch):
 
     @property
     def name(self) -> str:
-        return f"{self.group}, draw of seed {self.seed}"
+        return f"{self.group}, draw of seed {self.seed}{self.manner}"
 
     def run(self) -> Cases:
         from suite.search.engine import Search
@@ -134,6 +134,9 @@ class SearchTask(OfSearch):
         if self.corpus:
             what = f"{len(self.cases)} cases of the corpus from {self.cases[0]}"
         return f"{self.group}, {what}{self.manner}"
+
+    def less(self) -> Sequence[Task[Any]]:
+        return ()
 
     def run(self) -> Searched:
         return self.judge()

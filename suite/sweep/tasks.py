@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from backends.registry import KERAS_ENGINES
@@ -20,6 +20,14 @@ from suite.records import sweeps
 from suite.records.cells import CellRecord
 from suite.spec.vocabulary import BROKEN
 from suite.sweep.loaded import Loaded, Survey, loaded
+
+AS_A_CRASH = ", as a crash for want of memory"
+"""The manner of a task that no memory was enough for, and that is not carried out."""
+
+NO_MEMORY = (
+    "the process that judged it was ended because its machine was short of memory, also with nothing of "
+    "the sweep beside it"
+)
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -69,14 +77,21 @@ class WrongMachine(SweepError):
     """A machine is not like the one on which the sweep began; the message says how."""
 
 
+@dataclass(frozen=True)
 class PlainTask:
-    """What tasks are that do not say otherwise: they run beside others, and whole."""
+    """What tasks are that do not say otherwise: they run beside others, and where memory did not last,
+    `exclusive`, with nothing beside them."""
 
-    exclusive: ClassVar[bool] = False
-    manner: ClassVar[str] = ""
+    exclusive: bool = field(default=False, kw_only=True)
+    usual: ClassVar[str] = ""
+    """The manner of a task that runs beside others."""
 
-    def less(self) -> Sequence[Task[Any]]:
-        return ()
+    @property
+    def manner(self) -> str:
+        return ", with nothing beside it" if self.exclusive else self.usual
+
+    def less(self) -> Sequence[Any]:
+        return () if self.exclusive else [replace(self, exclusive=True)]
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,7 @@ class SurveyTask(OfSeries):
 
     @property
     def name(self) -> str:
-        return f"survey of {self.group}"
+        return f"survey of {self.group}{self.manner}"
 
     def run(self) -> Survey:
         return loaded(self.options).survey()
@@ -191,6 +206,9 @@ class JudgeTask(OfSeries):
         """A context with what judges a cell: a function of its position, its seed, and whether it is the
         last one."""
         yield state.judge
+
+    def less(self) -> Sequence[Task[Any]]:
+        return ()
 
     def check(self, order: str, versions: dict[str, str]) -> None:
         """Raise WrongMachine where this process would judge other cells, or other software."""
