@@ -72,6 +72,8 @@ class FlaxLayer(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         flags = self.mask_paths(inputs) | self.input_paths(inputs) | self.flag_paths(inputs)
+        if not inputs.squeezed and inputs.bias is None:
+            flags["two axes of batches"] = {"axes": 2}
         return {
             name: self.jitted(self.call(inputs, **changes), inputs)
             for name, changes in flags.items()
@@ -89,14 +91,15 @@ class FlaxLayer(Implementation):
         masks: str = "heads",
         flag: bool = True,
         inputs_given: int = 3,
+        axes: int = 1,
         **flags: Any,
     ) -> PreparedCall:
         """The call, by any of the layer's flags, operation by operation.
 
         `masks`: "heads" (B, 1 or H, Lq, Lk), what `make_attention_mask` gives; "full" (B, H, Lq, Lk);
         "broadcast", as it comes; "float32"; "helpers", made by Flax. `flag`: whether the causal flag may
-        be used. `inputs_given`: how many of query, key and value are handed over. `flags` are those of
-        the module and its call.
+        be used. `inputs_given`: how many of query, key and value are handed over. `axes`: how many axes
+        of batches there are. `flags` are those of the module and its call.
         """
         backend = self.backend
         arrays = sequences(backend, inputs)
@@ -120,9 +123,13 @@ class FlaxLayer(Implementation):
         def run(**arguments: Any) -> tuple[Any, Any]:
             own = {name: arguments.pop(name) for name in parameters}
             seed, bias = arguments.pop(SEED), arguments.pop("bias", None)
-            return module(own, bias, seed, arguments)
+            if axes == 1:
+                return module(own, bias, seed, arguments)
+            several = {n: a if n == "is_causal" else a[None] for n, a in arguments.items()}
+            output, weights = module(own, bias, seed, several)
+            return output[0], None if weights is None else weights[0]
 
-        constants = (settings, inputs.returned, inputs.training)
+        constants = (settings, axes, inputs.returned, inputs.training)
         return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=OPERANDS, constants=constants)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
