@@ -21,6 +21,7 @@ FIRST = (
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
     "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
@@ -28,12 +29,15 @@ FIRST = (
 )
 """Asked at every level."""
 
+MASKED_SAMPLE = "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/dense"
+
 ONE_SAMPLE = "multi-head/none/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self"
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 
 MORE = (
     ONE_SAMPLE,
+    MASKED_SAMPLE,
     SLIDING,
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
@@ -92,7 +96,12 @@ MEMORY = (
 """Keys and values that can be one array, beside queries of their own: as a decoder reads its encoder."""
 
 
-@check(lambda level: () if level == "smoke" else asked(*MEMORY)(level))
+def of_memory(level: str) -> tuple[Case, ...]:
+    """At smoke a layer alone, in float32."""
+    return parsed([MEMORY[0].format(dt="f32")]) if level == "smoke" else asked(*MEMORY)(level)
+
+
+@check(of_memory)
 def test_one_memory(cell: Cell) -> None:
     """Keys and values that are one array equal two arrays that are alike."""
     inputs = cell.inputs.replace(value=cell.inputs.key)

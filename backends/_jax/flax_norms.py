@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from backends._jax.engine import JaxEngine
@@ -11,6 +12,7 @@ from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
+from backends.statistics import STEPS, can_train, trained
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
@@ -37,6 +39,10 @@ class FlaxNorm(Implementation):
         calls = {"use_fast_variance=False": self.call(inputs, use_fast_variance=False)}
         if self.hides(inputs):
             calls["mask"] = self.call(inputs, masked=True)
+        if can_train(inputs):
+            problem = trained(inputs, (0.01, 0.01))
+            after = self.call(inputs, steps=STEPS)
+            calls["after training"] = replace(after, problem=problem)
         return calls
 
     def hides(self, inputs: Inputs) -> bool:
@@ -47,8 +53,11 @@ class FlaxNorm(Implementation):
     def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
         """Query and parameters with something more, and the mask that hides it from statistics."""
 
-    def call(self, inputs: Inputs, masked: bool = False, **flags: Any) -> PreparedCall:
-        """The call with more settings; `masked`: of more than the query, which a mask hides."""
+    def call(
+        self, inputs: Inputs, masked: bool = False, steps: Sequence[float] = (), **flags: Any
+    ) -> PreparedCall:
+        """The call with more settings; `masked`: of more than the query, which a mask hides; after so
+        many `steps` of training, each on a multiple of the query."""
         import flax.linen as linen
 
         backend, training = self.backend, inputs.training
@@ -58,7 +67,7 @@ class FlaxNorm(Implementation):
             "epsilon": EPSILON, "dtype": number, "param_dtype": number, "use_scale": affine,
             "use_bias": affine, **flags,
         }  # fmt: skip
-        module = self.module(linen, settings, training)
+        module, trains = (self.module(linen, settings, flag) for flag in (training, True))
         changed = ["batch_stats"] if training else False
 
         def call(query: Any, **own: Any) -> tuple[Any, None]:
@@ -70,12 +79,15 @@ class FlaxNorm(Implementation):
                 kind: {theirs: own[ours] for theirs, ours in names.items() if ours in own}
                 for kind, names in self.names.items()
             }
+            for factor in steps:
+                _, changes = trains.apply(variables, factor * query, mutable=["batch_stats"])
+                variables |= changes
             answer = module.apply(variables, query, **hidden, mutable=changed)
             return (answer[0] if training else answer)[:samples, :rows, :width], None
 
         parameters = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
         arguments = {"query": sequences(backend, inputs)["query"], **parameters}
-        constants = (settings, training, masked)
+        constants = (settings, training, masked, *steps)
         return backend.jitted(
             self, PreparedCall(call, arguments, LAYER_OUTPUTS, constants=constants)
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from backends._keras.layer import Called
@@ -10,6 +12,7 @@ from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
+from backends.statistics import STEPS, can_train, trained
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
@@ -72,10 +75,17 @@ class KerasNorm(Implementation):
         }
         return with_leaves(self.call(inputs, layer), trained)
 
-    def call(self, inputs: Inputs, layer: Any = None) -> PreparedCall:
-        """The call of a layer, by default one with the inputs' parameters."""
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        if not can_train(inputs):
+            return {}
+        problem = trained(inputs, (0.01, 0.01))
+        return {"after training": replace(self.call(inputs, steps=STEPS), problem=problem)}
+
+    def call(self, inputs: Inputs, layer: Any = None, steps: Sequence[float] = ()) -> PreparedCall:
+        """The call of a layer, by default one with the inputs' parameters, after so many `steps` of
+        training, each on a multiple of the query."""
         options = {"training": inputs.training} if self.trains else {}
-        constants = (inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options)
+        constants = (inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, *steps)
         if layer is None and self.called is None:
             layer = self.layer(inputs)
         elif layer is None:
@@ -85,7 +95,10 @@ class KerasNorm(Implementation):
             layer = self.kept[key]
 
         def run(query: Any) -> tuple[Any, None]:
-            return layer(query, **options), None
+            called = self.layer(inputs) if steps and self.called is None else layer
+            for factor in steps:
+                called(factor * query, training=True)
+            return called(query, **options), None
 
         arrays = {"query": sequences(self.backend, inputs)["query"]}
         if self.called is None:

@@ -16,10 +16,6 @@ SEED = "dropout_seed"
 """The argument that is the state of a layer's generator of random numbers."""
 
 
-STATISTICS = ("mean", "variance")
-"""Variables that are not trained."""
-
-
 def random_state(layer: Any) -> dict[str, Any]:
     """The state of a layer's generator of random numbers; none where it has no dropout."""
     states = [v for v in layer.variables if v.name == "seed_generator_state"]
@@ -33,7 +29,7 @@ def with_leaves(prepared: PreparedCall, variables: Mapping[str, Any]) -> Prepare
     def run(**arguments: Any) -> Any:
         return prepared.function(**{n: a for n, a in arguments.items() if n not in variables})
 
-    fixed = [n for n, v in variables.items() if not (v.trainable or n in STATISTICS)]
+    fixed = [name for name, variable in variables.items() if not variable.trainable]
     if fixed:
         raise ValueError(f"{', '.join(fixed)}: no loop that trains the layer would change them")
     leaves = {name: variable.value for name, variable in variables.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from backends._torch.attention import SUBNORMAL
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_of, numbers_by_head, split_native
+from backends.masks import dense_of, numbers_by_head, rank4, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source
@@ -63,12 +64,20 @@ class Flex(Implementation):
         return self.call(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        if inputs.dense_mask is None:
-            return {}
-        return {
-            "create_mask": self.call(inputs, self._created),
-            "create_mask of a score_mod": self.call(inputs, self._created_of_scores),
-        }
+        calls: dict[str, PreparedCall] = {}
+        if inputs.dense_mask is not None:
+            calls["create_mask"] = self.call(inputs, self._created)
+            calls["create_mask of a score_mod"] = self.call(inputs, self._created_of_scores)
+        dense = inputs.dense_mask
+        if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
+            first = {n: getattr(inputs, n)[:1] for n in ("key", "value")}
+            same = {n: np.repeat(array, inputs.sizes.B, 0) for n, array in first.items()}
+            one = self.call(problem := inputs.replace(**same))
+            own = {n: one.arguments[n][:1] for n in first}
+            calls["keys of one sample"] = replace(
+                one, arguments=one.arguments | own, problem=problem
+            )
+        return calls
 
     def _created(self, mask_mod: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
         """What looks a mask up that create_mask has written out, (B, H, Lq, Lk)."""
@@ -108,6 +117,7 @@ class Flex(Implementation):
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
+        leading = (1, 1) if dense is None else rank4(dense).shape[:2]
         mask_mod: Any = None if full is None else _lookup(backend.array(full, None))
         if mask_mod is not None and rewritten is not None:
             mask_mod = rewritten(mask_mod, shape)
@@ -132,7 +142,9 @@ class Flex(Implementation):
         block_masks: list[Any] = []
 
         def block_mask() -> Any:
-            return create_block_mask(mask_mod, *shape, device=backend.device)
+            # As people write it: None where samples or heads have one mask.
+            batch, heads = (None if size == 1 else size for size in leading)
+            return create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, device=backend.device)
 
         def ahead() -> None:
             if full is not None and not block_masks:

@@ -35,7 +35,8 @@ def calls(
         found["static keys and values"] = called(plain, layer, backend, inputs, **static)
         if "key_bias" not in inputs.parameters and not inputs.self_attention:
             found["add_zero_attn"] = with_zeros(plain, layer, backend, inputs)
-    if inputs.sizes.B == 1 < inputs.sizes.Lk and inputs.dense_mask is None:
+    mask = inputs.dense_mask
+    if inputs.sizes.B == 1 < inputs.sizes.Lk and (mask is None or mask.ndim == 2):
         found["last key as bias_k and bias_v"] = with_last_key_as_bias(
             plain, layer, backend, inputs
         )
@@ -91,7 +92,8 @@ def with_zeros(
 def with_last_key_as_bias(
     plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs
 ) -> PreparedCall:
-    """The last key and value of one sample as what add_bias_kv appends, projected beforehand."""
+    """The last key and value of one sample as what add_bias_kv appends, projected beforehand. A mask is
+    of the other keys: what is appended is seen by all rows."""
     for name in ("key", "value"):
         row = projected(inputs, name)[:, -1].reshape(1, 1, -1)
         bias = backend.torch.nn.Parameter(backend.array(row, inputs.dtype))
@@ -102,4 +104,11 @@ def with_last_key_as_bias(
         output, shown = layer(key=key[:, :-1], value=value[:, :-1], **arguments)
         return output, shown if inputs.returned != "none" else None
 
-    return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
+    arguments, mask = plain.arguments, inputs.dense_mask
+    if mask is None:
+        return PreparedCall(run, arguments, LAYER_OUTPUTS)
+    seen = np.array(np.broadcast_to(mask, (*mask.shape[:-1], inputs.sizes.Lk)))
+    seen[..., -1] = True
+    arguments = arguments | {"attn_mask": backend.array(~seen[..., :-1], None)}
+    problem = inputs.replace(mask=None, mask_array=seen, form="dense")
+    return PreparedCall(run, arguments, LAYER_OUTPUTS, problem=problem)

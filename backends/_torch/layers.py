@@ -120,10 +120,11 @@ class MultiheadAttention(Implementation):
             for name, array in arguments.items():
                 arguments[name] = swapped.setdefault(id(array), array.transpose(0, 1).contiguous())
         arguments |= self.masks(inputs, hint, float_mask)
-        arguments["need_weights"] = self.asks_weights if need_weights is None else need_weights
-        arguments["average_attn_weights"] = (
-            inputs.returned != "head" if average is None else average
-        )
+        # As people write it: what is so by default is not said.
+        if not (self.asks_weights if need_weights is None else need_weights):
+            arguments["need_weights"] = False
+        if not (inputs.returned != "head" if average is None else average):
+            arguments["average_attn_weights"] = False
         quiet = self.without_gradients if no_grad is None else no_grad
 
         def run(**arguments: Any) -> tuple[Any, Any]:

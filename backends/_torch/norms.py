@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
+from backends.statistics import STEPS, can_train, trained
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
@@ -105,3 +106,27 @@ class TorchBatchNorm(TorchNorm):
 
     def turned(self, x: Any) -> Any:
         return x.transpose(1, 2)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        if not can_train(inputs):
+            return {}
+        return {
+            "after training": self.trained(inputs, 0.1, (0.1, 0.1)),
+            "after training, momentum=None": self.trained(inputs, None, (1.0, 0.5)),
+        }
+
+    def trained(
+        self, inputs: Inputs, momentum: float | None, shares: Sequence[float]
+    ) -> PreparedCall:
+        """Evaluation after training; torch's running variance is divided by n - 1."""
+
+        def call(query: Any) -> tuple[Any, None]:
+            layer = self.build(inputs).train()
+            if momentum is None:
+                layer.momentum = None
+            for factor in STEPS:
+                layer(self.turned(factor * query))
+            return self.turned(layer.eval()(self.turned(query))), None
+
+        problem = trained(inputs, shares, unbiased=True)
+        return PreparedCall(call, self.prepare(inputs).arguments, LAYER_OUTPUTS, problem=problem)

@@ -1,0 +1,30 @@
+"""Running statistics of batch norms: what steps of training leave for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from suite.spec.inputs import Inputs
+
+STEPS = (1.0, 2.0)
+"""What the query is multiplied by in each step of training."""
+
+
+def can_train(inputs: Inputs) -> bool:
+    """Whether statistics that training leaves are told apart in what evaluation answers: 16 bits store
+    them coarsely."""
+    held = inputs.operator.statistics
+    return bool(held) and not inputs.training and not inputs.dtype.is_half
+
+
+def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> Inputs:
+    """The evaluation after a step of training on each of `STEPS`. Of the new statistics the batch has
+    one of the `shares`, the old ones the rest; `unbiased`: its variance is divided by n - 1."""
+    mean, variance = inputs.parameters["mean"], inputs.parameters["variance"]
+    count = inputs.query.shape[0] * inputs.query.shape[1]
+    for factor, share in zip(STEPS, shares, strict=True):
+        batch = factor * inputs.query
+        spread = batch.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
+        mean = (1 - share) * mean + share * batch.mean((0, 1))
+        variance = (1 - share) * variance + share * spread
+    return inputs.replace(mean=mean, variance=variance)
