@@ -11,7 +11,10 @@ from suite.spec.case import Case
 from suite.spec.catalogue import asked, parsed
 from suite.spec.dtypes import DTYPES
 
+SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
+
 FIRST = (
+    SLIDING,
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -33,12 +36,9 @@ MASKED_SAMPLE = "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/dense"
 
 ONE_SAMPLE = "multi-head/none/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self"
 
-SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
-
 MORE = (
     ONE_SAMPLE,
     MASKED_SAMPLE,
-    SLIDING,
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
