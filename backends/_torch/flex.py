@@ -142,8 +142,9 @@ class Flex(Implementation):
         block_masks: list[Any] = []
 
         def block_mask() -> Any:
-            # As people write it: None where samples or heads have one mask.
-            batch, heads = (None if size == 1 else size for size in leading)
+            # As people write it: None where samples or heads, if there are any, have one mask.
+            both = zip(leading, (s.B, s.H), strict=True)
+            batch, heads = (None if size == 1 <= count else count for size, count in both)
             return create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, device=backend.device)
 
         def ahead() -> None:
