@@ -36,9 +36,14 @@ class FlaxNorm(Implementation):
         return self.call(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = {"use_fast_variance=False": self.call(inputs, use_fast_variance=False)}
+        slow = {"use_fast_variance": False}
+        calls = {
+            "use_fast_variance=False": self.call(inputs, **slow),
+            "dtype=None": self.call(inputs, dtype=None),
+        }
         if self.hides(inputs):
             calls["mask"] = self.call(inputs, masked=True)
+            calls["mask, use_fast_variance=False"] = self.call(inputs, masked=True, **slow)
         if can_train(inputs):
             problem = trained(inputs, (0.01, 0.01))
             after = self.call(inputs, steps=STEPS)
