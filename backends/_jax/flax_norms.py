@@ -36,7 +36,7 @@ class FlaxNorm(Implementation):
         return self.call(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        slow = {"use_fast_variance": False}
+        slow: dict[str, Any] = {"use_fast_variance": False}
         calls = {
             "use_fast_variance=False": self.call(inputs, **slow),
             "dtype=None": self.call(inputs, dtype=None),
