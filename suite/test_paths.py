@@ -44,7 +44,7 @@ MORE = (
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
-    "multi-head/none/mha/{dt}/b2h3q5k5d4/e12.12.12.12/self",
+    "multi-head/none/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self",
     "multi-head/bool.b1qk/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",

@@ -57,7 +57,7 @@ ADDED = (
 LATER = (
     *SIZES, ONE_SAMPLE, MASKED_SAMPLE, SLIDING,
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
-    "multi-head/none/mha/{dt}/b2h3q5k5d4/e12.12.12.12/self",
+    "multi-head/none/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self",
     "multi-head/none/mha/{dt}/b2h1q5k9d12/e12.12.12.12",
     "multi-head/pad/mha/{dt}/b1h2q3k1025d4/e8.8.8.8",
     "dot/pad/mha/{dt}/b1h1q3k1025d8/e8.8.8.8",

@@ -42,7 +42,11 @@ DOT = Operator(
             "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
             "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
         ),
-        ("dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6", "dot/pad/mha/{dt}/b1h1q3k1025d8/e8.8.8.8"),
+        (
+            "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+            "dot/pad/mha/f32/b1h1q3k1025d8/e8.8.8.8",
+            "dot/pad/mha/bf16/b1h1q3k1025d8/e8.8.8.8",
+        ),
         EVERY_DTYPE,
     ),
     gradients=listed(
