@@ -308,8 +308,7 @@ class ScaleOnePercentOff(Eager):
 
 @mutant("values")
 class HiddenByInfinityAlone(Kernel):
-    """Scores far below the largest of their row are raised, so that exp does not underflow, but for
-    those of minus infinity."""
+    """Scores far below the largest of their row are raised, but for those of minus infinity."""
 
     def shifted(self, scores: np.ndarray) -> np.ndarray:
         shifted = super().shifted(scores)

@@ -88,10 +88,10 @@ class LayerKernel(Drops, Stated):
         return self.asked(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = {
-            "train": self.asked(inputs, training=True),
-            "no-grad": self.asked(inputs, gradients=False),
-        }
+        found = {"no-grad": self.asked(inputs, gradients=False)}
+        if not inputs.operator.attends:
+            return found
+        found["train"] = self.asked(inputs, training=True)
         if inputs.returned == "none":
             found["weights"] = self.asked(inputs, returned="head")
         if inputs.mask is not None:
