@@ -80,7 +80,7 @@ class MultiHeadUpdated(MultiHeadPlain):
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         # A model of symbols has no cache of a known size.
         ways = super().ways(inputs)
-        return {name: way for name, way in ways.items() if "through" not in way}
+        return {name: way for name, way in ways.items() if way.get("through", "gate") == "gate"}
 
 
 class MultiHeadStatic(MultiHeadUpdated):
