@@ -58,6 +58,11 @@ def flag_means(part: Causal, form: str) -> bool:
     return form == "flag" or not part.bottom_right
 
 
+def causal_alone(inputs: Inputs) -> bool:
+    """Whether the mask is causal from the first key on, and nothing besides."""
+    return isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
+
+
 def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
     """The dense form of the masks that no flag expresses, or of the mask given as an array."""
     if inputs.mask_array is not None:

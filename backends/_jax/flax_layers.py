@@ -11,12 +11,11 @@ import numpy as np
 
 from backends._jax.engine import JaxEngine
 from backends.declared import LAYER_FEATURES, Declared
-from backends.masks import LayerMasks, full, rank4
+from backends.masks import LayerMasks, causal_alone, full, rank4
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
@@ -215,9 +214,8 @@ def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any]) -> Any:
 
 def decodes(inputs: Inputs) -> bool:
     """Whether decoding row by row answers the same: self-attention under a causal mask alone."""
-    causal = isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
     whole = not (inputs.squeezed or inputs.training or inputs.bias is not None)
-    return causal and whole and inputs.self_attention and inputs.returned == "none"
+    return causal_alone(inputs) and whole and inputs.self_attention and inputs.returned == "none"
 
 
 def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:

@@ -82,11 +82,7 @@ class Nnx(FlaxLayer):
                     setattr(getattr(layer, part), what, nnx.Param(array))
             if view in ("eval", "train"):
                 getattr(layer, view)()
-            causal = (
-                {}
-                if row_by_row
-                else {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
-            )
+            causal = {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
 
             def called(layer: Any, arrays: dict[str, Any], key: Any) -> tuple[Any, Any]:
                 rngs = nnx.Rngs(dropout=key)
@@ -116,7 +112,8 @@ class Nnx(FlaxLayer):
             "nnx.jit": {"jit": True},
         }
         if decodes(inputs):
-            flags["decode"] = {"decodes": True}
+            # A row has no future: the cache hides it, and a flag would hide the past.
+            flags["decode"] = {"decodes": True, "flag": False}
         return flags
 
 

@@ -12,13 +12,12 @@ from backends._torch.engine import TorchEngine
 from backends._torch.functional import QKV, weights
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
 from backends.declared import LAYER_FEATURES, Declared
-from backends.masks import LayerMasks, full
+from backends.masks import LayerMasks, causal_alone, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.textbook import Operations, textbooks
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
@@ -220,7 +219,6 @@ class MultiheadAttention(Implementation):
         return full(mask, inputs).reshape(s.B * s.H, s.Lq, s.Lk).copy()
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        alone = isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
         flags: dict[str, dict[str, Any]] = {
             "train()": {"train": True},
             "no_grad": {"no_grad": True},
@@ -235,7 +233,7 @@ class MultiheadAttention(Implementation):
         if inputs.mask is not None or inputs.mask_array is not None:
             flags["float mask"] = {"float_mask": True}
             flags["float mask, no_grad"] = {"float_mask": True, "no_grad": True}
-        if alone and inputs.bias is None:
+        if causal_alone(inputs) and inputs.bias is None:
             flags["is_causal hint"] = {"hint": True}
             flags["is_causal hint, no_grad"] = {"hint": True, "no_grad": True}
             if inputs.returned == "none":

@@ -18,7 +18,7 @@ from backends._torch.attention import SUBNORMAL, Sdpa
 from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_of, rank4, split_native
+from backends.masks import Native, causal_alone, dense_of, rank4, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case
@@ -206,7 +206,7 @@ class SdpaForward(ModelAttention):
         return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
 
     def flagged(self, inputs: Inputs) -> bool:
-        return isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
+        return causal_alone(inputs)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
         return {

@@ -225,7 +225,7 @@ class Plan:
             left.entries = [
                 e
                 for e in manifest.entries
-                if self.speaks_of(e) and not (filtered and self.asked_of(e) - names)
+                if (asked := self.asked_of(e)) and not (filtered and asked - names)
             ]
             if not left.entries:
                 continue
@@ -249,10 +249,6 @@ class Plan:
                 for case in asked_at_full(check, i):
                     if i.unsupported(case) is None:
                         yield i.name, check.name, case.id
-
-    def speaks_of(self, entry: Expectation) -> bool:
-        """Whether an entry names an implementation of the modes that are asked."""
-        return bool(self.asked_of(entry))
 
     def asked_of(self, entry: Expectation) -> set[str]:
         """The implementations of the modes that are asked which an entry names."""

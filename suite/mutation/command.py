@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from suite.mutation.run import Judge, Mutant, NotGreen, mutants
+from suite.mutation.run import Judge, NotGreen, mutants
 from suite.mutation.targets import FRAMEWORKS, targets
 from suite.records import faults, machine
 from suite.records.faults import SEEN, STATUSES, FaultHeader, FaultRecord
@@ -64,8 +64,9 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> int:
     counts: Counter[str] = Counter()
     finished = False
     try:
-        unseen = [mutant for mutant in chosen if _key(mutant) not in before]
-        seen = (before[_key(mutant)] for mutant in chosen if _key(mutant) in before)
+        keys = [m.key(version(m.target.distribution), arguments.level) for m in chosen]
+        unseen = [mutant for mutant, key in zip(chosen, keys, strict=True) if key not in before]
+        seen = (before[key] for key in keys if key in before)
         judged = Judge(arguments.level, arguments.jobs, variables).judged(unseen)
         for record in itertools.chain(seen, judged):
             counts[record.status] += 1
@@ -92,22 +93,8 @@ def seen_below(path: str, level: str) -> dict[tuple[Any, ...], FaultRecord]:
             raise ValueError(
                 f"--after={path} has records of the level {record.level}; expected one below {level}"
             )
-    return {
-        record.key[:-1]: replace(record, level=level)
-        for record in records
-        if record.status in SEEN or record.status == "not-imported"
-    }
-
-
-def _key(mutant: Mutant) -> tuple[Any, ...]:
-    change = mutant.change
-    return (
-        change.module,
-        version(mutant.target.distribution),
-        change.start,
-        change.old,
-        change.new,
-    )
+    told = (record for record in records if record.status in (*SEEN, "not-imported"))
+    return {here.key: here for here in (replace(record, level=level) for record in told)}
 
 
 def _line(record: FaultRecord, place: str) -> str:

@@ -44,6 +44,11 @@ class Mutant:
     target: Target
     change: Change
 
+    def key(self, version: str, level: str) -> tuple[str, str, int, str, str, str]:
+        """The key of its record, where its distribution has this version."""
+        c = self.change
+        return (c.module, version, c.start, c.old, c.new, level)
+
 
 def mutants(targets: Sequence[Target], count: int, seed: int) -> list[Mutant]:
     """`count` mutants, drawn evenly from the targets and without repetition; fewer where there are no
@@ -124,8 +129,8 @@ class Judge:
         self, target: Target, results: Path, limit: float | None, change: Change | None
     ) -> tuple[int | None, str]:
         """Exit code and output of a run up to the first failure; None where it did not end in time."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment |= self.variables
+        own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**os.environ, **own, **self.variables}
         environment.pop(VARIABLE, None)
         if change is not None:
             environment[VARIABLE] = json.dumps(asdict(change))

@@ -199,9 +199,7 @@ class Mutants(Source):
         done = self._done()
         self._versions = drawn.versions
         for mutant in drawn.mutants:
-            change, name = mutant.change, drawn.versions[mutant.target.distribution]
-            key = (change.module, name, change.start, change.old, change.new, self._of[1])
-            if key not in done:
+            if mutant.key(drawn.versions[mutant.target.distribution], self._of[1]) not in done:
                 self._waiting.append(mutant)
         first: dict[tuple[str, tuple[str, ...]], Target] = {}
         for mutant in self._waiting:
