@@ -64,6 +64,7 @@ from references.rounding import (
     magnitude,
     narrowed,
     product,
+    settled,
     stored,
     summed,
     together,
@@ -238,7 +239,7 @@ class Attention:
         products = (cotangent.size * output).sum(-1, keepdims=True)
         by_output = (cotangent.size * error + cotangent.error * output).sum(-1, keepdims=True)
         by_output += gamma(width, u.accumulate) * products + (width + 1) * u.step_floor
-        return Bounded(D.value, np.maximum(D.error, by_output))
+        return settled(Bounded(D.value, np.maximum(D.error, by_output)))
 
     def averaged(self, x: Bounded) -> Bounded:
         """sum_j P_j x_j over the keys, which stay with size 1."""

@@ -9,15 +9,26 @@ on in the case's dtype). n roundings in a row are off by at most
 
 relative to the sum of the magnitudes that they round.
 
+Within `drawn` the same steps draw their errors instead: whatever is stored is off by a random part of
+the bound of its own step, and n roundings in a row count as sqrt(n) of them (Higham and Mary 2019:
+roundings that are independent and have the mean zero). This is Monte Carlo arithmetic (Parker 1997): the
+answers of many such passes show what rounding does where it is random, with all that hangs together in
+them.
+
 Every step takes operands that come with bounds, hands on the error it inherits, and adds the one it makes
 (running error analysis). Values are computed in the precision the operands come in, float64 or
 longdouble; errors are float64, and of first order wherever `references.softmax` does not say otherwise.
 
-Source: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 3.1 and 3.3.
+Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 3.1 and 3.3; Higham,
+Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019; Parker,
+Monte Carlo Arithmetic, UCLA CSD-970002, 1997.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -117,6 +128,11 @@ class Bounded:
         return self.value.shape
 
     @property
+    def parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Value and error."""
+        return self.value, self.error
+
+    @property
     def swapped(self) -> Bounded:
         """The array with its last two axes exchanged."""
         return Bounded(self.value.swapaxes(-1, -2), self.error.swapaxes(-1, -2))
@@ -175,7 +191,10 @@ def gamma(n: float, u: float) -> float: ...
 @overload
 def gamma(n: np.ndarray, u: float) -> np.ndarray: ...
 def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
-    """gamma_n(u) = n u / (1 - n u); infinite where n u reaches 1."""
+    """gamma_n(u) = n u / (1 - n u); infinite where n u reaches 1. Where errors are drawn sqrt(n) u, for n
+    random roundings in a row."""
+    if drawing():
+        return np.sqrt(n) * u
     nu = n * u
     if not isinstance(nu, np.ndarray):
         return nu / (1 - nu) if nu < 1 else np.inf
@@ -202,9 +221,37 @@ def narrowed(x: np.ndarray, u: Roundoffs) -> Bounded:
     return Bounded(x, u.input * magnitude(x))
 
 
+_CHANCE: ContextVar[np.random.Generator | None] = ContextVar("chance", default=None)
+
+
+@contextmanager
+def drawn(chance: np.random.Generator) -> Iterator[None]:
+    """Errors are drawn within: every step is off by a random part of its own bound, and hands on a value
+    that has no bound (`settled`)."""
+    token = _CHANCE.set(chance)
+    try:
+        yield
+    finally:
+        _CHANCE.reset(token)
+
+
+def drawing() -> bool:
+    """Whether errors are drawn."""
+    return _CHANCE.get() is not None
+
+
+def settled(x: Bounded) -> Bounded:
+    """`x` as it is where errors are bounded. Where they are drawn, a value within its bound: uniform,
+    each element by itself."""
+    chance = _CHANCE.get()
+    if chance is None:
+        return x
+    return Bounded.exact(x.value + x.error * chance.uniform(-1.0, 1.0, x.shape))
+
+
 def stored(x: Bounded, unit: float, floor: float = 0.0) -> Bounded:
     """`x` rounded once with unit roundoff `unit`; `floor` is the smallest subnormal."""
-    return Bounded(x.value, x.error + unit * x.size + (floor if unit else 0.0))
+    return settled(Bounded(x.value, x.error + unit * x.size + (floor if unit else 0.0)))
 
 
 def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:

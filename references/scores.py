@@ -45,10 +45,11 @@ def scaled_scores(
 
     The query is scaled and stored before the product; scaling the scores rounds less.
     """
+    query = stored(query, u.output)
     exact = query @ key.swapped
     factor, depth = abs(float(scale)), query.shape[-1]
     products = factor * (query.size @ key.swapped.size)
-    error = factor * exact.error + (gamma(depth + 2, u.accumulate) + u.output) * products
+    error = factor * exact.error + gamma(depth + 2, u.accumulate) * products
     error += depth * u.product_underflow
     return stored(Bounded(exact.value * scale, error), 2 * u.score)
 
@@ -69,11 +70,11 @@ class ScaledScores:
     def _capped(self) -> tuple[Bounded, np.ndarray]:
         """S, and tanh(T / cap), zeros without softcap."""
         u, query, key = self.u, self.query, self.key
+        if self.scaled_query:
+            query = stored(query, u.output)
         products = product(query, key.swapped, query.shape[-1], u)
         value = products.value * self.scale
         error = self.factor * products.error + 3 * u.score * magnitude(value)
-        if self.scaled_query:
-            error += u.output * self.factor * (query.size @ key.swapped.size)
         if self.softcap is None:
             return Bounded(value, error), np.zeros(value.shape)
         bend = np.tanh(value / self.softcap)

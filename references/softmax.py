@@ -57,11 +57,11 @@ with attention sinks, ICLR 2024 (sinks).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, gamma, magnitude, stored
+from references.rounding import Bounded, Roundoffs, drawing, gamma, magnitude, settled, stored
 
 NEGLIGIBLE_WEIGHT = 1e-9
 """Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
@@ -163,6 +163,7 @@ def recomputed_weights(
 
     `allowed` says which scores take part, `keys` (...) how many of a row.
     """
+    s, error = settled(Bounded(s, error)).parts
     softmax = Softmax.of(np.where(allowed, s, -np.inf))
     p, total = softmax.weights, softmax.total
     anchor = np.where(softmax.empty, 0, softmax.largest)
@@ -175,7 +176,7 @@ def recomputed_weights(
     error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
     error += weight_rounding(keys[..., None], u) * (weight + error)
     error += np.where(allowed, u.weight_underflow + u.exp_underflow, 0.0)
-    return Bounded(p, np.where(allowed, error, 0.0))
+    return settled(Bounded(p, np.where(allowed, error, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def attend(
     ValueError for another `empty_rows` than those of `EMPTY_ROWS`.
     """
     check_empty_rows(empty_rows, EMPTY_ROWS)
-    s, error = scores.value, scores.error
+    s, error = settled(scores).parts
     Lk = s.shape[-1]
     if allowed is not None:
         hidden = ~np.broadcast_to(allowed, s.shape)
@@ -220,6 +221,12 @@ def attend(
     peak = np.where(weight > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0, keepdims=True)
     moved, factor = weight * d, growth(peak)
 
+    if drawing():
+        # Each weight by itself: random errors of theirs do not add up in an average.
+        off = (d + weight_rounding(n, u) + 2 * u.exp_error) * weight
+        p = settled(Bounded(p, off)).value
+        weight, moved = magnitude(p), np.zeros_like(moved)
+        u = replace(u, weight=0.0, step=0.0, exp_error=0.0)
     output = p @ value.value
     size, v = magnitude(output), magnitude(value.value)
     total = average_error(

@@ -39,6 +39,7 @@ from dataclasses import replace
 
 import numpy as np
 from scipy.special import lambertw
+from scipy.stats import t as student
 
 from backends.protocol import Declared
 from references.rounding import Roundoffs
@@ -132,6 +133,15 @@ def rms_limit(independent: float) -> float:
     surprise = -2 * np.log(RMS_FALSE_ALARM) / independent
     mean_square = -float(lambertw(-np.exp(-1 - surprise), -1).real)
     return max(RMS_LIMIT, float(np.sqrt(mean_square)))
+
+
+def shift_limit(freedom: float) -> float:
+    """The largest sum of random errors, in standard deviations, where the deviation is an estimate with
+    `freedom` degrees of freedom: what a healthy answer passes with a probability of `RMS_FALSE_ALARM`.
+
+    Student's t. Sums of roundings have lighter tails than the normal distribution (see `rms_limit`).
+    """
+    return float(student.isf(RMS_FALSE_ALARM / 2, freedom))
 
 
 def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:

@@ -38,6 +38,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_shapes,
     faults_sinks,
     faults_softmax,
+    faults_spread,
     faults_state,
 )
 from tests.mutants.backend import KernelBackend

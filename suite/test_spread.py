@@ -1,0 +1,110 @@
+"""Promise: errors are no larger than random roundings make them, and no part of them goes with the
+answer, or with what one array would change: no layer and no gradient is off by 1 % in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from suite.judge import elections
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.derivative import differentiate
+from suite.judge.spread import DRAWS, Spread, directions, forward_drawn, gradients_drawn
+from suite.judge.tolerance import RMS_CLASSES
+from suite.judge.verdict import NotApplicable
+from suite.spec.case import Case
+from suite.spec.catalogue import filled, parsed
+from suite.spec.inputs import Inputs, draw, draw_cotangent
+
+HALVES = ("bf16", "f16")
+
+SHORT = ("sdpa/none/mha/{dt}/b4h4q4k4d4", "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12")
+
+# Enough numbers that what goes with a direction stands out of the roundings of bfloat16.
+WIDE = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8",
+    "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
+    "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    "rotary/none/mha/{dt}/b2h3q17k1d16",
+    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+)
+WIDE_ALONE = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0",
+    "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24",
+    "self-attention/none/mha/{dt}/b8h1q17k17d8v12/e24.24.24.12/self",
+    "additive/none/mha/{dt}/b8h1q17k23d16v14/e12.10.14.14",
+    "dot/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
+    "concat/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
+    "masked/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
+)
+"""Those that no other check asks for."""
+
+LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
+"""What the sums of long rows may lose in the worst case hides a key, or ten."""
+
+
+def short_and_wide(level: str) -> tuple[Case, ...]:
+    if level == "smoke":
+        return parsed(filled(SHORT, ("bf16",)))
+    return parsed(filled((*SHORT, *WIDE, *WIDE_ALONE), HALVES))
+
+
+def with_long_rows(level: str) -> tuple[Case, ...]:
+    more = () if level == "smoke" else parsed(filled((LONG,), ("f32", *HALVES)))
+    return (*short_and_wide(level), *more)
+
+
+@check(with_long_rows)
+def test_spread(cell: Cell) -> None:
+    """Of the output. Constants that are rounded once, the same for all elements, go with a direction in
+    float32: there the size alone is judged."""
+    refuse_other_models(cell)
+    u = cell.rounding.roundoffs(cell.inputs)
+    output = Spread("the output")
+    for inputs, _ in draws(cell):
+        drawn = forward_drawn(inputs, u)
+        along = {"the answer": drawn.exact, **directions(inputs)} if inputs.dtype.is_half else {}
+        output.add(cell.run(inputs).arrays["output"], drawn, along)
+    settle(cell, [output])
+
+
+@check(short_and_wide, ("gradient",))
+def test_gradient_spread(cell: Cell) -> None:
+    """Of every gradient."""
+    refuse_other_models(cell)
+    u = cell.rounding.roundoffs(cell.inputs, backward=True)
+    found: dict[str, Spread] = {}
+    for inputs, seed in draws(cell):
+        cotangent = draw_cotangent(inputs.case, seed)
+        _, gradients = differentiate(cell, inputs, cotangent=cotangent)
+        drawn = gradients_drawn(inputs, cotangent, u)
+        for name, values in gradients.items():
+            spread = found.setdefault(name, Spread(f"the gradient of the {name}"))
+            spread.add(values, drawn[name], {"the gradient": drawn[name].exact})
+    settle(cell, list(found.values()))
+
+
+def refuse_other_models(cell: Cell) -> None:
+    """Raise NotApplicable where roundings are not random, or not all known."""
+    if not cell.implementation.declared.takes_parameters:
+        raise NotApplicable("the layer takes no parameters: only what needs none is judged")
+    if cell.numerics not in RMS_CLASSES:
+        raise NotApplicable(f"sums in the dtype of the case ({cell.numerics}) are not modelled")
+    if cell.rounding.cut_products:
+        raise NotApplicable("what is cut off as it is stored is off to one side")
+
+
+def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
+    """The inputs of the case, drawn with several seeds, and the seeds."""
+    case = cell.inputs.case
+    for seed in range(cell.seed * DRAWS, (cell.seed + 1) * DRAWS):
+        yield elections.aligned(draw(case, seed), cell.implementation), seed
+
+
+def settle(cell: Cell, found: list[Spread]) -> None:
+    """Judge the errors of every array."""
+    cell.measured.rms = max(spread.rms for spread in found)
+    for spread in found:
+        spread.judge()

@@ -1,0 +1,91 @@
+"""Mutants that are off by so little, in one dtype or in long rows alone, that every element lies within
+its bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from suite.spec.inputs import Inputs
+from tests.mutants.gradient_kernel import DifferentiableEager
+from tests.mutants.honest_layers import LayerEager
+from tests.mutants.kernel import Call, Fused, Kernel
+from tests.mutants.layer_gradient_kernel import Arrays, LayerDifferentiable
+from tests.mutants.layer_kernel import LayerCall
+from tests.mutants.registry import mutant
+
+
+def off(x: np.ndarray, dtype: str, only: str = "bf16", by: float = 1.01) -> np.ndarray:
+    """x, larger by a factor in the dtype `only`."""
+    return x * x.dtype.type(by) if dtype == only else x
+
+
+@mutant("spread")
+class LayerOutputOff(LayerEager):
+    """What a layer attends to is off by 1 % in bfloat16, before its last projection."""
+
+    def merge(self, heads: np.ndarray, call: LayerCall) -> np.ndarray:
+        return off(super().merge(heads, call), call.fmt.name)
+
+
+@mutant("spread")
+class LayerScoresOff(LayerEager):
+    """The scores of a layer are off by 1 % in bfloat16."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        return off(super().scores(query, key, call), call.fmt.name)
+
+
+@mutant("spread")
+class ScaleOffByAThousandth(Fused):
+    """The scale is off by 0.1 % in float16, in a kernel that stores its weights."""
+
+    def factor(self, call: Call) -> float:
+        return super().factor(call) * (1.001 if call.fmt.name == "f16" else 1.0)
+
+
+@mutant("spread")
+class BlockOfLongRowsOff(Kernel):
+    """In rows of more than 512 keys the scores of one block are off by 0.002, in float32."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        scores = super().scores(query, key, call)
+        if call.sizes.Lk > 512 and call.fmt.name == "f32":
+            scores[..., 256:320] += np.float32(0.002)
+        return scores
+
+
+@mutant("gradient_spread")
+class QueryGradientOff(DifferentiableEager):
+    """The gradient of the queries is off by 1 % in bfloat16."""
+
+    def backward(
+        self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
+    ) -> dict[str, np.ndarray | None]:
+        found = super().backward(call, cotangent, wrt)
+        assert found["query"] is not None
+        return found | {"query": off(found["query"], call.fmt.name)}
+
+
+class OneGradientOff(LayerDifferentiable):
+    """The gradient called `of` is off by 1 % in bfloat16, in a layer that declares to store its steps."""
+
+    numerics: Any = "eager"
+    of = "query_kernel"
+
+    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        found = super().gradients(given, cotangent, inputs)
+        return found | {self.of: off(found[self.of], inputs.dtype.name)}
+
+
+@mutant("gradient_spread")
+class KernelGradientOff(OneGradientOff):
+    """The gradient of the kernel of queries is off by 1 % in bfloat16."""
+
+
+@mutant("gradient_spread")
+class KeyGradientOff(OneGradientOff):
+    """The gradient that a layer hands on to its keys is off by 1 % in bfloat16."""
+
+    of = "key"

@@ -1,0 +1,129 @@
+"""Promise: errors are drawn in the places and of the sizes that the bounds have, and what goes beyond
+them, or with a direction, is told by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import references
+from references.rounding import Bounded, drawing, drawn, gamma, stored
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.spread import (
+    DRAWS,
+    PASSES,
+    Drawn,
+    Spread,
+    directions,
+    forward_drawn,
+    gradients_drawn,
+)
+from suite.judge.tolerance import RMS_FALSE_ALARM, shift_limit
+from suite.judge.verdict import Deviation
+from suite.spec.catalogue import parsed
+from suite.spec.inputs import draw, draw_cotangent
+from suite.test_spread import WIDE, WIDE_ALONE
+
+CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_ALONE))
+
+
+def test_a_step_draws_within_its_bound_and_hands_on_no_error() -> None:
+    x = Bounded(np.linspace(-2, 2, 1001), np.full(1001, 0.5))
+    assert stored(x, 0.25).error.max() == 0.5 + 0.25 * 2.5
+    with drawn(np.random.default_rng(0)):
+        assert drawing()
+        y = stored(x, 0.25)
+    assert not drawing()
+    assert not y.error.any()
+    off = np.abs(y.value - x.value) / stored(x, 0.25).error
+    assert 0.9 < off.max() <= 1
+    assert abs(off.mean() - 0.5) < 0.05
+
+
+def test_roundings_in_a_row_count_as_their_root() -> None:
+    with drawn(np.random.default_rng(0)):
+        assert gamma(100, 1e-3) == pytest.approx(1e-2)
+    assert gamma(100, 1e-3) == pytest.approx(0.1 / 0.9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_drawn_lies_within_the_bounds(case) -> None:
+    """To first order: drawn steps build on drawn steps."""
+    inputs, rounding = draw(case, 3), Rounding("stepwise")
+    found = {"output": forward_drawn(inputs, rounding.roundoffs(inputs))}
+    bounds = {"output": Oracle.forward(inputs, rounding).bound()}
+    if case.operator.attends:
+        cotangent = draw_cotangent(case, 3)
+        oracle = Oracle.vjp(inputs, cotangent, rounding)
+        found |= gradients_drawn(inputs, cotangent, rounding.roundoffs(inputs, backward=True))
+        bounds |= {name: oracle.bound(name) for name in found if name != "output"}
+    for name, one in found.items():
+        assert one.errors.shape == (PASSES, one.exact.size)
+        worst = np.abs(one.errors).max(0) / bounds[name].ravel()
+        assert 0 < worst.max() <= 1.05, name
+        assert len({tuple(errors) for errors in one.errors}) == PASSES
+
+
+def test_a_pass_is_the_same_each_time() -> None:
+    inputs = draw(CASES[0], 5)
+    u = Rounding("eager").roundoffs(inputs)
+    first = forward_drawn(inputs, u)
+    again = forward_drawn(draw(CASES[0], 6), u)
+    reference = references.of(inputs.operator).forward
+    exact = Oracle.forward(inputs, Rounding("eager")).expected["output"].value
+    assert not np.array_equal(first.errors, again.errors)
+    np.testing.assert_allclose(first.exact, exact, rtol=0, atol=1e-15)
+    assert reference(inputs, u).arrays["output"].error.any()
+
+
+def test_a_direction_is_the_change_by_the_whole_array() -> None:
+    inputs = draw(CASES[0], 1)
+    along = directions(inputs)
+    assert set(along) == {"query", "key", "value"}
+    exact = forward_drawn(inputs, Rounding("exact").roundoffs(inputs)).exact
+    np.testing.assert_allclose(along["value"], exact, atol=1e-12)
+    longer = inputs.replace(query=inputs.query * (1 + 1e-6))
+    moved = forward_drawn(longer, Rounding("exact").roundoffs(inputs)).exact
+    np.testing.assert_allclose((moved - exact) / 1e-6, along["query"], rtol=0, atol=1e-5)
+
+
+def test_the_limit_is_that_of_student() -> None:
+    assert shift_limit(1e9) == pytest.approx(norm.isf(RMS_FALSE_ALARM / 2), rel=1e-6)
+    assert 8 < shift_limit(DRAWS * PASSES) < 8.3
+
+
+def spread_of(error: np.ndarray, scale: float = 1.0) -> Spread:
+    """What is judged of an error (n,) beside normal ones of the size `scale`, for an answer of ones."""
+    chance = np.random.default_rng(1)
+    found = Spread("the answer")
+    for _ in range(DRAWS):
+        errors = scale * chance.standard_normal((PASSES, error.size))
+        exact = np.ones(error.size)
+        found.add(exact + error, Drawn(exact, errors), {"a gain": exact})
+    return found
+
+
+def test_errors_like_those_drawn_pass() -> None:
+    chance = np.random.default_rng(2)
+    found = spread_of(0.3 * chance.standard_normal(1000))
+    found.judge()
+    assert found.rms == pytest.approx(0.3, rel=0.1)
+    spread_of(np.zeros(1000)).judge()
+
+
+def test_errors_that_are_too_large_fail() -> None:
+    chance = np.random.default_rng(2)
+    with pytest.raises(Deviation, match=r"the answer, 6 draws: errors are 3\.\d+ times as large"):
+        spread_of(3.3 * chance.standard_normal(1000)).judge()
+
+
+def test_errors_that_go_with_a_direction_fail_and_say_by_how_much() -> None:
+    """A tenth of what one element may err, in all of a thousand."""
+    with pytest.raises(Deviation, match=r"go with a gain, as if that were off by 20 %: 1\d\.\d"):
+        spread_of(np.full(1000, 0.2)).judge()
+
+
+def test_errors_where_none_may_be_are_infinite() -> None:
+    with pytest.raises(Deviation, match="errors are inf times as large"):
+        spread_of(np.full(10, 0.1), scale=0.0).judge()
