@@ -51,6 +51,14 @@ LAYER_FEATURES = frozenset(
 )  # fmt: skip
 """What a layer around attention can do; dropout is declared for itself."""
 
+ENCODER_FEATURES = frozenset(
+    {
+        "mask", "causal", "window", "padding", "mask-array", "native-causal", "other-shapes", "gradient",
+        "head-width", "batch", "squeezed", "odd-heads", "pre-norm", "gelu",
+    }
+)  # fmt: skip
+"""What a layer of an encoder can do."""
+
 ROTARY_FEATURES = frozenset(
     {
         "interleaved", "halves", "rotary-base", "partial-rotation", "gathered-positions",

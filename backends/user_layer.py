@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from backends.claims import Claims
-from backends.declared import LAYER_FEATURES, UsageError
+from backends.declared import ENCODER_FEATURES, LAYER_FEATURES, UsageError
 from backends.masks import LayerMasks, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -28,6 +28,9 @@ CONFIGURATION = {
     "key_heads": "grouped-heads",
     "key_size": "head-width",
     "value_size": "value-size",
+    "hidden_width": "",
+    "norm_first": "pre-norm",
+    "activation": "gelu",
     "bias": "no-projection-bias",
     "rate": "dropout",
     "dtype": "",
@@ -93,7 +96,7 @@ class UserLayer(Implementation):
             check_unused(f"layer {name}", _unused(called), CALL, self.call_keywords)
             self.check_read(name, case)
         declared = claims.declared(
-            LAYER_FEATURES,
+            LAYER_FEATURES | ENCODER_FEATURES,
             refusals=self.refusals(projects="output_kernel" in case.axes),
             takes_parameters=takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory_keywords else "",
@@ -200,7 +203,10 @@ class UserLayer(Implementation):
         return {
             "query_width": w.query, "key_width": w.key, "value_width": w.value,
             "output_width": w.output, "heads": s.H, "key_heads": s.Hkv, "key_size": s.D,
-            "value_size": s.Dv, "bias": "query_bias" in inputs.parameters, "rate": inputs.rate,
+            "value_size": s.Dv, "hidden_width": inputs.letters["o"],
+            "norm_first": bool(inputs.case.option("pre")),
+            "activation": inputs.case.option("activation"),
+            "bias": "query_bias" in inputs.parameters, "rate": inputs.rate,
             "dtype": inputs.dtype.long_name,
         }  # fmt: skip
 

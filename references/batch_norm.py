@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from references import norms
 from references.norms import Norm
 from references.outputs import Outputs, wide
 from references.rounding import Roundoffs
@@ -24,7 +25,7 @@ from suite.spec.operators.layer_norm import EPSILON
 def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
     x = wide(inputs)
     learned = None if inputs.training else (x["mean"], x["variance"])
-    return Norm(inputs, (0, 1), learned, EPSILON, u)
+    return norms.of(inputs, (0, 1), learned, EPSILON, u)
 
 
 @np.errstate(all="ignore")
@@ -33,7 +34,7 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
 
     There are no rows without keys: `empty_rows` is of no influence.
     """
-    return _norm(inputs, rounding).forward()
+    return norms.forward(_norm(inputs, rounding))
 
 
 @np.errstate(all="ignore")
@@ -41,7 +42,7 @@ def vjp(
     inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
 ) -> Outputs:
     """The gradients of query, gain and offset, in their shapes, for a cotangent (B, L, E)."""
-    return _norm(inputs, rounding).vjp(cotangent)
+    return norms.vjp(_norm(inputs, rounding), inputs, cotangent)
 
 
 @np.errstate(all="ignore")
@@ -55,4 +56,4 @@ def jvp(
 
     Raises ValueError for the tangent of a statistic or an unknown array.
     """
-    return _norm(inputs, rounding).jvp(tangents)
+    return norms.jvp(_norm(inputs, rounding), inputs, tangents)

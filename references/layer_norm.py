@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from references import norms
 from references.norms import Norm
 from references.outputs import Outputs
 from references.rounding import Roundoffs
@@ -20,7 +21,7 @@ from suite.spec.operators.layer_norm import EPSILON
 
 
 def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
-    return Norm(inputs, (2,), None, EPSILON, u)
+    return norms.of(inputs, (2,), None, EPSILON, u)
 
 
 @np.errstate(all="ignore")
@@ -29,7 +30,7 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
 
     There are no rows without keys: `empty_rows` is of no influence.
     """
-    return _norm(inputs, rounding).forward()
+    return norms.forward(_norm(inputs, rounding))
 
 
 @np.errstate(all="ignore")
@@ -37,7 +38,7 @@ def vjp(
     inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
 ) -> Outputs:
     """The gradients of query, gain and offset, in their shapes, for a cotangent (B, L, E)."""
-    return _norm(inputs, rounding).vjp(cotangent)
+    return norms.vjp(_norm(inputs, rounding), inputs, cotangent)
 
 
 @np.errstate(all="ignore")
@@ -51,4 +52,4 @@ def jvp(
 
     Raises ValueError for the tangent of an unknown array.
     """
-    return _norm(inputs, rounding).jvp(tangents)
+    return norms.jvp(_norm(inputs, rounding), inputs, tangents)

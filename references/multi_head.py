@@ -30,20 +30,21 @@ from references.projections import (
 )
 from references.rounding import Bounded, Roundoffs, narrowed, stored, together
 from references.scores import ScaledScores, scaled_scores
-from references.softmax import attend
+from references.softmax import Attended, attend
 from suite.spec.inputs import OPERANDS, Inputs
 
 PROJECTED = ("query", "key", "value")
 
 
-class _Layer:
-    """The arrays of a layer and its projections, (B, heads, L, size) each."""
+class Layer:
+    """The arrays of a layer and its projections, (B, heads, L, size) each. `x` (B, L, E) stands for
+    query, key and value where these are no inputs of its own."""
 
-    def __init__(self, inputs: Inputs, u: Roundoffs) -> None:
+    def __init__(self, inputs: Inputs, u: Roundoffs, x: Bounded | None = None) -> None:
         self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
         self.group = inputs.sizes.group
         self.arrays = wide(inputs)
-        self.x = {name: narrowed(self.arrays[name], u) for name in PROJECTED}
+        self.x = {n: narrowed(self.arrays[n], u) if x is None else x for n in PROJECTED}
         self.projected = {
             n: linear(x, self.kernel(n), self.arrays.get(f"{n}_bias"), u).moved(2, 1)
             for n, x in self.x.items()
@@ -69,19 +70,13 @@ class _Layer:
         B, _, Lq, _ = heads.shape
         return heads.moved(1, 2).reshape(B, Lq, self.sizes.H * self.sizes.Dv)
 
-
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """Output (B, Lq, Eo) and weights, where they are asked for, with their bounds.
-
-    `empty_rows` is that of `references.softmax.attend`; raises ValueError for another one, and
-    NoExtendedPrecision.
-    """
-    u, layer = rounding, _Layer(inputs, rounding)
-    q, k, v = (layer.projected[name] for name in PROJECTED)
-    k, v = layer.by_query_head(k), layer.by_query_head(v)
-    allowed, bias = inputs.dense_mask, layer.arrays.get("bias")
-    with np.errstate(all="ignore"):
-        scores = scaled_scores(q, k, layer.scale, u)
+    def forward(self, empty_rows: str) -> tuple[Bounded, Attended]:
+        """The output (B, Lq, Eo), and what its heads attend to."""
+        u = self.u
+        q, k, v = (self.projected[name] for name in PROJECTED)
+        k, v = self.by_query_head(k), self.by_query_head(v)
+        allowed, bias = self.inputs.dense_mask, self.arrays.get("bias")
+        scores = scaled_scores(q, k, self.scale, u)
         if bias is not None:
             hides = np.isneginf(bias)
             if hides.any():
@@ -89,17 +84,31 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
             finite = np.broadcast_to(np.where(hides, 0.0, bias), scores.shape)
             scores = stored(scores + Bounded.exact(finite), u.score)
         attended = attend(scores, v, allowed, u, empty_rows)
-        output = layer.joined(attended.output)
-        if layer.mixing is not None:
-            output = linear(output, layer.mixing, layer.arrays.get("output_bias"), u)
-    return layer_outputs(inputs, output, attended.weights, attended.keys, u)
+        output = self.joined(attended.output)
+        if self.mixing is not None:
+            output = linear(output, self.mixing, self.arrays.get("output_bias"), u)
+        return output, attended
 
 
-class _Chain(_Layer):
+def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
+    """Output (B, Lq, Eo) and weights, where they are asked for, with their bounds.
+
+    `empty_rows` is that of `references.softmax.attend`; raises ValueError for another one, and
+    NoExtendedPrecision.
+    """
+    layer = Layer(inputs, rounding)
+    with np.errstate(all="ignore"):
+        output, attended = layer.forward(empty_rows)
+    return layer_outputs(inputs, output, attended.weights, attended.keys, rounding)
+
+
+class Chain(Layer):
     """The scores and the attention behind the projections, as derivatives have them."""
 
-    def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> None:
-        super().__init__(inputs, u)
+    def __init__(
+        self, inputs: Inputs, u: Roundoffs, empty_rows: str, x: Bounded | None = None
+    ) -> None:
+        super().__init__(inputs, u, x)
         s = self.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)
         self.pairs = Pairs(shape, inputs.dense_mask, self.arrays.get("bias"), empty_rows)
@@ -117,6 +126,65 @@ class _Chain(_Layer):
         average = self.attention.average(self.by_query_head(self.projected["value"]))
         return self.joined(stored(average, self.u.output, self.u.floor))
 
+    def gradients(self, dy: Bounded) -> dict[str, Bounded]:
+        """Those of every array, for dy (B, Lq, Eo); see `vjp`."""
+        u, s, inputs, attention = self.u, self.sizes, self.inputs, self.attention
+        arrays: dict[str, Bounded] = {}
+        flat = dy
+        if self.mixing is not None:
+            flat = input_gradient(dy, self.mixing, u)
+            kernel = self.kernel("output")
+            arrays["output_kernel"] = kernel_gradient(self.heads, dy, u).reshape(*kernel.shape)
+        if "output_bias" in self.arrays:
+            arrays["output_bias"] = bias_gradient(dy, u, "output_bias")
+        dO = flat.reshape(s.B, s.Lq, s.H, s.Dv).moved(2, 1)
+        dS = attention.score_gradient(dO)
+        dQ, dK = self.scores.gradients(dS)
+        if inputs.bias is not None:
+            arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
+        projected = {"query": dQ, "key": dK, "value": attention.value_gradient(dO)}
+        joined = {n: d.moved(1, 2).reshape(s.B, d.shape[2], -1) for n, d in projected.items()}
+        for name, d in joined.items():
+            kernel = self.kernel(name)
+            arrays[name] = input_gradient(d, kernel, u)
+            arrays[f"{name}_kernel"] = kernel_gradient(self.x[name], d, u).reshape(*kernel.shape)
+            if f"{name}_bias" in self.arrays:
+                db = bias_gradient(d, u, f"{name}_bias")
+                arrays[f"{name}_bias"] = db.reshape(*kernel.shape[1:])
+        if inputs.self_attention:
+            received = [arrays.pop(name) for name in PROJECTED]
+            kernels = [self.kernel(name) for name in PROJECTED]
+            arrays["query"] = from_one_tensor(received, list(joined.values()), kernels, u)
+        return arrays
+
+    def tangent(self, operands: Mapping[str, Bounded], moved: Mapping[str, np.ndarray]) -> Bounded:
+        """How the output moves, (B, Lq, Eo), as `operands` do (query, key, value, bias), and the
+        parameters that are among `moved`."""
+        u = self.u
+
+        def projected(name: str) -> Bounded | None:
+            tangent = linear_tangent(
+                self.x[name], self.kernel(name), operands.get(name),
+                moved.get(f"{name}_kernel"), moved.get(f"{name}_bias"), u,
+            )  # fmt: skip
+            return None if tangent is None else tangent.moved(2, 1)
+
+        query, key, value = (projected(name) for name in PROJECTED)
+        key, value = (None if x is None else self.by_query_head(x) for x in (key, value))
+        scores = self.scores.tangent(query, key)
+        bias = self.pairs.moving_bias(operands.get("bias"))
+        heads = self.attention.tangent(together([scores, bias], u.score, u.score_floor), value)
+        output = self.joined(heads)
+        if self.mixing is not None:
+            kernel = moved.get("output_kernel")
+            flat = None if kernel is None else kernel.reshape(self.mixing.shape)
+            total = linear_tangent(
+                self.heads, self.mixing, output, flat, moved.get("output_bias"), u
+            )
+            assert total is not None
+            output = total
+        return output
+
 
 @np.errstate(all="ignore")
 def vjp(
@@ -128,36 +196,9 @@ def vjp(
     cotangent (B, Lq, Eo). `empty_rows` as in `references.derivatives.EMPTY_ROW_GRADIENTS`. Raises
     ValueError for another one, and NoExtendedPrecision.
     """
-    u, chain = rounding, _Chain(inputs, rounding, empty_rows)
-    s, attention = inputs.sizes, chain.attention
-    dy = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], u)
-    arrays: dict[str, Bounded] = {}
-    flat = dy
-    if chain.mixing is not None:
-        flat = input_gradient(dy, chain.mixing, u)
-        kernel = chain.kernel("output")
-        arrays["output_kernel"] = kernel_gradient(chain.heads, dy, u).reshape(*kernel.shape)
-    if "output_bias" in chain.arrays:
-        arrays["output_bias"] = bias_gradient(dy, u, "output_bias")
-    dO = flat.reshape(s.B, s.Lq, s.H, s.Dv).moved(2, 1)
-    dS = attention.score_gradient(dO)
-    dQ, dK = chain.scores.gradients(dS)
-    if inputs.bias is not None:
-        arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
-    projected = {"query": dQ, "key": dK, "value": attention.value_gradient(dO)}
-    joined = {n: d.moved(1, 2).reshape(s.B, d.shape[2], -1) for n, d in projected.items()}
-    for name, d in joined.items():
-        kernel = chain.kernel(name)
-        arrays[name] = input_gradient(d, kernel, u)
-        arrays[f"{name}_kernel"] = kernel_gradient(chain.x[name], d, u).reshape(*kernel.shape)
-        if f"{name}_bias" in chain.arrays:
-            db = bias_gradient(d, u, f"{name}_bias")
-            arrays[f"{name}_bias"] = db.reshape(*kernel.shape[1:])
-    if inputs.self_attention:
-        received = [arrays.pop(name) for name in PROJECTED]
-        kernels = [chain.kernel(name) for name in PROJECTED]
-        arrays["query"] = from_one_tensor(received, list(joined.values()), kernels, u)
-    return Outputs(arrays, chain.pairs.keys)
+    chain = Chain(inputs, rounding, empty_rows)
+    dy = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], rounding)
+    return Outputs(chain.gradients(dy), chain.pairs.keys)
 
 
 @np.errstate(all="ignore")
@@ -172,27 +213,7 @@ def jvp(
 
     `empty_rows` is that of `vjp`. Raises ValueError likewise, and for the tangent of an unknown array.
     """
-    u, chain = rounding, _Chain(inputs, rounding, empty_rows)
+    chain = Chain(inputs, rounding, empty_rows)
     moved = moving(inputs, tangents)
-    operands = {name: narrowed(x, u) for name, x in moved.items() if name in OPERANDS}
-
-    def projected(name: str) -> Bounded | None:
-        tangent = linear_tangent(
-            chain.x[name], chain.kernel(name), operands.get(name),
-            moved.get(f"{name}_kernel"), moved.get(f"{name}_bias"), u,
-        )  # fmt: skip
-        return None if tangent is None else tangent.moved(2, 1)
-
-    query, key, value = (projected(name) for name in PROJECTED)
-    key, value = (None if x is None else chain.by_query_head(x) for x in (key, value))
-    scores = chain.scores.tangent(query, key)
-    bias = chain.pairs.moving_bias(operands.get("bias"))
-    heads = chain.attention.tangent(together([scores, bias], u.score, u.score_floor), value)
-    output = chain.joined(heads)
-    if chain.mixing is not None:
-        kernel = moved.get("output_kernel")
-        flat = None if kernel is None else kernel.reshape(chain.mixing.shape)
-        total = linear_tangent(chain.heads, chain.mixing, output, flat, moved.get("output_bias"), u)
-        assert total is not None
-        output = total
-    return Outputs({"output": output}, chain.pairs.keys)
+    operands = {name: narrowed(x, rounding) for name, x in moved.items() if name in OPERANDS}
+    return Outputs({"output": chain.tangent(operands, moved)}, chain.pairs.keys)

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -94,6 +95,10 @@ class Standardised:
             sums = gamma(n + 4, u.accumulate) + 4 * u.step
             mean_error = sums * magnitude(x.value).mean(axes, keepdims=True)
             variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
+            # The mean of x - mean is 0: an error of the mean alone moves no variance.
+            inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
+            mean_error = mean_error + x.error.mean(axes, keepdims=True)
+            variance_error = variance_error + inherited.mean(axes, keepdims=True)
         else:
             mean, variance = learned
             mean_error, variance_error = narrowed(mean, u).error, narrowed(variance, u).error
@@ -128,35 +133,36 @@ class Standardised:
 
 
 class Norm:
-    """A norm of inputs (B, L, E) whose mean and variance are taken over `axes`, or are `learned`."""
+    """A norm of x (B, L, E) whose mean and variance are taken over `axes`, or are `learned`; gain and
+    offset (E,), or None."""
 
     def __init__(
-        self, inputs: Inputs, axes: tuple[int, ...], learned: Statistics | None, epsilon: float,
-        u: Roundoffs,
+        self, x: Bounded, gain: np.ndarray | None, offset: np.ndarray | None,
+        axes: tuple[int, ...], learned: Statistics | None, epsilon: float, u: Roundoffs,
     ) -> None:  # fmt: skip
-        self.inputs, self.u, self.arrays = inputs, u, wide(inputs)
+        self.gain, self.offset, self.u = gain, offset, u
         self.axes = axes if learned is None else ()
-        x = narrowed(self.arrays["query"], u)
         self.parts = Standardised.of(x, axes, learned, epsilon, u)
         self.handed = self.parts.narrow(u) if u.narrow_statistics else self.parts
 
-    def forward(self) -> Outputs:
+    @cached_property
+    def output(self) -> Bounded:
         """The output (B, L, E)."""
         u, unit, out = self.u, _unit(self.u), self.parts.normal
-        if "gain" in self.arrays:
-            gain, offset = self.arrays["gain"], self.arrays["offset"]
+        if self.gain is not None and self.offset is not None:
+            gain, offset = self.gain, self.offset
             error = out.error * magnitude(gain) + narrowed(gain, u).error * out.size
             out = stored(Bounded(out.value * gain, error), unit)
             offset_error = narrowed(offset, u).error + unit * magnitude(offset)
             out = stored(Bounded(out.value + offset, out.error + offset_error), unit)
-        return self._outputs({"output": stored(out, u.output, u.floor)})
+        return known(stored(out, u.output, u.floor))
 
-    def vjp(self, cotangent: np.ndarray) -> Outputs:
-        """The gradients of query, gain and offset for a cotangent (B, L, E)."""
+    def gradients(self, dy: Bounded) -> dict[str, Bounded]:
+        """Those of x, as "query", gain and offset, for dy (B, L, E)."""
         u, parts = self.u, self.handed
         arrays: dict[str, Bounded] = {}
-        D = dy = narrowed(wide(self.inputs, {"cotangent": cotangent})["cotangent"], u)
-        if "gain" in self.arrays:
+        D = dy
+        if self.gain is not None:
             each, sizes = self._by_normal(dy), dy.size * parts.reach
             n = sizes[..., 0].size
             sums = _sums(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
@@ -164,36 +170,23 @@ class Norm:
             gain = Bounded(each.value.sum((0, 1)), error)
             arrays["gain"] = stored(gain, u.output, u.floor)
             arrays["offset"] = bias_gradient(dy, u, "offset")
-            D = self._product(dy, narrowed(self.arrays["gain"], u))
+            D = self._product(dy, narrowed(self.gain, u))
         arrays["query"] = stored(self.through(D), u.output, u.floor)
-        return self._outputs(arrays)
+        return {name: known(x) for name, x in arrays.items()}
 
-    def jvp(self, tangents: Mapping[str, np.ndarray]) -> Outputs:
-        """How the output moves, (B, L, E), as query, gain and offset move; key and value are of no
-        influence."""
-        u, x = self.u, self.handed.normal
-        moved = {name: narrowed(a, u) for name, a in moving(self.inputs, tangents).items()}
-        normal = self.through(moved["query"]) if "query" in moved else None
-        if normal is not None and "gain" in self.arrays:
-            normal = self._product(normal, narrowed(self.arrays["gain"], u))
-        gain = self._product(x, moved["gain"]) if "gain" in moved else None
-        offset = moved.get("offset")
+    def tangent(
+        self, x: Bounded | None, gain: Bounded | None = None, offset: Bounded | None = None
+    ) -> Bounded | None:
+        """How the output moves, (B, L, E), as x, gain and offset move; None is what stands still."""
+        u, normal = self.u, self.handed.normal
+        through = None if x is None else self.through(x)
+        if through is not None and self.gain is not None:
+            through = self._product(through, narrowed(self.gain, u))
+        by_gain = None if gain is None else self._product(normal, gain)
         if offset is not None:
-            offset = Bounded(*(np.broadcast_to(a, x.shape) for a in (offset.value, offset.error)))
-        total = together([normal, gain, offset], _unit(u))
-        if total is None:
-            total = Bounded.exact(np.zeros_like(x.value))
-        output = stored(total, u.output, u.floor)
-        return self._outputs({"output": output})
-
-    def _outputs(self, arrays: dict[str, Bounded]) -> Outputs:
-        # Where the root may be that of zero nothing is known: zero times infinity.
-        known = {
-            name: Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
-            for name, x in arrays.items()
-        }
-        B, L, _ = self.parts.normal.shape
-        return Outputs(known, np.ones((B, 1, L), int))
+            offset = Bounded(*(np.broadcast_to(a, normal.shape) for a in offset.parts))
+        total = together([through, by_gain, offset], _unit(u))
+        return None if total is None else known(stored(total, u.output, u.floor))
 
     def through(self, D: Bounded) -> Bounded:
         """J D, (B, L, E), not yet stored."""
@@ -232,6 +225,46 @@ class Norm:
         sums = _sums(n, self.u) * sizes.mean(axes, keepdims=True)
         error = x.error.mean(axes, keepdims=True) + sums
         return Bounded(x.value.mean(axes, keepdims=True), error)
+
+
+def forward(norm: Norm) -> Outputs:
+    """What an operator that is a norm returns."""
+    return _outputs(norm, {"output": norm.output})
+
+
+def vjp(norm: Norm, inputs: Inputs, cotangent: np.ndarray) -> Outputs:
+    """The gradients of query, gain and offset for a cotangent (B, L, E)."""
+    dy = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], norm.u)
+    return _outputs(norm, norm.gradients(dy))
+
+
+def jvp(norm: Norm, inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> Outputs:
+    """How the output moves, (B, L, E), as query, gain and offset move; key and value are of no
+    influence."""
+    moved = {name: narrowed(a, norm.u) for name, a in moving(inputs, tangents).items()}
+    output = norm.tangent(*(moved.get(name) for name in ("query", "gain", "offset")))
+    if output is None:
+        output = Bounded.exact(np.zeros_like(norm.parts.normal.value))
+    return _outputs(norm, {"output": output})
+
+
+def of(
+    inputs: Inputs, axes: tuple[int, ...], learned: Statistics | None, epsilon: float, u: Roundoffs
+) -> Norm:
+    """The norm that inputs ask for."""
+    arrays = wide(inputs)
+    x = narrowed(arrays["query"], u)
+    return Norm(x, arrays.get("gain"), arrays.get("offset"), axes, learned, epsilon, u)
+
+
+def _outputs(norm: Norm, arrays: dict[str, Bounded]) -> Outputs:
+    B, L, _ = norm.parts.normal.shape
+    return Outputs(arrays, np.ones((B, 1, L), int))
+
+
+def known(x: Bounded) -> Bounded:
+    """Where the root may be that of zero nothing is known: zero times infinity."""
+    return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 
 
 def _sums(n: int, u: Roundoffs) -> float:

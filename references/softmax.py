@@ -174,9 +174,21 @@ def recomputed_weights(
     moved = weight * np.expm1(d)
     least = (weight * np.exp(-d)).sum(-1, keepdims=True)
     error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
-    error += weight_rounding(keys[..., None], u) * (weight + error)
+    if not drawing():
+        error += weight_rounding(keys[..., None], u) * (weight + error)
     error += np.where(allowed, u.weight_underflow + u.exp_underflow, 0.0)
-    return settled(Bounded(p, np.where(allowed, error, 0.0)))
+    if drawing():
+        p = _drawn_weights(Bounded(p, np.where(allowed, error, 0.0)), keys[..., None], u)
+        return Bounded.exact(p)
+    return Bounded(p, np.where(allowed, error, 0.0))
+
+
+def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
+    """Weights (..., Lk) that are off by a drawn part of their errors and of `weight_rounding`: each by
+    itself, as random errors do not add up in an average, but for the sum, which is a row's own."""
+    total = settled(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
+    rounded = p.error + (u.weight + 2 * u.step) * magnitude(p.value)
+    return settled(Bounded(p.value, rounded)).value * total.value
 
 
 @dataclass(frozen=True)
@@ -222,9 +234,7 @@ def attend(
     moved, factor = weight * d, growth(peak)
 
     if drawing():
-        # Each weight by itself: random errors of theirs do not add up in an average.
-        off = (d + weight_rounding(n, u) + 2 * u.exp_error) * weight
-        p = settled(Bounded(p, off)).value
+        p = _drawn_weights(Bounded(p, (d + 2 * u.exp_error) * weight), n, u)
         weight, moved = magnitude(p), np.zeros_like(moved)
         u = replace(u, weight=0.0, step=0.0, exp_error=0.0)
     output = p @ value.value

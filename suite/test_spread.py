@@ -18,6 +18,9 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent
 
 HALVES = ("bf16", "f16")
 
+MOST_SCORES = 1 << 17
+"""Of more scores the reference takes seconds, as in long rows of those who take equal lengths alone."""
+
 SHORT = ("sdpa/none/mha/{dt}/b4h4q4k4d4", "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12")
 
 # Enough numbers that what goes with a direction stands out of the roundings of bfloat16.
@@ -29,9 +32,11 @@ WIDE = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+    "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
+    "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
 )
-WIDE_ALONE = (
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0",
+WIDE_LAYERS = (
     "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24",
     "self-attention/none/mha/{dt}/b8h1q17k17d8v12/e24.24.24.12/self",
     "additive/none/mha/{dt}/b8h1q17k23d16v14/e12.10.14.14",
@@ -39,7 +44,16 @@ WIDE_ALONE = (
     "concat/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
     "masked/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
 )
-"""Those that no other check asks for."""
+CAPPED = "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0"
+
+# The same layers in float16, in sizes that are asked anyway.
+SMALL_LAYERS = (
+    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    "concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+)
 
 LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
 """What the sums of long rows may lose in the worst case hides a key, or ten."""
@@ -48,7 +62,8 @@ LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
 def short_and_wide(level: str) -> tuple[Case, ...]:
     if level == "smoke":
         return parsed(filled(SHORT, ("bf16",)))
-    return parsed(filled((*SHORT, *WIDE, *WIDE_ALONE), HALVES))
+    narrow = (*filled(WIDE_LAYERS, ("bf16",)), *filled(SMALL_LAYERS, ("f16",)))
+    return parsed((*filled((*SHORT, *WIDE, CAPPED), HALVES), *narrow))
 
 
 def with_long_rows(level: str) -> tuple[Case, ...]:
@@ -87,13 +102,18 @@ def test_gradient_spread(cell: Cell) -> None:
 
 
 def refuse_other_models(cell: Cell) -> None:
-    """Raise NotApplicable where roundings are not random, or not all known."""
+    """Raise NotApplicable where roundings are not random, not all known, or too many."""
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer takes no parameters: only what needs none is judged")
     if cell.numerics not in RMS_CLASSES:
         raise NotApplicable(f"sums in the dtype of the case ({cell.numerics}) are not modelled")
     if cell.rounding.cut_products:
         raise NotApplicable("what is cut off as it is stored is off to one side")
+    s = cell.inputs.sizes
+    if s.B * s.H * s.Lq * s.Lk > MOST_SCORES:
+        raise NotApplicable(
+            f"of more than {MOST_SCORES} scores the reference is not computed so often"
+        )
 
 
 def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:

@@ -12,6 +12,7 @@ from backends import registry
 from backends._numpy import NumpyBackend, Rounded
 from backends.declared import (
     ATTENTION_FEATURES,
+    ENCODER_FEATURES,
     LAYER_FEATURES,
     MERGE_FEATURES,
     OF_BACKENDS,
@@ -101,7 +102,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert asked["rotary"] <= ROTARY_FEATURES
     assert asked["merge"] <= MERGE_FEATURES
     assert asked["packed"] <= PACKED_FEATURES
-    assert asked["layers"] <= LAYER_FEATURES
+    assert asked["layers"] <= LAYER_FEATURES | ENCODER_FEATURES
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
 

@@ -23,9 +23,9 @@ from suite.judge.tolerance import RMS_FALSE_ALARM, shift_limit
 from suite.judge.verdict import Deviation
 from suite.spec.catalogue import parsed
 from suite.spec.inputs import draw, draw_cotangent
-from suite.test_spread import WIDE, WIDE_ALONE
+from suite.test_spread import CAPPED, WIDE, WIDE_LAYERS
 
-CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_ALONE))
+CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED))
 
 
 def test_a_step_draws_within_its_bound_and_hands_on_no_error() -> None:
@@ -49,7 +49,7 @@ def test_roundings_in_a_row_count_as_their_root() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_drawn_lies_within_the_bounds(case) -> None:
-    """To first order: drawn steps build on drawn steps."""
+    """To first order: drawn steps build on drawn steps. Bounds of an encoder are infinite in bfloat16."""
     inputs, rounding = draw(case, 3), Rounding("stepwise")
     found = {"output": forward_drawn(inputs, rounding.roundoffs(inputs))}
     bounds = {"output": Oracle.forward(inputs, rounding).bound()}
@@ -61,7 +61,8 @@ def test_what_is_drawn_lies_within_the_bounds(case) -> None:
     for name, one in found.items():
         assert one.errors.shape == (PASSES, one.exact.size)
         worst = np.abs(one.errors).max(0) / bounds[name].ravel()
-        assert 0 < worst.max() <= 1.05, name
+        assert one.errors.any(), name
+        assert worst.max() <= 1.05, name
         assert len({tuple(errors) for errors in one.errors}) == PASSES
 
 

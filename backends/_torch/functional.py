@@ -3,7 +3,7 @@ does not hand on by itself, and keys that the layer appends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,25 @@ def weights(p: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of the three projections, arrays of NumPy or torch, by the module's names."""
     kernels = {f"{n[0]}_proj_weight": p[f"{n}_kernel"] for n in QKV}
     return {name: kernel.reshape(kernel.shape[0], -1).T for name, kernel in kernels.items()}
+
+
+def biases(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
+    """The biases of all projections, where there are any, by the module's names."""
+    if "query_bias" not in p:
+        return {}
+    joined = join([p[f"{n}_bias"].reshape(-1) for n in QKV])
+    return {"in_proj_bias": joined, "out_proj.bias": p["output_bias"]}
+
+
+def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
+    """Canonical parameters of one width, arrays of NumPy or torch, by the names of
+    `torch.nn.MultiheadAttention`; `join` concatenates."""
+    kernel = p["output_kernel"]
+    return {
+        "out_proj.weight": kernel.reshape(-1, kernel.shape[-1]).T,
+        "in_proj_weight": join(list(weights(p).values())),
+        **biases(p, join),
+    }
 
 
 def calls(

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from backends._torch import functional
-from backends._torch.engine import TorchEngine
-from backends._torch.functional import QKV, weights
+from backends._torch.encoder import Encoder, EncoderFast
+from backends._torch.functional import module_state, weights
+from backends._torch.masks import Masked, witnessed
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
 from backends.declared import LAYER_FEATURES, Declared
-from backends.masks import LayerMasks, causal_alone, full
+from backends.masks import causal_alone
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.textbook import Operations, textbooks
+from backends.textbook import Operations, TextbookEncoder, textbooks
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
 
@@ -27,9 +28,13 @@ def layers(backend: Backend) -> list[Implementation]:
     """Every layer judged in PyTorch."""
     kinds: tuple[type[Implementation], ...] = (
         MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast, TorchLayerNorm,
-        TorchBatchNorm,
+        TorchBatchNorm, Encoder, EncoderFast,
     )  # fmt: skip
-    return [*textbooks(backend, _operations(), "eager"), *(kind(backend) for kind in kinds)]
+    ops = _operations()
+    return [
+        *textbooks(backend, ops, "eager"), TextbookEncoder(backend, ops, "eager"),
+        *(kind(backend) for kind in kinds),
+    ]  # fmt: skip
 
 
 def _operations() -> Operations:
@@ -58,10 +63,8 @@ def _operations() -> Operations:
     )
 
 
-class MultiheadAttention(Implementation):
+class MultiheadAttention(Masked):
     """need_weights=False, parameters that require gradients: scaled_dot_product_attention inside."""
-
-    backend: TorchEngine
 
     name = "nn-mha"
     operator = MULTI_HEAD
@@ -176,47 +179,11 @@ class MultiheadAttention(Implementation):
     ) -> dict[str, Any]:
         """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
         w = inputs.widths
-        state = {"out_proj.weight": p["output_kernel"].reshape(-1, w.output).T}
-        if w.query == w.key == w.value:
-            state["in_proj_weight"] = join(list(weights(p).values()))
-        else:
+        state = module_state(p, join)
+        if not w.query == w.key == w.value:
+            del state["in_proj_weight"]
             state |= weights(p)
-        if "query_bias" in p:
-            state["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in QKV])
-            state["out_proj.bias"] = p["output_bias"]
         return state
-
-    def masks(self, inputs: Inputs, hint: bool, float_mask: bool) -> dict[str, Any]:
-        """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""
-        backend = self.backend
-        if inputs.form == "flag":
-            return {"is_causal": True}
-        if inputs.form == "flag-and-mask":
-            inputs, hint = inputs.replace(mask=None, form="dense"), True
-        split = LayerMasks.of(inputs, causal=False)
-        masks: dict[str, Any] = {}
-        if split.valid is not None:
-            valid = split.valid[0] if inputs.squeezed else split.valid
-            masks["key_padding_mask"] = backend.array(~valid, None)
-        if split.rest is not None and inputs.form == "raw":
-            return {"attn_mask": backend.array(split.rest, None)}
-        if inputs.bias is not None or (split.rest is not None and float_mask):
-            added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
-            if split.rest is not None:
-                added = np.where(split.rest, added, -np.inf)
-            masks["attn_mask"] = backend.array(self.shaped(added, inputs), inputs.dtype)
-        elif split.rest is not None:
-            masks["attn_mask"] = backend.array(self.shaped(~split.rest, inputs), None)
-        if hint:
-            masks["is_causal"] = True
-        return masks
-
-    def shaped(self, mask: np.ndarray, inputs: Inputs) -> np.ndarray:
-        """(Lq, Lk) where samples and heads share the mask, else (B H, Lq, Lk)."""
-        s = inputs.sizes
-        if mask.ndim == 2 or mask.shape[:2] == (1, 1):
-            return np.ascontiguousarray(np.broadcast_to(mask, (1, 1, s.Lq, s.Lk))[0, 0])
-        return full(mask, inputs).reshape(s.B * s.H, s.Lq, s.Lk).copy()
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         flags: dict[str, dict[str, Any]] = {
@@ -301,22 +268,3 @@ class MultiheadAttentionFast(MultiheadAttention):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {}
-
-
-def witnessed(function: Callable[[], Any]) -> tuple[Any, bool]:
-    """What a call returns, and whether it ran torch's fast path: the native function it ends in."""
-    import torch
-
-    taken = []
-    original = torch._native_multi_head_attention
-
-    def witness(*arguments: Any, **named: Any) -> Any:
-        taken.append(True)
-        return original(*arguments, **named)
-
-    torch._native_multi_head_attention = witness
-    try:
-        answer = function()
-    finally:
-        torch._native_multi_head_attention = original
-    return answer, bool(taken)

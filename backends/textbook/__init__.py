@@ -5,6 +5,7 @@ adapter says how they are spelled.
 from __future__ import annotations
 
 from backends.protocol import Backend, Implementation
+from backends.textbook.encoder import TextbookEncoder
 from backends.textbook.layer import Numerics, Operations, Textbook
 from backends.textbook.merge import MergeAtOnce, MergeInTurn
 from backends.textbook.multi_head import PackedHeads, PerHead, SingleSample
@@ -19,7 +20,7 @@ from backends.textbook.one_head import (
 from backends.textbook.packed import AllPairs, Segments
 from backends.textbook.rotary import TextbookRotary, TextbookRotaryCast
 
-__all__ = ["Numerics", "Operations", "Textbook", "textbooks"]
+__all__ = ["Numerics", "Operations", "Textbook", "TextbookEncoder", "textbooks"]
 
 
 def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:

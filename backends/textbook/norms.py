@@ -12,6 +12,22 @@ from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
 
 
+def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+    """The norm of x (..., L, E) in the operations of a layer, with gain and offset among `rest`."""
+    ops, axis, shape = layer.ops, len(x.shape) - 1, (*x.shape[:-1], 1)
+    mean = ops.reshape(ops.mean(x, axis), shape)
+    variance = ops.reshape(ops.mean((x - mean) * (x - mean), axis), shape)
+    return normalised(layer, x, mean, variance, rest, inputs)
+
+
+def normalised(
+    layer: Textbook, x: Any, mean: Any, variance: Any, rest: Mapping[str, Any], inputs: Inputs
+) -> Any:
+    """(x - mean) / sqrt(variance + epsilon), with gain and offset where there are any."""
+    y = (x - mean) / layer.ops.root(variance + layer.number(EPSILON, inputs))
+    return y * rest["gain"] + rest["offset"] if "gain" in rest else y
+
+
 class TextbookLayerNorm(Textbook):
     """Layer norm in single steps: mean and variance of each token over its features."""
 
@@ -29,16 +45,7 @@ class TextbookLayerNorm(Textbook):
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        ops, (B, L, _) = self.ops, query.shape
-        mean = ops.reshape(ops.mean(query, 2), (B, L, 1))
-        variance = ops.reshape(ops.mean((query - mean) * (query - mean), 2), (B, L, 1))
-        return self.normalised(query, mean, variance, rest, inputs), None
-
-    def normalised(
-        self, x: Any, mean: Any, variance: Any, rest: Mapping[str, Any], inputs: Inputs
-    ) -> Any:
-        y = (x - mean) / self.ops.root(variance + self.number(EPSILON, inputs))
-        return y * rest["gain"] + rest["offset"] if "gain" in rest else y
+        return layer_norm(self, query, rest, inputs), None
 
 
 class TextbookBatchNorm(TextbookLayerNorm):
@@ -51,8 +58,8 @@ class TextbookBatchNorm(TextbookLayerNorm):
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         if not inputs.training:
-            return self.normalised(query, rest["mean"], rest["variance"], rest, inputs), None
+            return normalised(self, query, rest["mean"], rest["variance"], rest, inputs), None
         tokens = self.ops.reshape(query, (-1, query.shape[-1]))  # (B L, E)
         mean = self.ops.mean(tokens, 0)
         variance = self.ops.mean((tokens - mean) * (tokens - mean), 0)
-        return self.normalised(query, mean, variance, rest, inputs), None
+        return normalised(self, query, mean, variance, rest, inputs), None

@@ -169,6 +169,8 @@ FEATURES = {
     "raw-mask": "a mask array as the caller made it",
     "causal-alone": "a causal flag without a mask",
     "dropout": "dropout of the weights",
+    "pre-norm": "norms before what a residual leads past",
+    "gelu": "the activation gelu",
     "interleaved": "a rotation of neighbouring components",
     "halves": "a rotation of components half a head apart",
     "rotary-base": "a base of frequencies other than 10000",

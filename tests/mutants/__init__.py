@@ -13,6 +13,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_alibi,
     faults_contract,
     faults_dropout,
+    faults_encoder,
     faults_flags,
     faults_gradient_calls,
     faults_gradients,

@@ -13,6 +13,7 @@ from tests.mutants.dropout_kernel import (
     DroppingFused,
     DroppingShared,
 )
+from tests.mutants.encoder_kernel import EncoderDifferentiable, EncoderEager, EncoderExact
 from tests.mutants.gradient_kernel import (
     Differentiable,
     DifferentiableBlocks,
@@ -324,5 +325,8 @@ HONEST: tuple[type[Implementation], ...] = (
     MergeRunningSum,
     MergeByLogistic,
     MergeOfFloat64,
+    EncoderExact,
+    EncoderEager,
+    EncoderDifferentiable,
 )
 """Every honest variant, in the order in which they are judged."""

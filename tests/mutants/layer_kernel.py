@@ -57,6 +57,8 @@ class LayerCall:
     seed: int = 0
     own: bool = False
     single: bool = False
+    pre: bool = False
+    activation: str = "relu"
 
     @property
     def fmt(self) -> DType:
@@ -74,6 +76,7 @@ class LayerKernel(Drops, Stated):
 
     operator = MULTI_HEAD
     features = LAYER_FEATURES
+    parameters: tuple[str, ...] = tuple(PARAMETERS)
     stores: tuple[str, ...] = ()
     elections = {
         "fully-masked-row": "zeros",
@@ -116,7 +119,7 @@ class LayerKernel(Drops, Stated):
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         """The function under test: (output, weights or None). Raises ValueError."""
-        parameters = {n: rest.pop(n) for n in PARAMETERS if n in rest}
+        parameters = {n: rest.pop(n) for n in self.parameters if n in rest}
         single, own = query.values.ndim == 2, query is key and key is value
         q, k, v = query, key, value
         if single:

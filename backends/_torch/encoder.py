@@ -1,0 +1,246 @@
+"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path, alone and in
+`torch.nn.TransformerEncoder`; and `torch.nn.TransformerDecoderLayer`, which is one where either of its
+attentions adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from backends._torch.functional import module_state
+from backends._torch.masks import Masked, witnessed
+from backends.declared import ENCODER_FEATURES, Declared
+from backends.masks import causal_alone
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from suite.spec.inputs import Inputs
+from suite.spec.operators.encoder import ENCODER
+from suite.spec.operators.layer_norm import EPSILON
+
+Wrap = Callable[["Encoder", Any, Inputs], Callable[..., Any]]
+"""What is called instead of the layer: takes the layer's arguments."""
+
+
+class Encoder(Masked):
+    """eval(), parameters that require gradients: attention, norms and projections one by one."""
+
+    name = "nn-encoder"
+    operator = ENCODER
+    declared = Declared(
+        features=ENCODER_FEATURES,
+        refusals={
+            "head-width": "torch.nn.MultiheadAttention splits embed_dim among the heads",
+        },
+        elections={"fully-masked-row": "zeros", "padded-sample": "zeros"},
+        merges_mask_into_bias=True,
+        # As torch.nn.LayerNorm.
+        narrow_statistics=("bf16", "f16"),
+        narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
+    )
+    without_gradients = False
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def call(
+        self,
+        inputs: Inputs,
+        wrap: Wrap | None = None,
+        *,
+        batch_first: bool = True,
+        train: bool = False,
+        hint: bool = False,
+        float_mask: bool = False,
+    ) -> PreparedCall:
+        """The call by any of the layer's flags; `wrap` makes what is called of the layer."""
+        import torch
+
+        layer = self.build(inputs, batch_first).train(train)
+        src = self.backend.array(
+            inputs.arrays["query"][0 if inputs.squeezed else ...], inputs.dtype
+        )
+        turns = not batch_first and not inputs.squeezed
+        arguments = {"query": src.transpose(0, 1).contiguous() if turns else src}
+        arguments |= self.named(inputs, hint, float_mask)
+        called = layer if wrap is None else wrap(self, layer, inputs)
+
+        def run(query: Any, **masks: Any) -> tuple[Any, None]:
+            with torch.set_grad_enabled(not self.without_gradients):
+                output = called(query, **masks)
+            return output.transpose(0, 1) if turns else output, None
+
+        return PreparedCall(run, arguments, LAYER_OUTPUTS)
+
+    def named(self, inputs: Inputs, hint: bool = False, float_mask: bool = False) -> dict[str, Any]:
+        """The masks, by the names of the layer."""
+        names = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}
+        masks = self.masks(inputs, hint, float_mask)
+        return {names.get(name, name): mask for name, mask in masks.items()}
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        import torch
+
+        plain, layer = self.prepare(inputs), self.build(inputs).eval()
+        own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+
+        def run(query: Any, **rest: Any) -> tuple[Any, None]:
+            state = self.state({name: rest.pop(name) for name in own}, torch.cat)
+            return torch.func.functional_call(layer, state, (query,), rest), None
+
+        return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
+
+    def build(self, inputs: Inputs, batch_first: bool = True, decoder: bool = False) -> Any:
+        """A fresh layer with the inputs' parameters."""
+        import torch
+
+        kind = torch.nn.TransformerDecoderLayer if decoder else torch.nn.TransformerEncoderLayer
+        n = inputs.letters
+        layer = kind(
+            n["x"],
+            n["h"],
+            dim_feedforward=n["o"],
+            dropout=0.0,
+            activation=inputs.case.option("activation"),
+            layer_norm_eps=EPSILON,
+            batch_first=batch_first,
+            norm_first=bool(inputs.case.option("pre")),
+            device=self.backend.device,
+            dtype=getattr(torch, inputs.dtype.long_name),
+        )
+        if not decoder:
+            layer.load_state_dict(
+                self.loaded(self.state(inputs.parameters, np.concatenate), inputs)
+            )
+        return layer
+
+    def loaded(self, state: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
+        return {
+            n: self.backend.array(np.ascontiguousarray(a), inputs.dtype) for n, a in state.items()
+        }
+
+    def state(self, p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
+        """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
+        state = {f"self_attn.{name}": array for name, array in module_state(p, join).items()}
+        for name in ("norm1", "norm2"):
+            state[f"{name}.weight"], state[f"{name}.bias"] = p[f"{name}_gain"], p[f"{name}_offset"]
+        for name in ("linear1", "linear2"):
+            state[f"{name}.weight"], state[f"{name}.bias"] = (
+                p[f"{name}_kernel"].T,
+                p[f"{name}_bias"],
+            )
+        return state
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        masked = inputs.mask is not None or inputs.mask_array is not None
+        calls = {
+            "train()": self.call(inputs, train=True),
+            "TransformerEncoder": self.call(inputs, stacked),
+        }
+        if not inputs.squeezed:
+            calls["batch_first=False"] = self.call(inputs, batch_first=False)
+        if masked:
+            calls["float mask"] = self.call(inputs, float_mask=True)
+        if causal_alone(inputs):
+            calls["is_causal hint"] = self.call(inputs, hint=True)
+        if inputs.case.option("pre"):
+            calls["TransformerDecoderLayer"] = self.call(inputs, decoding)
+            calls["TransformerDecoderLayer, memory"] = self.call(inputs, remembering)
+        return calls
+
+
+class EncoderFast(Encoder):
+    """eval() under no_grad: the fast path, `torch._transformer_encoder_layer_fwd`."""
+
+    name = "nn-encoder-fast"
+    declared = Encoder.declared.refusing(
+        {
+            "squeezed": "the fast path is for batches",
+            "odd-heads": "the fast path needs an even number of heads",
+            "gradient": "the fast path runs without gradients",
+        }
+    ).but(elections={"fully-masked-row": "nan", "padded-sample": "nan"})
+    without_gradients = True
+
+    def call(self, inputs: Inputs, wrap: Wrap | None = None, **flags: Any) -> PreparedCall:
+        plain = super().call(inputs, wrap, **flags)
+
+        def forced(**arguments: Any) -> Any:
+            answer, taken = witnessed(
+                lambda: plain.function(**arguments), "_transformer_encoder_layer_fwd"
+            )
+            if not taken:
+                raise RuntimeError("the fast path was not taken")
+            return answer
+
+        return PreparedCall(forced, plain.arguments, LAYER_OUTPUTS)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        calls = {"TransformerEncoder": self.call(inputs, stacked)}
+        if inputs.mask is not None or inputs.mask_array is not None:
+            calls["float mask"] = self.call(inputs, float_mask=True)
+        return calls
+
+
+def stacked(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
+    """A `torch.nn.TransformerEncoder` of one layer. Where it drops padded tokens (nested tensors), their
+    rows are zeros; what the layer answers there is put in their place."""
+    import torch
+
+    nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
+    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
+    encoder.layers[0].load_state_dict(layer.state_dict())
+
+    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
+        output = encoder(src, src_mask, src_key_padding_mask, **hint)
+        if src_key_padding_mask is None:
+            return output
+        padded = src_key_padding_mask
+        if padded.dtype != torch.bool:
+            padded = padded != 0
+        if not padded.any() or (output[padded] != 0).any():
+            return output
+        whole = layer.eval()(src, src_mask, src_key_padding_mask)
+        return torch.where(padded[..., None], whole, output)
+
+    return call
+
+
+def decoding(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
+    """A `torch.nn.TransformerDecoderLayer` whose attention to the memory adds nothing."""
+    decoder = _decoder(self, inputs, "self_attn", "multihead_attn", ("norm1", "norm3"))
+
+    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
+        return decoder(src, src[..., :2, :], src_mask, tgt_key_padding_mask=src_key_padding_mask)
+
+    return call
+
+
+def remembering(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
+    """One whose attention to itself adds nothing, and whose memory is what the tokens are, normed."""
+    decoder = _decoder(self, inputs, "multihead_attn", "self_attn", ("norm2", "norm3"))
+
+    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
+        memory = layer.norm1(src)
+        return decoder(
+            src, memory, memory_mask=src_mask, memory_key_padding_mask=src_key_padding_mask
+        )
+
+    return call
+
+
+def _decoder(
+    self: Encoder, inputs: Inputs, attention: str, silent: str, norms: tuple[str, str]
+) -> Any:
+    """A layer of a decoder with the parameters of one of an encoder: its attention is `attention`, that
+    called `silent` answers zeros, and its norms are `norms`."""
+    layer = self.build(inputs, decoder=True).eval()
+    renamed = {"self_attn": attention, "norm1": norms[0], "norm2": norms[1]}
+    state = dict(layer.state_dict())
+    for name, array in self.state(inputs.parameters, np.concatenate).items():
+        first, rest = name.split(".", 1)
+        state |= self.loaded({f"{renamed.get(first, first)}.{rest}": array}, inputs)
+    for name in ("weight", "bias"):
+        state[f"{silent}.out_proj.{name}"] = state[f"{silent}.out_proj.{name}"] * 0
+    layer.load_state_dict(state)
+    return layer

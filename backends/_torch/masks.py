@@ -1,0 +1,72 @@
+"""Masks as PyTorch's layers take them, and the native functions that their fast paths end in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends._torch.engine import TorchEngine
+from backends.masks import LayerMasks, full
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+
+
+class Masked(Implementation):
+    """A layer with a mask of padded keys and one of pairs."""
+
+    backend: TorchEngine
+
+    def masks(self, inputs: Inputs, hint: bool, float_mask: bool) -> dict[str, Any]:
+        """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""
+        backend = self.backend
+        if inputs.form == "flag":
+            return {"is_causal": True}
+        if inputs.form == "flag-and-mask":
+            inputs, hint = inputs.replace(mask=None, form="dense"), True
+        split = LayerMasks.of(inputs, causal=False)
+        masks: dict[str, Any] = {}
+        if split.valid is not None:
+            valid = split.valid[0] if inputs.squeezed else split.valid
+            masks["key_padding_mask"] = backend.array(~valid, None)
+        if split.rest is not None and inputs.form == "raw":
+            return {"attn_mask": backend.array(split.rest, None)}
+        if inputs.bias is not None or (split.rest is not None and float_mask):
+            added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
+            if split.rest is not None:
+                added = np.where(split.rest, added, -np.inf)
+            masks["attn_mask"] = backend.array(self.shaped(added, inputs), inputs.dtype)
+        elif split.rest is not None:
+            masks["attn_mask"] = backend.array(self.shaped(~split.rest, inputs), None)
+        if hint:
+            masks["is_causal"] = True
+        return masks
+
+    def shaped(self, mask: np.ndarray, inputs: Inputs) -> np.ndarray:
+        """(Lq, Lk) where samples and heads share the mask, else (B H, Lq, Lk)."""
+        s = inputs.sizes
+        if mask.ndim == 2 or mask.shape[:2] == (1, 1):
+            return np.ascontiguousarray(np.broadcast_to(mask, (1, 1, s.Lq, s.Lk))[0, 0])
+        return full(mask, inputs).reshape(s.B * s.H, s.Lq, s.Lk).copy()
+
+
+def witnessed(
+    function: Callable[[], Any], native: str = "_native_multi_head_attention"
+) -> tuple[Any, bool]:
+    """What a call returns, and whether it ran torch's fast path: the `native` function it ends in."""
+    import torch
+
+    taken = []
+    original = getattr(torch, native)
+
+    def witness(*arguments: Any, **named: Any) -> Any:
+        taken.append(True)
+        return original(*arguments, **named)
+
+    setattr(torch, native, witness)
+    try:
+        answer = function()
+    finally:
+        setattr(torch, native, original)
+    return answer, bool(taken)

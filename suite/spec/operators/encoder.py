@@ -1,0 +1,128 @@
+"""A layer of a Transformer's encoder: self-attention of several heads and a feed-forward network, each
+with a residual and a layer norm (Vaswani et al. 2017, section 3.1):
+
+    y = norm1(x + attention(x)),    z = norm2(y + feedforward(y))          or, with the option `pre`,
+    y = x + attention(norm1(x)),    z = y + feedforward(norm2(y))          (Xiong et al. 2020)
+
+feedforward(y) = activation(y W1 + b1) W2 + b2. The last width of an id is that of W1.
+
+What the worst of all roundings does to so many steps is no bound in 16 bits, since a variance might be
+zero. There `spread` judges, by roundings that are drawn, answers and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.levels import designed, filled, listed
+from suite.spec.operator import Axes, Operator, choice, flag
+from suite.spec.operators import layers
+from suite.spec.operators.layers import draw_sequences, kernel
+from suite.spec.operators.multi_head import draw_projections
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+ACTIVATIONS = ("relu", "gelu")
+"""max(x, 0), and x Phi(x) with the normal distribution Phi (Hendrycks, Gimpel 2016)."""
+
+EVERY_DTYPE = ("b2h4q7k7d3",)
+
+PARAMETERS = {
+    "query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv", "output_kernel": "hvx",
+    "query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "x",
+    "norm1_gain": "x", "norm1_offset": "x", "norm2_gain": "x", "norm2_offset": "x",
+    "linear1_kernel": "xo", "linear1_bias": "o", "linear2_kernel": "ox", "linear2_bias": "x",
+}  # fmt: skip
+
+
+def axes(case: Case) -> Axes:
+    return layers.SEQUENCES | PARAMETERS
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Tokens of different levels, so that a norm that is left out stands out; parameters as layers and
+    norms have them."""
+    arrays, n = draw_sequences(case, rng), case.letters
+    arrays["query"] = arrays["query"] + rng.standard_normal((n["b"], n["q"], 1))
+    arrays["key"] = arrays["value"] = arrays["query"]
+    arrays |= draw_projections(case, rng)
+    for name in ("linear1_kernel", "linear2_kernel"):
+        shape = [n[letter] for letter in PARAMETERS[name]]
+        arrays[name] = kernel(rng, shape[0], *shape)
+    for name in ("norm1_gain", "norm2_gain"):
+        arrays[name] = 1.0 + rng.standard_normal(n["x"]) / 4
+    for name in ("norm1_offset", "norm2_offset"):
+        arrays[name] = rng.standard_normal(n["x"])
+    return {name: arrays[name] for name in case.axes}
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    return {
+        "pre-norm": case.option("pre"),
+        "gelu": case.option("activation") == "gelu",
+        "head-width": sizes.H * sizes.D != widths.query,
+        "odd-heads": bool(sizes.H % 2),
+        "squeezed": bool(case.option("squeezed")),
+        "batch": not case.option("squeezed"),
+    }
+
+
+def validate(case: Case) -> None:
+    if not case.option("self_attention"):
+        raise ValueError(f"{case.operator} attends to its own input alone: {case.id}")
+
+
+ENCODER = Operator(
+    name="encoder",
+    text="a layer of a Transformer's encoder: attention and a feed-forward network, with norms",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bqx"},
+    needs=needs,
+    ties=lambda options: ("hg", "dv", "xyz", "qk"),
+    validate=validate,
+    cases=designed(
+        (
+            "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+            "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
+            "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+        ),
+        (
+            "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+            "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
+            "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+            "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+            "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+            "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+            "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+            "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+            "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
+            "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
+            "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
+        ),
+        EVERY_DTYPE,
+    ),
+    gradients=listed(
+        ("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",),
+        (
+            *filled(["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")),
+            "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+        ),
+        ("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",),
+    ),
+    options=(
+        flag("pre", "pre"),
+        choice("activation", ACTIVATIONS),
+        flag("self_attention", "self"),
+        flag("squeezed", "single"),
+    ),
+    elections=("fully-masked-row", "padded-sample"),
+    probe="encoder/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    is_layer=True,
+    every_dtype=EVERY_DTYPE,
+)
