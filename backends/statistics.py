@@ -1,9 +1,16 @@
-"""Running statistics of batch norms: what steps of training leave for evaluation."""
+"""What paths of norms have in common: statistics that steps of training leave for evaluation, and other
+epsilons."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
+
+from backends.implementation import Implementation
+from backends.prepared import PreparedCall
+from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 
 STEPS = (1.0, 2.0)
@@ -15,6 +22,22 @@ def can_train(inputs: Inputs) -> bool:
     them coarsely."""
     held = inputs.operator.statistics
     return bool(held) and not inputs.training and not inputs.dtype.is_half
+
+
+def with_epsilon(norm: Implementation, inputs: Inputs, epsilon: float) -> PreparedCall:
+    """The norm's call with another epsilon."""
+    problem = inputs.replace(epsilon=epsilon)
+    return replace(norm.prepare(problem), problem=problem)
+
+
+def outward(inputs: Inputs) -> Inputs:
+    """The inputs with tokens further from zero, each number by 1. A mean that a layer has learned is off
+    by what its sum rounds; where the mean and what it is taken off are both small, nothing else is as
+    large, and the bound, for which the mean is exact, does not know it."""
+    query = inputs.query + np.copysign(1.0, inputs.query)
+    tokens = round_to(query, inputs.dtype).astype(inputs.query.dtype)
+    same = ("query", "key", "value") if inputs.self_attention else ("query",)
+    return inputs.replace(**dict.fromkeys(same, tokens))
 
 
 def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> Inputs:

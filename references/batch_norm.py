@@ -19,13 +19,12 @@ from references.norms import Norm
 from references.outputs import Outputs, wide
 from references.rounding import Roundoffs
 from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import EPSILON
 
 
 def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
     x = wide(inputs)
     learned = None if inputs.training else (x["mean"], x["variance"])
-    return norms.of(inputs, (0, 1), learned, EPSILON, u)
+    return norms.of(inputs, (0, 1), learned, inputs.epsilon, u)
 
 
 @np.errstate(all="ignore")

@@ -40,7 +40,6 @@ from references.projections import (
 )
 from references.rounding import Bounded, Roundoffs, magnitude, narrowed, stored, together
 from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import EPSILON
 
 Moved = Mapping[str, np.ndarray]
 """Tangents by array."""
@@ -162,7 +161,7 @@ class _Encoder(Generic[A]):
 
     def _norm(self, x: Bounded, name: str) -> Norm:
         gain, offset = self.arrays[f"{name}_gain"], self.arrays[f"{name}_offset"]
-        return Norm(x, gain, offset, (2,), None, EPSILON, self.u)
+        return Norm(x, gain, offset, (2,), None, self.inputs.epsilon, self.u)
 
     def _network(self, y: Bounded) -> FeedForward:
         return FeedForward(y, self.arrays, self.inputs.case.option("activation"), self.u)

@@ -17,11 +17,10 @@ from references.norms import Norm
 from references.outputs import Outputs
 from references.rounding import Roundoffs
 from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import EPSILON
 
 
 def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
-    return norms.of(inputs, (2,), None, EPSILON, u)
+    return norms.of(inputs, (2,), None, inputs.epsilon, u)
 
 
 @np.errstate(all="ignore")

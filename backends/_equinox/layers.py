@@ -17,7 +17,7 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = ("query", "key", "value", "output")
@@ -154,7 +154,7 @@ class EquinoxLayerNorm(Implementation):
 
         backend, jax = self.backend, self.backend.jax
         affine = "gain" in inputs.parameters
-        settings: dict[str, Any] = {"eps": EPSILON, "use_weight": affine, "use_bias": affine}
+        settings: dict[str, Any] = {"eps": inputs.epsilon, "use_weight": affine, "use_bias": affine}
 
         def call(query: Any, **own: Any) -> tuple[Any, None]:
             layer = equinox.nn.LayerNorm(query.shape[-1], **settings)

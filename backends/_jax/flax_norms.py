@@ -12,10 +12,10 @@ from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
-from backends.statistics import STEPS, can_train, trained
+from backends.statistics import STEPS, can_train, outward, trained, with_epsilon
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 
 NAMES = {"params": {"scale": "gain", "bias": "offset"}}
 """What Flax calls the canonical parameters of a norm, by collection of variables."""
@@ -27,6 +27,8 @@ class FlaxNorm(Implementation):
     backend: JaxEngine
 
     names: Mapping[str, Mapping[str, str]] = NAMES
+    own_epsilon: float
+    """The default of epsilon."""
 
     @abstractmethod
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
@@ -40,13 +42,15 @@ class FlaxNorm(Implementation):
         calls = {
             "use_fast_variance=False": self.call(inputs, **slow),
             "dtype=None": self.call(inputs, dtype=None),
+            "default epsilon": with_epsilon(self, inputs, self.own_epsilon),
         }
         if self.hides(inputs):
             calls["mask"] = self.call(inputs, masked=True)
             calls["mask, use_fast_variance=False"] = self.call(inputs, masked=True, **slow)
         if can_train(inputs):
-            problem = trained(inputs, (0.01, 0.01))
-            after = self.call(inputs, steps=STEPS)
+            far = outward(inputs)
+            problem = trained(far, (0.01, 0.01))
+            after = self.call(far, steps=STEPS)
             calls["after training"] = replace(after, problem=problem)
         return calls
 
@@ -69,9 +73,14 @@ class FlaxNorm(Implementation):
         number = backend.numpy.dtype(inputs.dtype.long_name)
         affine = "gain" in inputs.parameters
         settings = {
-            "epsilon": EPSILON, "dtype": number, "param_dtype": number, "use_scale": affine,
-            "use_bias": affine, **flags,
-        }  # fmt: skip
+            "dtype": number,
+            "param_dtype": number,
+            "use_scale": affine,
+            "use_bias": affine,
+            **flags,
+        }
+        if inputs.epsilon != self.own_epsilon:
+            settings["epsilon"] = inputs.epsilon
         module, trains = (self.module(linen, settings, flag) for flag in (training, True))
         changed = ["batch_stats"] if training else False
 
@@ -103,6 +112,7 @@ class LinenLayerNorm(FlaxNorm):
 
     name = "flax-layer-norm"
     operator = LAYER_NORM
+    own_epsilon = 1e-6
     declared = Declared(numerics="exact", features=LAYER_FEATURES)
 
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
@@ -120,6 +130,7 @@ class LinenBatchNorm(FlaxNorm):
 
     name = "flax-batch-norm"
     operator = BATCH_NORM
+    own_epsilon = 1e-5
     declared = Declared(
         # In evaluation parameters of 16 bits make every step one of 16 bits.
         numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},

@@ -6,22 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from backends._keras.layer import Called
 from backends._keras.variables import by_values, with_leaves
 from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.statistics import STEPS, can_train, trained
+from backends.statistics import STEPS, can_train, outward, trained, with_epsilon
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 
 NAMES = {
     "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",
 }  # fmt: skip
 """What Keras calls the canonical parameters of a norm."""
+
+
+OWN_EPSILON = 1e-3
+"""The default of Keras' norms."""
 
 
 class KerasNorm(Implementation):
@@ -47,8 +53,8 @@ class KerasNorm(Implementation):
 
         p, backend = inputs.parameters, self.backend
         layer = getattr(keras.layers, self.kind)(
-            axis=-1, epsilon=EPSILON, center="gain" in p, scale="gain" in p,
-            dtype=inputs.dtype.long_name,
+            axis=-1, center="gain" in p, scale="gain" in p, dtype=inputs.dtype.long_name,
+            **({} if inputs.epsilon == OWN_EPSILON else {"epsilon": inputs.epsilon}),
         )  # fmt: skip
         layer.build(inputs.query.shape)
         for name, variable in self.variables(layer, inputs).items():
@@ -76,10 +82,32 @@ class KerasNorm(Implementation):
         return with_leaves(self.call(inputs, layer), trained)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        if not can_train(inputs):
-            return {}
-        problem = trained(inputs, (0.01, 0.01))
-        return {"after training": replace(self.call(inputs, steps=STEPS), problem=problem)}
+        found = {"default epsilon": with_epsilon(self, inputs, OWN_EPSILON)}
+        if self.called is None:
+            found["attached mask"] = self.with_mask(inputs)
+        if can_train(inputs):
+            far = outward(inputs)
+            problem = trained(far, (0.01, 0.01))
+            found["after training"] = replace(self.call(far, steps=STEPS), problem=problem)
+        return found
+
+    def with_mask(self, inputs: Inputs) -> PreparedCall:
+        """The call on tokens to which a mask is attached that hides none; the answer carries it on."""
+        plain = self.call(inputs)
+        shown = self.backend.array(np.ones(inputs.query.shape[:2], bool), None)
+
+        def run(query: Any) -> tuple[Any, None]:
+            from keras.src.backend import get_keras_mask, set_keras_mask
+
+            set_keras_mask(query, shown)
+            output, _ = plain.function(query=query)
+            if get_keras_mask(output) is None:
+                raise RuntimeError(
+                    "the mask of the tokens is lost: the layer hands it on to nobody"
+                )
+            return output, None
+
+        return replace(plain, function=run)
 
     def call(self, inputs: Inputs, layer: Any = None, steps: Sequence[float] = ()) -> PreparedCall:
         """The call of a layer, by default one with the inputs' parameters, after so many `steps` of

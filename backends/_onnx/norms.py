@@ -16,7 +16,7 @@ from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 
 
 class OnnxNorm(Implementation):
@@ -34,12 +34,12 @@ class OnnxNorm(Implementation):
             arguments[name] = backend.array(values, inputs.dtype)
 
         def call(query: Symbol, **parameters: Symbol) -> tuple[Any, None]:
-            return self.node(query, parameters, inputs.training), None
+            return self.node(query, parameters, inputs), None
 
         return backend.recorded(PreparedCall(call, arguments, LAYER_OUTPUTS))
 
     @abstractmethod
-    def node(self, query: Symbol, parameters: Mapping[str, Symbol], training: bool) -> Symbol:
+    def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         """The norm of (B, L, E)."""
 
 
@@ -49,9 +49,11 @@ class OnnxLayerNorm(OnnxNorm):
     name = "layer-normalization"
     operator = LAYER_NORM
 
-    def node(self, query: Symbol, parameters: Mapping[str, Symbol], training: bool) -> Symbol:
+    def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         p = parameters
-        return query.same("LayerNormalization", p["gain"], p["offset"], axis=-1, epsilon=EPSILON)
+        return query.same(
+            "LayerNormalization", p["gain"], p["offset"], axis=-1, epsilon=inputs.epsilon
+        )
 
 
 class OnnxBatchNorm(OnnxNorm):
@@ -60,11 +62,11 @@ class OnnxBatchNorm(OnnxNorm):
     name = "batch-normalization"
     operator = BATCH_NORM
 
-    def node(self, query: Symbol, parameters: Mapping[str, Symbol], training: bool) -> Symbol:
+    def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         x = query.transpose((0, 2, 1))
         given = [parameters[name] for name in ("gain", "offset", "mean", "variance")]
         normed = query.graph.add(
-            "BatchNormalization", x, *given, outputs=3 if training else 1,
-            shape=lambda: x.shape, epsilon=EPSILON, training_mode=int(training),
+            "BatchNormalization", x, *given, outputs=3 if inputs.training else 1,
+            shape=lambda: x.shape, epsilon=inputs.epsilon, training_mode=int(inputs.training),
         )  # fmt: skip
-        return (normed[0] if training else normed).transpose((0, 2, 1))
+        return (normed[0] if inputs.training else normed).transpose((0, 2, 1))

@@ -16,7 +16,6 @@ from backends.masks import causal_alone
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from suite.spec.inputs import Inputs
 from suite.spec.operators.encoder import ENCODER
-from suite.spec.operators.layer_norm import EPSILON
 
 Wrap = Callable[["Encoder", Any, Inputs], Callable[..., Any]]
 """What is called instead of the layer: takes the layer's arguments."""
@@ -102,7 +101,7 @@ class Encoder(Masked):
             dim_feedforward=n["o"],
             dropout=0.0,
             activation=inputs.case.option("activation"),
-            layer_norm_eps=EPSILON,
+            layer_norm_eps=inputs.epsilon,
             batch_first=batch_first,
             norm_first=bool(inputs.case.option("pre")),
             device=self.backend.device,

@@ -10,10 +10,10 @@ from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
-from backends.statistics import STEPS, can_train, trained
+from backends.statistics import STEPS, can_train, outward, trained, with_epsilon
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 
 
 class TorchNorm(Implementation):
@@ -63,6 +63,18 @@ class TorchNorm(Implementation):
 
         return PreparedCall(call, plain.arguments | parameters, LAYER_OUTPUTS)
 
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {"default epsilon": with_epsilon(self, inputs, OWN_EPSILON)}
+
+
+OWN_EPSILON = 1e-5
+"""The default of torch's norms."""
+
+
+def told(inputs: Inputs) -> dict[str, Any]:
+    """What a norm is told of epsilon: nothing where it is the default."""
+    return {} if inputs.epsilon == OWN_EPSILON else {"eps": inputs.epsilon}
+
 
 class TorchLayerNorm(TorchNorm):
     """`torch.nn.LayerNorm` over the last axis."""
@@ -83,7 +95,7 @@ class TorchLayerNorm(TorchNorm):
 
         # As people write it: what is so by default is not said.
         plain = {} if "gain" in inputs.parameters else {"elementwise_affine": False}
-        return torch.nn.LayerNorm(inputs.widths.query, eps=EPSILON, **plain)
+        return torch.nn.LayerNorm(inputs.widths.query, **told(inputs), **plain)
 
 
 class TorchBatchNorm(TorchNorm):
@@ -102,17 +114,20 @@ class TorchBatchNorm(TorchNorm):
         import torch
 
         plain = {} if "gain" in inputs.parameters else {"affine": False}
-        return torch.nn.BatchNorm1d(inputs.widths.query, eps=EPSILON, **plain)
+        return torch.nn.BatchNorm1d(inputs.widths.query, **told(inputs), **plain)
 
     def turned(self, x: Any) -> Any:
         return x.transpose(1, 2)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        found = super().paths(inputs)
         if not can_train(inputs):
-            return {}
+            return found
+        far = outward(inputs)
         return {
-            "after training": self.trained(inputs, 0.1, (0.1, 0.1)),
-            "after training, momentum=None": self.trained(inputs, None, (1.0, 0.5)),
+            **found,
+            "after training": self.trained(far, 0.1, (0.1, 0.1)),
+            "after training, momentum=None": self.trained(far, None, (1.0, 0.5)),
         }
 
     def trained(

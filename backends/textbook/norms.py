@@ -9,7 +9,7 @@ from backends.declared import Declared
 from backends.textbook.layer import Numerics, Operations, Textbook
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 
 
 def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
@@ -24,7 +24,7 @@ def normalised(
     layer: Textbook, x: Any, mean: Any, variance: Any, rest: Mapping[str, Any], inputs: Inputs
 ) -> Any:
     """(x - mean) / sqrt(variance + epsilon), with gain and offset where there are any."""
-    y = (x - mean) / layer.ops.root(variance + layer.number(EPSILON, inputs))
+    y = (x - mean) / layer.ops.root(variance + layer.number(inputs.epsilon, inputs))
     return y * rest["gain"] + rest["offset"] if "gain" in rest else y
 
 

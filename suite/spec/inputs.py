@@ -157,6 +157,11 @@ class Inputs:
         return self.case.option("rate") or 0.0
 
     @property
+    def epsilon(self) -> float:
+        """What a norm adds to a variance."""
+        return float(self.case.option("epsilon"))
+
+    @property
     def effective_scale(self) -> float:
         """The scale as a number: 1 / sqrt(D) where none is given; 1 where D is 0."""
         if self.scale is not None:

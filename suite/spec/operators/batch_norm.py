@@ -71,7 +71,7 @@ BATCH_NORM = Operator(
             ),
         ),
     ),
-    options=options("without_affine", "plain", trains=True),
+    options=options("without_affine", "plain", layer_norm.ADDED, trains=True),
     statistics=STATISTICS,
     is_layer=True,
     attends=False,

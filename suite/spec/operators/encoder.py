@@ -20,6 +20,7 @@ import numpy as np
 from suite.spec.levels import designed, filled, listed
 from suite.spec.operator import Axes, Operator, choice, flag
 from suite.spec.operators import layers
+from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel
 from suite.spec.operators.multi_head import draw_projections
 from suite.spec.sizes import Sizes
@@ -120,6 +121,7 @@ ENCODER = Operator(
         choice("activation", ACTIVATIONS),
         flag("self_attention", "self"),
         flag("squeezed", "single"),
+        ADDED,
     ),
     elections=("fully-masked-row", "padded-sample"),
     probe="encoder/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",

@@ -10,7 +10,7 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import designed, filled, listed
-from suite.spec.operator import Axes, Operator
+from suite.spec.operator import NUMBER, Axes, Operator, Option
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, options
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 EPSILON = 2.0**-10
 """What norms add to a variance: a number of every dtype, larger than any framework's default, so that
 leaving it out or adding it after the root stands out."""
+
+ADDED = Option("epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON)
+"""Another number to be added: frameworks are asked their defaults, each as a path."""
 
 EVERY_DTYPE = ("b32h1q3k3d64",)
 
@@ -73,7 +76,7 @@ LAYER_NORM = Operator(
             *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
         ),
     ),
-    options=options("without_affine", "plain"),
+    options=options("without_affine", "plain", ADDED),
     is_layer=True,
     attends=False,
     squeezed_axis="q",
