@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from backends._torch import functional
 from backends._torch.encoder import Encoder, EncoderFast
-from backends._torch.functional import module_state, weights
+from backends._torch.functional import module_state
 from backends._torch.masks import Masked, witnessed
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
 from backends.declared import LAYER_FEATURES, Declared
@@ -147,7 +147,7 @@ class MultiheadAttention(Masked):
 
         def run(**arguments: Any) -> Any:
             parameters = {name: arguments.pop(name) for name in own}
-            state = self.state(parameters, inputs, torch.cat)
+            state = module_state(parameters, torch.cat)
             return torch.func.functional_call(layer, state, (), arguments)
 
         return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
@@ -168,22 +168,11 @@ class MultiheadAttention(Masked):
             device=self.backend.device,
             dtype=getattr(torch, inputs.dtype.long_name),
         )
-        state = self.state(p, inputs, np.concatenate)
+        state = module_state(p, np.concatenate)
         layer.load_state_dict(
             {n: self.backend.array(np.ascontiguousarray(a), inputs.dtype) for n, a in state.items()}
         )
         return layer
-
-    def state(
-        self, p: Mapping[str, Any], inputs: Inputs, join: Callable[..., Any]
-    ) -> dict[str, Any]:
-        """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
-        w = inputs.widths
-        state = module_state(p, join)
-        if not w.query == w.key == w.value:
-            del state["in_proj_weight"]
-            state |= weights(p)
-        return state
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         flags: dict[str, dict[str, Any]] = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ class Plan:
             messages += [
                 f"{e.source} ({', '.join(e.implementation)}: {', '.join(e.case)}) matches no cell of "
                 "the catalogue; correct or remove it"
-                for e in left.unmatched(self.candidates(present))
+                for e in left.unmatched(partial(met, present))
             ]
         named = {name for e in self.of_functions.entries for name in e.implementation}
         if named and not named & {i.name for i in self.functions}:
@@ -241,14 +242,6 @@ class Plan:
                 f"({', '.join(i.name for i in self.functions)}); they name {', '.join(sorted(named))}"
             )
         return messages
-
-    def candidates(self, present: Sequence[Implementation]) -> Iterator[tuple[str, str, str]]:
-        """What an entry can speak of: implementations, checks and cases of the full catalogue."""
-        for i in present:
-            for check in all_checks():
-                for case in asked_at_full(check, i):
-                    if i.unsupported(case) is None:
-                        yield i.name, check.name, case.id
 
     def asked_of(self, entry: Expectation) -> set[str]:
         """The implementations of the modes that are asked which an entry names."""
@@ -292,6 +285,18 @@ def header(
         partial=partial or bool(options.implementation or options.dtype),
         shard=options.shard,
         **origin,
+    )
+
+
+def met(present: Sequence[Implementation], entry: Expectation) -> bool:
+    """Whether an entry speaks of a cell of the full catalogue that one of the implementations can be
+    asked."""
+    return any(
+        entry.names(case.id) and i.unsupported(case) is None
+        for i in present
+        for check in all_checks()
+        if entry.asks(i.name, check.name)
+        for case in asked_at_full(check, i)
     )
 
 

@@ -38,8 +38,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from scipy.special import lambertw
-from scipy.stats import t as student
+from scipy.special import lambertw, stdtrit
 
 from backends.protocol import Declared
 from references.rounding import Roundoffs
@@ -141,7 +140,7 @@ def shift_limit(freedom: float) -> float:
 
     Student's t. Sums of roundings have lighter tails than the normal distribution (see `rms_limit`).
     """
-    return float(student.isf(RMS_FALSE_ALARM / 2, freedom))
+    return -float(stdtrit(freedom, RMS_FALSE_ALARM / 2))
 
 
 def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:

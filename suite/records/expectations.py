@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -77,6 +77,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"ex
     sometimes: Text | None = None
 
 
+def _one_of(patterns: Iterable[str], text: str) -> bool:
+    return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
 class Expectation(Entry, frozen=True):
     """An entry that was read: its checks by the names they have now, and the place it stands at."""
 
@@ -85,15 +89,17 @@ class Expectation(Entry, frozen=True):
     def matches(self, implementation: str, check: str, case: str) -> bool:
         """Whether the entry speaks of this cell."""
 
-        def one_of(patterns: Iterable[str], text: str) -> bool:
-            return any(fnmatchcase(text, pattern) for pattern in patterns)
+        return self.asks(implementation, check) and self.names(case)
 
-        return (
-            one_of(self.implementation, implementation)
-            and one_of(self.check, canonical_check(check))
-            and one_of(self.case, case)
-            and not one_of(self.except_, case)
+    def asks(self, implementation: str, check: str) -> bool:
+        """Whether the entry speaks of this check of this implementation."""
+        return _one_of(self.implementation, implementation) and _one_of(
+            self.check, canonical_check(check)
         )
+
+    def names(self, case: str) -> bool:
+        """Whether the entry speaks of this case."""
+        return _one_of(self.case, case) and not _one_of(self.except_, case)
 
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
         """Whether the entry is meant for these versions (by distribution name), this device and this
@@ -256,14 +262,9 @@ class Manifest:
             f"{verdict.kind}: {verdict.message}",
         )
 
-    def unmatched(self, cells: Iterable[tuple[str, str, str]]) -> list[Expectation]:
-        """Entries that match none of the catalogue's cells (implementation, check, case)."""
-        left = [entry for entry in self.entries if not entry.drawn]
-        for cell in cells:
-            left = [entry for entry in left if not entry.matches(*cell)]
-            if not left:
-                break
-        return left
+    def unmatched(self, met: Callable[[Expectation], bool]) -> list[Expectation]:
+        """Entries that no cell of the catalogue meets; `met` says whether one does."""
+        return [entry for entry in self.entries if not entry.drawn and not met(entry)]
 
 
 _BREAKS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")
