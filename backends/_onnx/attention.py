@@ -7,6 +7,7 @@ or added to the scores; a causal flag, scale and softcap as attributes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,10 @@ class Attention(Implementation):
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def call(self, inputs: Inputs, short: bool = False) -> PreparedCall:
+        """The call; `short`: the mask ends before the last key, which it hides by that."""
         backend, native = self.backend, self.divided(inputs)
         query, key, value = backend.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
@@ -107,6 +112,7 @@ class Attention(Implementation):
         if added is not None:
             # A last axis of size 1 is no broadcast one here: it is a mask of the first key.
             written = in_full(added, inputs, self.queries_in_full)
+            written = written[..., :-1] if short else written
             name = "bias" if biased else "mask"
             arguments[name] = backend.array(written, inputs.dtype if biased else None)
         if native.lengths is not None:
@@ -154,6 +160,16 @@ class Attention24(Attention):
     name = "attention-24"
     opset = 24
     queries_in_full = True
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        """Keys beyond the end of a mask are hidden."""
+        mask, keys = inputs.dense_mask, inputs.sizes.Lk
+        if mask is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
+            return {}
+        short = inputs.with_dense(mask_array=mask & (np.arange(keys) < keys - 1))
+        if short.has_empty_rows:
+            return {}
+        return {"shorter mask": replace(self.call(short, short=True), problem=short)}
 
     def divided(self, inputs: Inputs) -> Native:
         native = split_native(inputs, causal=True, lengths=True)
