@@ -17,6 +17,12 @@ from suite.spec.vocabulary import FEATURES, NUMERICS
 Election = str | Mapping[str, str]
 """An answer to a question, or one by short dtype name."""
 
+LOWEST_IN_FLOAT32: dict[str, str] = {
+    "f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked",
+}  # fmt: skip
+"""What a row gives whose bias is the lowest number throughout where scores are float32, or wider: that of
+float16, -65504, absorbs none of them there."""
+
 DROPOUT = ("", "elements", "shared")
 """How dropout falls on weights: there is none, on each weight alone, or one pattern for all samples and
 heads."""

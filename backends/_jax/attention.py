@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
-from backends.declared import ATTENTION_FEATURES, TEXTBOOK_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
 from backends.masks import Native, dense_arguments, flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
@@ -60,6 +60,7 @@ class Eager(Implementation):
             "fully-masked-row": "uniform",
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "no-keys": "zeros",
             "lse-of-empty-row": "lowest",
             "lse-gradient": "flows",
@@ -157,6 +158,7 @@ class JaxNn(Implementation):
             "fully-masked-row": "uniform",
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
             "no-keys": "zeros",
             # The log-sum-exp comes in the dtype of the keys.
             "lse-of-empty-row": {

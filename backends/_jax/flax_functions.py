@@ -34,6 +34,7 @@ class FlaxFunction(Implementation):
             "fully-masked-row": "uniform",
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "no-keys": "zeros",
             "nan-in-masked-key": "blocked",
             "nan-in-masked-key-gradient": "leaks",

@@ -57,6 +57,7 @@ class FlaxLayer(Implementation):
             "fully-masked-row": "uniform",
             "padded-sample": "uniform",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "fully-masked-row-gradient": "values",
             "mask-polarity": "attends",
             "nan-in-masked-key": "blocked",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
+from backends.declared import LOWEST_IN_FLOAT32
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -22,7 +23,14 @@ class Nnx(FlaxLayer):
                 "dropout": "with dropout it takes another path: flax-nnx-weights",
             }
         )
-        .electing({"causal-alignment": "top-left", "causal-with-mask": "intersect"})
+        .electing(
+            {
+                "causal-alignment": "top-left",
+                "causal-with-mask": "intersect",
+                # jax.nn.dot_product_attention inside, whose softmax is in float32.
+                "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
+            }
+        )
         # Softmax runs in float32 whatever the dtype.
         .but(numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"})
     )

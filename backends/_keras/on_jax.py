@@ -9,6 +9,7 @@ from backends._jax.engine import FLUSHED, JIT, JaxEngine
 from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasFunction, KerasOps
+from backends.declared import LOWEST_IN_FLOAT32
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.sources import Dialect
@@ -71,6 +72,7 @@ class KerasJaxOps(KerasOps):
         elections={
             "fully-masked-row": "uniform",
             "minus-inf-row": "nan",
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
             "no-keys": "zeros",
             "causal-alignment": "top-left",
             "causal-with-mask": "intersect",

@@ -8,6 +8,7 @@ from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasOps
 from backends.arrays import NumpyArrays
+from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from backends.sources import Dialect
 
@@ -50,6 +51,7 @@ class KerasNumpyOps(KerasOps):
         elections={
             "fully-masked-row": "uniform",
             "minus-inf-row": "nan",
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
             "no-keys": "raises",
             "causal-alignment": "top-left",
             "causal-with-mask": "intersect",

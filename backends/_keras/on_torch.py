@@ -8,6 +8,7 @@ from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasOps
 from backends._torch.engine import TorchEngine
+from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from backends.sources import Dialect
 
@@ -71,6 +72,7 @@ class KerasTorchOps(KerasOps):
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
             "minus-inf-row": "zeros",
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "zeros"},
             "no-keys": "zeros",
             "causal-alignment": "top-left",
             "causal-with-mask": "intersect",

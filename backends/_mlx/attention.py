@@ -47,6 +47,7 @@ class Fast(Implementation):
             "fully-masked-row": "uniform",
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "minus-inf-row-gradient": "nan",
             "no-keys": "zeros",
             "nan-in-masked-key": "blocked",

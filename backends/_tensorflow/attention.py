@@ -30,6 +30,7 @@ class Eager(Implementation):
             "fully-masked-row": "uniform",
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "no-keys": "zeros",
             "lse-of-empty-row": "lowest",
             "lse-gradient": "flows",

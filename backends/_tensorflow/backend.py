@@ -8,6 +8,7 @@ from backends._keras.ops import KerasOps
 from backends._tensorflow.attention import Eager
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends._tensorflow.layers import layers
+from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from backends.sources import Dialect
 
@@ -55,6 +56,7 @@ class TensorflowKerasOps(KerasOps):
             "fully-masked-row": "uniform",
             "fully-masked-row-gradient": "values",
             "minus-inf-row": "nan",
+            "lowest-row": LOWEST_IN_FLOAT32,
             "no-keys": "zeros",
             "causal-alignment": "top-left",
             "causal-with-mask": "intersect",

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from backends._torch.engine import TorchEngine
-from backends.declared import ATTENTION_FEATURES, TEXTBOOK_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
 from backends.masks import (
     Native,
     dense_arguments,
@@ -72,6 +72,7 @@ class Eager(Implementation):
             "fully-masked-row-gradient": "nan",
             "minus-inf-row-gradient": "nan",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "no-keys": "zeros",
             "lse-of-empty-row": "minus-inf",
             "lse-gradient": "flows",
@@ -215,6 +216,7 @@ class Sdpa(Implementation):
             "fully-masked-row-gradient": "nothing",
             "minus-inf-row-gradient": "nothing",
             "minus-inf-row": "zeros",
+            "lowest-row": LOWEST_IN_FLOAT32,
             "no-keys": "zeros",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",

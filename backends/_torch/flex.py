@@ -11,7 +11,7 @@ import numpy as np
 
 from backends._torch.attention import SUBNORMAL
 from backends._torch.engine import TorchEngine
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
 from backends.masks import dense_of, numbers_by_head, rank4, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
@@ -40,6 +40,7 @@ class Flex(Implementation):
         elections={
             "fully-masked-row": "zeros",
             "minus-inf-row": "zeros",
+            "lowest-row": LOWEST_IN_FLOAT32,
             "no-keys": "raises",
             "lse-of-empty-row": "minus-inf",
             "nan-in-masked-key": "blocked",

@@ -12,7 +12,7 @@ from backends._torch.encoder import Encoder, EncoderFast
 from backends._torch.functional import module_state
 from backends._torch.masks import Masked, witnessed
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
-from backends.declared import LAYER_FEATURES, Declared
+from backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
 from backends.masks import causal_alone
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -83,6 +83,7 @@ class MultiheadAttention(Masked):
             "fully-masked-row": "zeros",
             "padded-sample": "zeros",
             "minus-inf-row": "zeros",
+            "lowest-row": LOWEST_IN_FLOAT32,
             "fully-masked-row-gradient": "nothing",
             "causal-with-mask": "mask-ignored",
             "causal-alone": "raises",
@@ -209,6 +210,7 @@ class MultiheadAttentionWeights(MultiheadAttention):
             "fully-masked-row": "nan",
             "padded-sample": "nan",
             "minus-inf-row": "nan",
+            "lowest-row": "uniform",
             "fully-masked-row-gradient": "nan",
             "causal-with-mask": "causal-ignored",
             "returned-weights": "after-dropout",

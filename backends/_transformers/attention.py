@@ -17,7 +17,7 @@ import numpy as np
 from backends._torch.attention import SUBNORMAL, Sdpa
 from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
 from backends.masks import Native, causal_alone, dense_of, rank4, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
@@ -52,6 +52,7 @@ class ModelAttention(Implementation):
             "fully-masked-row-gradient": dict.fromkeys(UNIFORM, "scores") | {"f64": "nan"},
             "minus-inf-row-gradient": "nan",
             "minus-inf-row": "nan",
+            "lowest-row": UNIFORM,
             "no-keys": "zeros",
             "nan-in-masked-key-gradient": "leaks",
             "nan-in-masked-value-gradient": "leaks",
@@ -163,7 +164,13 @@ class GptOssEager(ModelAttention):
     declared = (
         ModelAttention.declared.refusing(NO_SOFTCAP)
         .but(numerics="stepwise")
-        .electing({"fully-masked-row": "uniform", "fully-masked-row-gradient": "scores"})
+        .electing(
+            {
+                "fully-masked-row": "uniform",
+                "lowest-row": "uniform",
+                "fully-masked-row-gradient": "scores",
+            }
+        )
     )
     model = "gpt_oss"
 
@@ -185,7 +192,7 @@ class SdpaForward(ModelAttention):
                 "empty-queries": EMPTY,
             }
         )
-        .electing({"causal-with-mask": "causal-ignored"})
+        .electing({"causal-with-mask": "causal-ignored", "lowest-row": LOWEST_IN_FLOAT32})
         .but(merges_mask_into_bias=False)
     )
     bias_name = "position_bias"

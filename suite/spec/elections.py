@@ -57,6 +57,12 @@ QUESTIONS: dict[str, Question] = {
             needs=("bias",),
         ),
         Question(
+            "lowest-row",
+            "A row whose additive bias is the dtype's lowest finite number for every key gives",
+            ("uniform", "unmasked", "zeros", "nan", "raises", "other"),
+            needs=("bias",),
+        ),
+        Question(
             "fully-masked-row-gradient",
             "The cotangent of a row whose boolean mask hides every key goes to",
             ("nothing", "values", "scores", "nan", "raises", "other"),

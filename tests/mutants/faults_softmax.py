@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.mutants.honest_attention import MergedChunks
-from tests.mutants.kernel import Call, Kernel, Online
+from tests.mutants.kernel import Call, Eager, Kernel, Online
 from tests.mutants.registry import mutant
 
 
@@ -174,3 +174,15 @@ class MaximumStartsAtZero(Kernel):
 
     def shifted(self, scores: np.ndarray) -> np.ndarray:
         return scores - np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), 0)
+
+
+@mutant("election")
+class LowestRowsAreZeros(Eager):
+    """Rows whose scores are the lowest number are zeros, though they are declared to be means."""
+
+    elections = Eager.elections | {"lowest-row": "uniform"}
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        weights = super().weights(scores, call)
+        lowest = (scores <= -call.fmt.max / 2).all(-1, keepdims=True)
+        return np.where(lowest, weights.dtype.type(0), weights)

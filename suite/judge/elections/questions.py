@@ -103,6 +103,13 @@ def _minus_inf(p: Probe) -> str:
     return p.rows(p.values(inputs), inputs)
 
 
+def _lowest(p: Probe) -> str:
+    base = p.inputs()
+    hidden = _minus_inf_bias(base)
+    lowest = np.where(np.isneginf(hidden), -float(p.dtype.max), hidden)
+    return p.rows(p.values(base.replace(bias=lowest)), base.replace(bias=hidden))
+
+
 def _gradient_of_minus_inf(p: Probe) -> str:
     base = p.cross_with_its_mask()
     return _gradient_of(p, base.replace(bias=_minus_inf_bias(base)))
@@ -328,6 +335,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "fully-masked-row": _fully_masked,
     "padded-sample": _padded_sample,
     "minus-inf-row": _minus_inf,
+    "lowest-row": _lowest,
     "fully-masked-row-gradient": _gradient_of_empty_row,
     "padded-sample-gradient": _gradient_of_empty_row,
     "minus-inf-row-gradient": _gradient_of_minus_inf,

@@ -207,7 +207,7 @@ MULTI_HEAD = Operator(
     compiled=COMPILED,
     options=options("without_biases", "nobias"),
     elections=(
-        "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
+        "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
         "causal-alignment", "causal-with-mask", "causal-alone", "mask-polarity", "returned-weights",
         "nan-in-masked-key", "nan-in-masked-value",
     ),

@@ -161,7 +161,8 @@ SDPA = Operator(
     ),
     group=group,
     elections=(
-        "fully-masked-row", "minus-inf-row", "fully-masked-row-gradient", "minus-inf-row-gradient",
+        "fully-masked-row", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
+        "minus-inf-row-gradient",
         "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment",
         "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value",
         "nan-in-query", "value-size", "integer-mask", "subnormal-output", "score-overflow",
