@@ -97,11 +97,11 @@ def test_gradient_of_finite_rows(cell: Cell) -> None:
 
 
 def in_several_dtypes(level: str) -> list[ElectionCase]:
-    """Questions that are put in more than one dtype, but those whose answers hang on the machine."""
+    """Questions that are put in more than one dtype and have one answer in all of them."""
     return [
         case
         for case in ELECTION_CASES
-        if len(case.question.dtypes) > 1 and not case.question.by_machine
+        if len(case.question.dtypes) > 1 and case.question.one_answer
     ]
 
 

@@ -20,7 +20,8 @@ from suite.spec.operators import OPERATORS
 class Question:
     """One question, with the answers that have been seen in the field and the dtypes it is put in; layers
     are asked in `layer_dtypes`, where there are any. Operators say which questions are put to them.
-    `by_machine`: the answer hangs on the products that a framework has for the machine."""
+    `by_machine`: the answer hangs on the products that a framework has for the machine; `by_dtype`: it
+    may be another one in another dtype."""
 
     name: str
     text: str
@@ -29,10 +30,16 @@ class Question:
     needs: tuple[str, ...] = ()
     layer_dtypes: tuple[str, ...] = ()
     by_machine: bool = False
+    by_dtype: bool = False
 
     @property
     def canonical(self) -> str:
         return self.options[0]
+
+    @property
+    def one_answer(self) -> bool:
+        """Whether the answer is one in all dtypes."""
+        return not (self.by_machine or self.by_dtype)
 
 
 QUESTIONS: dict[str, Question] = {
@@ -61,6 +68,7 @@ QUESTIONS: dict[str, Question] = {
             "A row whose additive bias is the dtype's lowest finite number for every key gives",
             ("uniform", "unmasked", "zeros", "nan", "raises", "other"),
             needs=("bias",),
+            by_dtype=True,
         ),
         Question(
             "fully-masked-row-gradient",

@@ -146,7 +146,7 @@ class Stored(Implementation):
         }
         if declared is not None or dtype.name in probes:
             return declared
-        if probes and not QUESTIONS[question].by_machine:
+        if probes and QUESTIONS[question].one_answer:
             other = next(name for name in QUESTIONS[question].dtypes if name in probes)
             return elections.observe(question, self, DTYPES[other])
         return QUESTIONS[question].canonical if question in ASSUMED else None
