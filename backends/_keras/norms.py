@@ -52,10 +52,11 @@ class KerasNorm(Implementation):
         import keras
 
         p, backend = inputs.parameters, self.backend
-        layer = getattr(keras.layers, self.kind)(
-            axis=-1, center="gain" in p, scale="gain" in p, dtype=inputs.dtype.long_name,
-            **({} if inputs.epsilon == OWN_EPSILON else {"epsilon": inputs.epsilon}),
-        )  # fmt: skip
+        # As people write it: what is so by default is not said.
+        told: dict[str, Any] = {} if "gain" in p else {"center": False, "scale": False}
+        if inputs.epsilon != OWN_EPSILON:
+            told["epsilon"] = inputs.epsilon
+        layer = getattr(keras.layers, self.kind)(dtype=inputs.dtype.long_name, **told)
         layer.build(inputs.query.shape)
         for name, variable in self.variables(layer, inputs).items():
             variable.assign(backend.array(p[name], inputs.dtype))
