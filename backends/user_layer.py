@@ -31,6 +31,7 @@ CONFIGURATION = {
     "hidden_width": "",
     "norm_first": "pre-norm",
     "activation": "gelu",
+    "epsilon": "",
     "bias": "no-projection-bias",
     "rate": "dropout",
     "dtype": "",
@@ -203,12 +204,22 @@ class UserLayer(Implementation):
         return {
             "query_width": w.query, "key_width": w.key, "value_width": w.value,
             "output_width": w.output, "heads": s.H, "key_heads": s.Hkv, "key_size": s.D,
-            "value_size": s.Dv, "hidden_width": inputs.letters["o"],
-            "norm_first": bool(inputs.case.option("pre")),
-            "activation": inputs.case.option("activation"),
-            "bias": "query_bias" in inputs.parameters, "rate": inputs.rate,
-            "dtype": inputs.dtype.long_name,
+            "value_size": s.Dv, "bias": "query_bias" in inputs.parameters, "rate": inputs.rate,
+            "dtype": inputs.dtype.long_name, **self.own_configuration(inputs),
         }  # fmt: skip
+
+    def own_configuration(self, inputs: Inputs) -> dict[str, Any]:
+        """What factories of norms, and of layers that have norms, are told besides."""
+        if self.operator.option("epsilon") is None:
+            return {}
+        if self.operator.option("pre") is None:
+            return {"epsilon": inputs.epsilon}
+        return {
+            "epsilon": inputs.epsilon,
+            "hidden_width": inputs.letters["o"],
+            "norm_first": inputs.case.option("pre"),
+            "activation": inputs.case.option("activation"),
+        }
 
     def layer(self, inputs: Inputs) -> Any:
         """The factory's layer for the inputs' sizes, with parameters of its own."""

@@ -20,7 +20,9 @@ chain through mean, variance and root, as frameworks differentiate single steps.
 |x| + |mean| wherever rounding makes an error, since libraries sum D x and mean D apart: `reach`.
 
     mean, variance  gamma_{n+4}(u_acc) and four stored steps, of the magnitudes and the squares: two
-                    passes, or the mean of squares less the square of the mean.
+                    passes, or the mean of squares less the square of the mean. Where x carries an
+                    error delta x, mean(delta x) and mean((2 |x - mean| + delta x) delta x) more: the
+                    mean of x - mean is 0, so that an error of the mean alone moves no variance.
     r               d(t^-1/2) = t^-3/2 / 2, at most at the least argument of the root.
     N, y            x r - mean r as well as (x - mean) r; product, sum, and the store in the case's dtype.
     D, r D          Products, each stored.
@@ -56,6 +58,7 @@ from references.rounding import (
     gamma,
     magnitude,
     narrowed,
+    settled,
     stored,
     together,
 )
@@ -95,10 +98,12 @@ class Standardised:
             sums = gamma(n + 4, u.accumulate) + 4 * u.step
             mean_error = sums * magnitude(x.value).mean(axes, keepdims=True)
             variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
-            # The mean of x - mean is 0: an error of the mean alone moves no variance.
             inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
             mean_error = mean_error + x.error.mean(axes, keepdims=True)
             variance_error = variance_error + inherited.mean(axes, keepdims=True)
+            mean, mean_error = settled(Bounded(mean, mean_error)).parts
+            variance, variance_error = settled(Bounded(variance, variance_error)).parts
+            variance = np.maximum(variance, 0)
         else:
             mean, variance = learned
             mean_error, variance_error = narrowed(mean, u).error, narrowed(variance, u).error
@@ -111,11 +116,12 @@ class Standardised:
         slope = 0.5 * (variance_error + unit * total) / least * np.sqrt(total / least)
         relative = np.where(sure, slope + 3 * unit, np.inf)
         root = 1 / np.sqrt(variance + epsilon)
+        reciprocal = settled(Bounded(root, relative * root.astype(np.float64)))
+        root, relative = reciprocal.value, reciprocal.error / reciprocal.value.astype(np.float64)
         value = shifted.value * root
         size = magnitude(value)
         scaled_error = shifted.error * root.astype(np.float64) * (1 + relative) + relative * size
         folded = 3 * unit * magnitude(mean * root)
-        reciprocal = Bounded(root, relative * root.astype(np.float64))
         level = Bounded(mean, np.broadcast_to(mean_error, mean.shape))
         reach = (x.size + level.size) * reciprocal.size
         normal = stored(Bounded(value, scaled_error + folded), unit)
@@ -213,7 +219,7 @@ class Norm:
         u, parts = self.u, self.handed
         exact = x * parts.normal
         error = exact.error + 6 * _unit(u) * x.size * parts.reach + _floor(u)
-        return Bounded(exact.value, error)
+        return settled(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:
         return stored(a * b, _unit(self.u), _floor(self.u))
@@ -224,7 +230,7 @@ class Norm:
         n = int(np.prod([x.shape[axis] for axis in axes]))
         sums = _sums(n, self.u) * sizes.mean(axes, keepdims=True)
         error = x.error.mean(axes, keepdims=True) + sums
-        return Bounded(x.value.mean(axes, keepdims=True), error)
+        return settled(Bounded(x.value.mean(axes, keepdims=True), error))
 
 
 def forward(norm: Norm) -> Outputs:

@@ -1,5 +1,6 @@
 """Promise: errors are no larger than random roundings make them, and no part of them goes with the
-answer, or with what one array would change: no layer and no gradient is off by 1 % in bfloat16."""
+answer, or with what one array would change: gradients and layers are not off by 1 % in bfloat16, but
+where they have few numbers."""
 
 from __future__ import annotations
 
@@ -32,10 +33,19 @@ WIDE = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
-    "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
     "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
-    "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+    "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/gelu/self",
 )
+# In 16 bits nothing else bounds these. Their gradients jump where relu does: a number near 0 may be of
+# one sign in an answer and of the other in all that is drawn.
+KINKED = (
+    "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+    "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+)
+
 WIDE_LAYERS = (
     "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24",
     "self-attention/none/mha/{dt}/b8h1q17k17d8v12/e24.24.24.12/self",
@@ -67,8 +77,10 @@ def short_and_wide(level: str) -> tuple[Case, ...]:
 
 
 def with_long_rows(level: str) -> tuple[Case, ...]:
-    more = () if level == "smoke" else parsed(filled((LONG,), ("f32", *HALVES)))
-    return (*short_and_wide(level), *more)
+    if level == "smoke":
+        return short_and_wide(level)
+    more = (*filled(KINKED, HALVES), *filled((LONG,), ("f32", *HALVES)))
+    return (*short_and_wide(level), *parsed(more))
 
 
 @check(with_long_rows)
@@ -109,6 +121,8 @@ def refuse_other_models(cell: Cell) -> None:
         raise NotApplicable(f"sums in the dtype of the case ({cell.numerics}) are not modelled")
     if cell.rounding.cut_products:
         raise NotApplicable("what is cut off as it is stored is off to one side")
+    if cell.inputs.has_empty_rows:
+        raise NotApplicable("rows without keys are what is elected, and no roundings")
     s = cell.inputs.sizes
     if s.B * s.H * s.Lq * s.Lk > MOST_SCORES:
         raise NotApplicable(

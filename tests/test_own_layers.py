@@ -10,6 +10,7 @@ import pytest
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.spec.case import Case
+from suite.spec.inputs import draw
 from tests.test_layers import OWN, PLAIN, judged, made
 
 MORE = """
@@ -114,3 +115,8 @@ def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Pat
 def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, more: Path) -> None:
     with pytest.raises(UsageError, match=r"depth.*; a factory may ask for query_width, key_width"):
         made(torch_backend, more, "needs_more")
+
+
+def test_encoders_alone_are_told_of_norms(torch_backend: Any, more: Path) -> None:
+    told = made(torch_backend, more, "Loaded").configuration(draw(Case.parse(PLAIN)))
+    assert not {"epsilon", "hidden_width", "norm_first", "activation"} & set(told)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-import references
 from references.rounding import Bounded, drawing, drawn, gamma, stored
+from suite.judge import spread
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.spread import (
     DRAWS,
@@ -20,7 +20,7 @@ from suite.judge.spread import (
     gradients_drawn,
 )
 from suite.judge.tolerance import RMS_FALSE_ALARM, shift_limit
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.catalogue import parsed
 from suite.spec.inputs import draw, draw_cotangent
 from suite.test_spread import CAPPED, WIDE, WIDE_LAYERS
@@ -66,16 +66,26 @@ def test_what_is_drawn_lies_within_the_bounds(case) -> None:
         assert len({tuple(errors) for errors in one.errors}) == PASSES
 
 
-def test_a_pass_is_the_same_each_time() -> None:
+def test_a_pass_is_the_same_each_time_and_another_for_other_inputs() -> None:
     inputs = draw(CASES[0], 5)
     u = Rounding("eager").roundoffs(inputs)
     first = forward_drawn(inputs, u)
-    again = forward_drawn(draw(CASES[0], 6), u)
-    reference = references.of(inputs.operator).forward
+    spread._CACHE.clear()
+    again, other = forward_drawn(inputs, u), forward_drawn(draw(CASES[0], 6), u)
+    assert again is not first
+    np.testing.assert_array_equal(again.errors, first.errors)
+    signs = [np.sign(drawn.errors[0][:500]) for drawn in (first, other)]
+    assert 0.4 < (signs[0] == signs[1]).mean() < 0.6
     exact = Oracle.forward(inputs, Rounding("eager")).expected["output"].value
-    assert not np.array_equal(first.errors, again.errors)
     np.testing.assert_allclose(first.exact, exact, rtol=0, atol=1e-15)
-    assert reference(inputs, u).arrays["output"].error.any()
+
+
+def test_what_is_not_finite_fails() -> None:
+    with pytest.raises(Deviation, match="is not finite") as caught:
+        spread_of(np.full(10, np.nan))
+    assert caught.value.kind == "non-finite"
+    with pytest.raises(HarnessError, match="ill-posed"):
+        spread_of(np.zeros(10), scale=np.inf)
 
 
 def test_a_direction_is_the_change_by_the_whole_array() -> None:

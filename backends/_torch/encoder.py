@@ -188,7 +188,6 @@ def stacked(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
 
     nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
     encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
-    encoder.layers[0].load_state_dict(layer.state_dict())
 
     def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
         output = encoder(src, src_mask, src_key_padding_mask, **hint)

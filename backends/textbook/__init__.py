@@ -24,8 +24,8 @@ __all__ = ["Numerics", "Operations", "Textbook", "TextbookEncoder", "textbooks"]
 
 
 def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:
-    """Every textbook layer and packed attention in a framework's operations, in the numerics class these
-    have; and rotations, whose classes are their own."""
+    """Every textbook layer that all frameworks have, and packed attention, in a framework's operations
+    and the numerics class these have; and rotations, whose classes are their own."""
     kinds: tuple[type[Textbook], ...] = (
         PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity,
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,

@@ -7,8 +7,8 @@ places and of the same sizes as the bound has them, for several draws of the inp
 errors of an answer are held against these:
 
 - Their size, the root mean square over all elements, relative to that of the drawn errors. The model has
-  every rounding that an implementation of the class may make, so that healthy answers stay below 1; a key
-  that is dropped out of thousands does not.
+  every rounding that an implementation of the class may make. A key that is dropped out of thousands is
+  larger.
 - Their part along a direction: the answer itself (a gain), and how the answer moves where one array is
   larger by a factor. Random roundings have hardly any such part. A scale, or a gradient, that is off by a
   part of a per cent has nothing else.
@@ -31,7 +31,7 @@ import references
 from references.outputs import Outputs
 from references.rounding import NO_ROUNDING, Roundoffs, drawn
 from suite.judge.tolerance import rms_limit, shift_limit
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import generator
@@ -84,11 +84,13 @@ def directions(inputs: Inputs) -> dict[str, np.ndarray]:
 def _drawn(
     key: tuple, reference: Callable[[Roundoffs], Outputs], u: Roundoffs, names: tuple[str, ...] = ()
 ) -> dict[str, Drawn]:
+    inputs = key[1].hex()
+
     def compute() -> dict[str, Drawn]:
         exact = reference(NO_ROUNDING).arrays
         passes: dict[str, list[np.ndarray]] = {name: [] for name in names or exact}
         for n in range(PASSES):
-            with drawn(generator("roundings", n)), np.errstate(all="ignore"):
+            with drawn(generator(f"roundings/{inputs}", n)), np.errstate(all="ignore"):
                 arrays = reference(u).arrays
             for name, errors in passes.items():
                 errors.append((arrays[name].value - exact[name].value).ravel())
@@ -145,6 +147,10 @@ class Spread:
         alike: what is drawn for each has the size 1."""
         size = np.sqrt(np.square(drawn.errors).sum() / PASSES)
         unit = 1 / size if size else 1.0
+        if not np.isfinite(drawn.errors).all():
+            raise HarnessError(f"what is drawn of {self.name} is not finite: the case is ill-posed")
+        if not np.isfinite(got).all():
+            raise Deviation("non-finite", f"{self.name}, one of {DRAWS} draws, is not finite")
         flat = unit * (got.reshape(drawn.exact.shape) - drawn.exact).ravel().astype(np.float64)
         errors = unit * drawn.errors
         self.energy += float(flat @ flat)

@@ -151,13 +151,10 @@ def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:
 
 
 def grade(error: np.ndarray, limit: Callable[[str], np.ndarray]) -> str:
-    """The narrowest class whose bound, `limit(class)`, holds for every element; "none" beyond the widest,
-    "" where the narrowest has no bound that is finite.
+    """The narrowest class whose bound, `limit(class)`, holds for every element; "none" beyond the widest.
 
     For float32 and float64 the classes coincide, so that the grade is `exact` or `none`.
     """
-    if error.size and not np.isfinite(limit(NUMERICS[0])).any():
-        return ""
     for numerics in NUMERICS:
         if not (ratios(error, limit(numerics)) > 1).any():
             return numerics

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from suite.spec.case import Case
 
 EPSILON = 2.0**-10
-"""What norms add to a variance: a number of every dtype, larger than any framework's default, so that
-leaving it out or adding it after the root stands out."""
+"""What norms add to a variance: a number of every dtype, so large that leaving it out or adding it after
+the root stands out."""
 
-ADDED = Option("epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON)
+ADDED = Option(
+    "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
+)
 """Another number to be added: frameworks are asked their defaults, each as a path."""
 
 EVERY_DTYPE = ("b32h1q3k3d64",)
