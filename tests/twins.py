@@ -136,14 +136,15 @@ class CachedByInput(Twin):
     """Remembers its answers by the arrays it was given: right always, and computed once."""
 
     def changed(self, plain: PreparedCall, inputs: Any) -> Any:
-        kept: dict[int, Any] = {}
+        # The arrays are kept, too: another one could have the number of one that is gone.
+        kept: dict[int, tuple[Any, Any]] = {}
 
         def call(**arguments: Any) -> Any:
-            key = id(arguments["query"])
-            if key not in kept:
+            query = arguments["query"]
+            if id(query) not in kept:
                 time.sleep(0.05)
-                kept[key] = plain.function(**arguments)
-            return kept[key]
+                kept[id(query)] = query, plain.function(**arguments)
+            return kept[id(query)][1]
 
         return call
 
