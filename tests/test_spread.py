@@ -23,9 +23,9 @@ from suite.judge.tolerance import RMS_FALSE_ALARM, shift_limit
 from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.catalogue import parsed
 from suite.spec.inputs import draw, draw_cotangent
-from suite.test_spread import CAPPED, WIDE, WIDE_LAYERS
+from suite.test_spread import CAPPED, SHORT, WIDE, WIDE_LAYERS
 
-CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED))
+CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT))
 
 
 def test_a_step_draws_within_its_bound_and_hands_on_no_error() -> None:

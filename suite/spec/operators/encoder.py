@@ -92,6 +92,9 @@ ENCODER = Operator(
             "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
             "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
             "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+            "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+            # The activation to the last digits.
+            "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
         ),
         (
             "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
