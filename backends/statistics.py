@@ -3,7 +3,7 @@ epsilons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +38,13 @@ def outward(inputs: Inputs) -> Inputs:
     tokens = round_to(query, inputs.dtype).astype(inputs.query.dtype)
     same = ("query", "key", "value") if inputs.self_attention else ("query",)
     return inputs.replace(**dict.fromkeys(same, tokens))
+
+
+def after_training(call: Callable[..., PreparedCall], inputs: Inputs) -> PreparedCall:
+    """Evaluation after `STEPS` of training, of which each batch is a hundredth of the statistics; `call`
+    makes the norm's call of inputs, after so many `steps`."""
+    far = outward(inputs)
+    return replace(call(far, steps=STEPS), problem=trained(far, (0.01, 0.01)))
 
 
 def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> Inputs:

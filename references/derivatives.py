@@ -63,8 +63,8 @@ from references.rounding import (
     gamma,
     magnitude,
     narrowed,
+    perturbed,
     product,
-    settled,
     stored,
     summed,
     together,
@@ -239,7 +239,7 @@ class Attention:
         products = (cotangent.size * output).sum(-1, keepdims=True)
         by_output = (cotangent.size * error + cotangent.error * output).sum(-1, keepdims=True)
         by_output += gamma(width, u.accumulate) * products + (width + 1) * u.step_floor
-        return settled(Bounded(D.value, np.maximum(D.error, by_output)))
+        return perturbed(Bounded(D.value, np.maximum(D.error, by_output)))
 
     def averaged(self, x: Bounded) -> Bounded:
         """sum_j P_j x_j over the keys, which stay with size 1."""

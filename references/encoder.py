@@ -22,9 +22,8 @@ Sources: Vaswani et al. 2017, section 3.1; Xiong et al., ICML 2020 (norms first)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -58,23 +57,18 @@ class FeedForward:
         return linear(self.y, self.arrays["linear1_kernel"], self.arrays["linear1_bias"], self.u)
 
     @cached_property
-    def _activated(self) -> tuple[Bounded, Bounded]:
+    def activated(self) -> tuple[Bounded, Bounded]:
+        """g(h) and g'(h), (B, L, F)."""
         return self.bent(self.hidden, self.u)
 
     @property
-    def active(self) -> Bounded:
-        """g(h), (B, L, F)."""
-        return self._activated[0]
-
-    @property
     def output(self) -> Bounded:
-        return linear(
-            self.active, self.arrays["linear2_kernel"], self.arrays["linear2_bias"], self.u
-        )
+        active, _ = self.activated
+        return linear(active, self.arrays["linear2_kernel"], self.arrays["linear2_bias"], self.u)
 
     def gradients(self, dz: Bounded) -> dict[str, Bounded]:
         """Those of the parameters and of y, for dz (B, L, E)."""
-        u, (active, slope) = self.u, self._activated
+        u, (active, slope) = self.u, self.activated
         dg = input_gradient(dz, self.arrays["linear2_kernel"], u)
         dh = stored(dg * slope, u.output, u.floor)
         return {
@@ -87,7 +81,7 @@ class FeedForward:
 
     def tangent(self, y: Bounded | None, moved: Moved) -> Bounded | None:
         """How the output moves as y and the parameters do."""
-        u, (active, slope) = self.u, self._activated
+        u, (active, slope) = self.u, self.activated
         dh = linear_tangent(
             self.y, self.arrays["linear1_kernel"], y,
             moved.get("linear1_kernel"), moved.get("linear1_bias"), u,
@@ -132,32 +126,28 @@ def normal_distribution(x: np.ndarray) -> np.ndarray:
     return np.clip(x.dtype.type(0.5) + half, 0, 1)
 
 
-A = TypeVar("A", bound=Layer)
+class _Encoder:
+    """The parts of the layer, one after the other."""
 
-
-class _Encoder(Generic[A]):
-    """The parts of the layer, one after the other; `attention` makes that of the tokens it is given."""
-
-    def __init__(
-        self, inputs: Inputs, u: Roundoffs, attention: Callable[[Bounded], A], empty_rows: str
-    ) -> None:
+    def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> None:
         self.inputs, self.u, self.arrays = inputs, u, wide(inputs)
         self.pre = bool(inputs.case.option("pre"))
         x = narrowed(self.arrays["query"], u)
         if self.pre:
             self.norm1 = self._norm(x, "norm1")
-            self.attention = attention(self.norm1.output)
-            heads, self.attended = self.attention.forward(empty_rows)
+            heads, self.attended = self._attention(self.norm1.output).forward(empty_rows)
             self.middle = self._joined(x, heads)
             self.norm2 = self._norm(self.middle, "norm2")
             self.network = self._network(self.norm2.output)
         else:
-            self.attention = attention(x)
-            heads, self.attended = self.attention.forward(empty_rows)
+            heads, self.attended = self._attention(x).forward(empty_rows)
             self.norm1 = self._norm(self._joined(x, heads), "norm1")
             self.middle = self.norm1.output
             self.network = self._network(self.middle)
             self.norm2 = self._norm(self._joined(self.middle, self.network.output), "norm2")
+
+    def _attention(self, x: Bounded) -> Layer:
+        return Layer(self.inputs, self.u, x)
 
     def _norm(self, x: Bounded, name: str) -> Norm:
         gain, offset = self.arrays[f"{name}_gain"], self.arrays[f"{name}_offset"]
@@ -175,7 +165,19 @@ class _Encoder(Generic[A]):
             return self._joined(self.middle, self.network.output)
         return self.norm2.output
 
-    def gradients(self, dz: Bounded, chain: Chain) -> dict[str, Bounded]:
+
+class _Differentiable(_Encoder):
+    """The same with derivatives; `empty_rows` is what rows without keys are to these."""
+
+    def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> None:
+        self.empty_rows = empty_rows
+        super().__init__(inputs, u, "zeros" if empty_rows == "zeros" else "uniform")
+
+    def _attention(self, x: Bounded) -> Chain:
+        self.attention = Chain(self.inputs, self.u, self.empty_rows, x)
+        return self.attention
+
+    def gradients(self, dz: Bounded) -> dict[str, Bounded]:
         """Those of the input, as "query", and of every parameter, for dz (B, L, E)."""
         arrays: dict[str, Bounded] = {}
 
@@ -191,7 +193,7 @@ class _Encoder(Generic[A]):
             return dy
 
         def attention(d: Bounded) -> Bounded:
-            found = chain.gradients(d)
+            found = self.attention.gradients(d)
             dx = found.pop("query")
             arrays.update(found)
             return dx
@@ -205,7 +207,7 @@ class _Encoder(Generic[A]):
             arrays["query"] = self._joined(dt, attention(dt))
         return arrays
 
-    def tangent(self, moved: Moved, chain: Chain) -> Bounded:
+    def tangent(self, moved: Moved) -> Bounded:
         """How the output moves, (B, L, E)."""
         u = self.u
         x = narrowed(moved["query"], u) if "query" in moved else None
@@ -224,7 +226,7 @@ class _Encoder(Generic[A]):
             own = {n for n in moved if n.startswith(("query_", "key_", "value_", "output_"))}
             if not operands and not own:
                 return None
-            return chain.tangent(operands, {n: moved[n] for n in own})
+            return self.attention.tangent(operands, {n: moved[n] for n in own})
 
         def joined(x: Bounded | None, y: Bounded | None) -> Bounded | None:
             return together([x, y], u.output, u.floor)
@@ -245,14 +247,8 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
     `empty_rows` is that of `references.softmax.attend`; raises ValueError for another one, and
     NoExtendedPrecision.
     """
-    encoder = _Encoder(inputs, rounding, lambda x: Layer(inputs, rounding, x), empty_rows)
+    encoder = _Encoder(inputs, rounding, empty_rows)
     return Outputs({"output": known(encoder.output)}, encoder.attended.keys)
-
-
-def _differentiable(inputs: Inputs, u: Roundoffs, empty_rows: str) -> tuple[_Encoder[Chain], Chain]:
-    rows = "zeros" if empty_rows == "zeros" else "uniform"
-    encoder = _Encoder(inputs, u, lambda x: Chain(inputs, u, empty_rows, x), rows)
-    return encoder, encoder.attention
 
 
 @np.errstate(all="ignore")
@@ -265,10 +261,10 @@ def vjp(
     `empty_rows` as in `references.derivatives.EMPTY_ROW_GRADIENTS`. Raises ValueError for another one,
     and NoExtendedPrecision.
     """
-    encoder, attention = _differentiable(inputs, rounding, empty_rows)
+    encoder = _Differentiable(inputs, rounding, empty_rows)
     dz = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], rounding)
-    found = encoder.gradients(dz, attention)
-    return Outputs({name: known(x) for name, x in found.items()}, attention.pairs.keys)
+    found = {name: known(x) for name, x in encoder.gradients(dz).items()}
+    return Outputs(found, encoder.attention.pairs.keys)
 
 
 @np.errstate(all="ignore")
@@ -277,6 +273,6 @@ def jvp(inputs: Inputs, tangents: Moved, rounding: Roundoffs, empty_rows: str = 
 
     `empty_rows` is that of `vjp`. Raises ValueError likewise, and for the tangent of an unknown array.
     """
-    encoder, attention = _differentiable(inputs, rounding, empty_rows)
-    output = encoder.tangent(moving(inputs, tangents), attention)
-    return Outputs({"output": known(output)}, attention.pairs.keys)
+    encoder = _Differentiable(inputs, rounding, empty_rows)
+    output = encoder.tangent(moving(inputs, tangents))
+    return Outputs({"output": known(output)}, encoder.attention.pairs.keys)

@@ -58,7 +58,7 @@ from references.rounding import (
     gamma,
     magnitude,
     narrowed,
-    settled,
+    perturbed,
     stored,
     together,
 )
@@ -101,8 +101,8 @@ class Standardised:
             inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
             mean_error = mean_error + x.error.mean(axes, keepdims=True)
             variance_error = variance_error + inherited.mean(axes, keepdims=True)
-            mean, mean_error = settled(Bounded(mean, mean_error)).parts
-            variance, variance_error = settled(Bounded(variance, variance_error)).parts
+            mean, mean_error = perturbed(Bounded(mean, mean_error)).parts
+            variance, variance_error = perturbed(Bounded(variance, variance_error)).parts
             variance = np.maximum(variance, 0)
         else:
             mean, variance = learned
@@ -116,7 +116,7 @@ class Standardised:
         slope = 0.5 * (variance_error + unit * total) / least * np.sqrt(total / least)
         relative = np.where(sure, slope + 3 * unit, np.inf)
         root = 1 / np.sqrt(variance + epsilon)
-        reciprocal = settled(Bounded(root, relative * root.astype(np.float64)))
+        reciprocal = perturbed(Bounded(root, relative * root.astype(np.float64)))
         root, relative = reciprocal.value, reciprocal.error / reciprocal.value.astype(np.float64)
         value = shifted.value * root
         size = magnitude(value)
@@ -219,7 +219,7 @@ class Norm:
         u, parts = self.u, self.handed
         exact = x * parts.normal
         error = exact.error + 6 * _unit(u) * x.size * parts.reach + _floor(u)
-        return settled(Bounded(exact.value, error))
+        return perturbed(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:
         return stored(a * b, _unit(self.u), _floor(self.u))
@@ -230,7 +230,7 @@ class Norm:
         n = int(np.prod([x.shape[axis] for axis in axes]))
         sums = _sums(n, self.u) * sizes.mean(axes, keepdims=True)
         error = x.error.mean(axes, keepdims=True) + sums
-        return settled(Bounded(x.value.mean(axes, keepdims=True), error))
+        return perturbed(Bounded(x.value.mean(axes, keepdims=True), error))
 
 
 def forward(norm: Norm) -> Outputs:

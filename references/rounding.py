@@ -227,7 +227,7 @@ _CHANCE: ContextVar[np.random.Generator | None] = ContextVar("chance", default=N
 @contextmanager
 def drawn(chance: np.random.Generator) -> Iterator[None]:
     """Errors are drawn within: every step is off by a random part of its own bound, and hands on a value
-    that has no bound (`settled`)."""
+    that has no bound (`perturbed`)."""
     token = _CHANCE.set(chance)
     try:
         yield
@@ -240,7 +240,7 @@ def drawing() -> bool:
     return _CHANCE.get() is not None
 
 
-def settled(x: Bounded) -> Bounded:
+def perturbed(x: Bounded) -> Bounded:
     """`x` as it is where errors are bounded. Where they are drawn, a value within its bound: uniform,
     each element by itself."""
     chance = _CHANCE.get()
@@ -251,7 +251,7 @@ def settled(x: Bounded) -> Bounded:
 
 def stored(x: Bounded, unit: float, floor: float = 0.0) -> Bounded:
     """`x` rounded once with unit roundoff `unit`; `floor` is the smallest subnormal."""
-    return settled(Bounded(x.value, x.error + unit * x.size + (floor if unit else 0.0)))
+    return perturbed(Bounded(x.value, x.error + unit * x.size + (floor if unit else 0.0)))
 
 
 def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:

@@ -61,7 +61,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, drawing, gamma, magnitude, settled, stored
+from references.rounding import Bounded, Roundoffs, drawing, gamma, magnitude, perturbed, stored
 
 NEGLIGIBLE_WEIGHT = 1e-9
 """Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
@@ -163,7 +163,7 @@ def recomputed_weights(
 
     `allowed` says which scores take part, `keys` (...) how many of a row.
     """
-    s, error = settled(Bounded(s, error)).parts
+    s, error = perturbed(Bounded(s, error)).parts
     softmax = Softmax.of(np.where(allowed, s, -np.inf))
     p, total = softmax.weights, softmax.total
     anchor = np.where(softmax.empty, 0, softmax.largest)
@@ -174,21 +174,20 @@ def recomputed_weights(
     moved = weight * np.expm1(d)
     least = (weight * np.exp(-d)).sum(-1, keepdims=True)
     error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
-    if not drawing():
-        error += weight_rounding(keys[..., None], u) * (weight + error)
-    error += np.where(allowed, u.weight_underflow + u.exp_underflow, 0.0)
+    underflow = u.weight_underflow + u.exp_underflow
     if drawing():
-        p = _drawn_weights(Bounded(p, np.where(allowed, error, 0.0)), keys[..., None], u)
-        return Bounded.exact(p)
-    return Bounded(p, np.where(allowed, error, 0.0))
+        moved_weights = Bounded(p, np.where(allowed, error + underflow, 0.0))
+        return Bounded.exact(_drawn_weights(moved_weights, keys[..., None], u))
+    error += weight_rounding(keys[..., None], u) * (weight + error)
+    return Bounded(p, np.where(allowed, error + underflow, 0.0))
 
 
 def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
     """Weights (..., Lk) that are off by a drawn part of their errors and of `weight_rounding`: each by
     itself, as random errors do not add up in an average, but for the sum, which is a row's own."""
-    total = settled(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
+    total = perturbed(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
     rounded = p.error + (u.weight + 2 * u.step) * magnitude(p.value)
-    return settled(Bounded(p.value, rounded)).value * total.value
+    return perturbed(Bounded(p.value, rounded)).value * total.value
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def attend(
     ValueError for another `empty_rows` than those of `EMPTY_ROWS`.
     """
     check_empty_rows(empty_rows, EMPTY_ROWS)
-    s, error = settled(scores).parts
+    s, error = perturbed(scores).parts
     Lk = s.shape[-1]
     if allowed is not None:
         hidden = ~np.broadcast_to(allowed, s.shape)

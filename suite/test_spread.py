@@ -97,7 +97,7 @@ def test_spread(cell: Cell) -> None:
         drawn = forward_drawn(inputs, u)
         along = {"the answer": drawn.exact, **directions(inputs)} if inputs.dtype.is_half else {}
         output.add(cell.run(inputs).arrays["output"], drawn, along)
-    settle(cell, [output])
+    judge(cell, [output])
 
 
 @check(short_and_wide, ("gradient",))
@@ -113,7 +113,7 @@ def test_gradient_spread(cell: Cell) -> None:
         for name, values in gradients.items():
             spread = found.setdefault(name, Spread(f"the gradient of the {name}"))
             spread.add(values, drawn[name], {"the gradient": drawn[name].exact})
-    settle(cell, list(found.values()))
+    judge(cell, list(found.values()))
 
 
 def refuse_other_models(cell: Cell) -> None:
@@ -140,7 +140,7 @@ def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
         yield elections.aligned(draw(case, seed), cell.implementation), seed
 
 
-def settle(cell: Cell, found: list[Spread]) -> None:
+def judge(cell: Cell, found: list[Spread]) -> None:
     """Judge the errors of every array."""
     cell.measured.rms = max(spread.rms for spread in found)
     for spread in found:

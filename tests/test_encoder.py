@@ -18,7 +18,7 @@ from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.layer_norm import EPSILON
-from tests.test_layers import function_implementation, judged
+from tests.test_layers import OWN, function_implementation, judged
 
 CASES = (
     "encoder/pad/mha/f64/b2h2q3k3d2/e4.4.4.5/self",
@@ -27,29 +27,14 @@ CASES = (
     "encoder/bool.bhqk/mha/f64/b1h3q4k4d2/e6.6.6.3/pre/gelu/self/dense",
 )
 
-OWN = """
-import torch
-from torch import nn
-
+ENCODERS = """
 class Right(nn.Module):
-    def __init__(self, query_width, heads, hidden_width, norm_first=False):
+    def __init__(self, query_width, heads, hidden_width, epsilon, norm_first=False):
         super().__init__()
-        E = query_width
-        self.first, self.heads = norm_first, heads
-        self.qkv, self.out = nn.Linear(E, 3 * E), nn.Linear(E, E)
+        E, self.first = query_width, norm_first
+        self.attention = Loaded(E, heads)
         self.up, self.down = nn.Linear(E, hidden_width), nn.Linear(hidden_width, E)
-        self.norms = nn.ModuleList(nn.LayerNorm(E, eps=2.0**-10) for _ in range(2))
-
-    def attention(self, x, causal, valid):
-        B, L, E = x.shape
-        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        q, k, v = split
-        s = q @ k.mT / (E // self.heads) ** 0.5
-        if causal:
-            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
-        if valid is not None:
-            s = s.masked_fill(~valid[:, None, None], -torch.inf)
-        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
+        self.norms = nn.ModuleList(nn.LayerNorm(E, eps=epsilon) for _ in range(2))
 
     def network(self, x):
         return self.down(self.up(x).relu())
@@ -63,12 +48,7 @@ class Right(nn.Module):
         return two(x + self.network(x))
 
     def load_attention(self, p):
-        E = self.out.in_features
-        names = ("query", "key", "value")
-        self.qkv.weight.data = torch.cat([p[f"{n}_kernel"].reshape(E, E).T for n in names])
-        self.qkv.bias.data = torch.cat([p[f"{n}_bias"].reshape(-1) for n in names])
-        self.out.weight.data = p["output_kernel"].reshape(E, E).T
-        self.out.bias.data = p["output_bias"]
+        self.attention.load_attention(p)
         for layer, name in ((self.up, "linear1"), (self.down, "linear2")):
             layer.weight.data, layer.bias.data = p[f"{name}_kernel"].T, p[f"{name}_bias"]
         for norm, name in zip(self.norms, ("norm1", "norm2")):
@@ -97,7 +77,7 @@ def by_tokens(x: Inputs) -> np.ndarray:
     def attended(b: int, i: int, tokens: list[np.ndarray]) -> np.ndarray:
         total = p["output_bias"].copy()
         for h in range(x.sizes.H):
-            q, *_ = (tokens[i] @ p["query_kernel"][:, h] + p["query_bias"][h],)
+            q = tokens[i] @ p["query_kernel"][:, h] + p["query_bias"][h]
             keys = [t @ p["key_kernel"][:, h] + p["key_bias"][h] for t in tokens]
             values = [t @ p["value_kernel"][:, h] + p["value_bias"][h] for t in tokens]
             seen = [j for j in range(L) if attends[b, h, i, j]]
@@ -183,7 +163,7 @@ def test_an_activation_knows_how_far_its_argument_may_be_off() -> None:
 
 def test_a_persons_own_is_judged(torch_backend: Any, tmp_path: Path) -> None:
     path = tmp_path / "own.py"
-    path.write_text(OWN)
+    path.write_text(OWN + ENCODERS)
 
     def own(name: str) -> Any:
         return function_implementation(torch_backend, f"{path}:{name}", {}, "encoder")[0]

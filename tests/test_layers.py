@@ -178,7 +178,7 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
-    from backends._torch.layers import witnessed
+    from backends._torch.masks import witnessed
 
     by_name = {i.name: i for i in torch_backend.implementations()}
     fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]

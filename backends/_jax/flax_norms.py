@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from backends._jax.engine import JaxEngine
@@ -12,7 +11,7 @@ from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
-from backends.statistics import STEPS, can_train, outward, trained, with_epsilon
+from backends.statistics import after_training, can_train, with_epsilon
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.layer_norm import LAYER_NORM
@@ -48,10 +47,7 @@ class FlaxNorm(Implementation):
             calls["mask"] = self.call(inputs, masked=True)
             calls["mask, use_fast_variance=False"] = self.call(inputs, masked=True, **slow)
         if can_train(inputs):
-            far = outward(inputs)
-            problem = trained(far, (0.01, 0.01))
-            after = self.call(far, steps=STEPS)
-            calls["after training"] = replace(after, problem=problem)
+            calls["after training"] = after_training(self.call, inputs)
         return calls
 
     def hides(self, inputs: Inputs) -> bool:

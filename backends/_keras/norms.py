@@ -14,7 +14,7 @@ from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.statistics import STEPS, can_train, outward, trained, with_epsilon
+from backends.statistics import after_training, can_train, with_epsilon
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
@@ -87,9 +87,7 @@ class KerasNorm(Implementation):
         if self.called is None:
             found["attached mask"] = self.with_mask(inputs)
         if can_train(inputs):
-            far = outward(inputs)
-            problem = trained(far, (0.01, 0.01))
-            found["after training"] = replace(self.call(far, steps=STEPS), problem=problem)
+            found["after training"] = after_training(self.call, inputs)
         return found
 
     def with_mask(self, inputs: Inputs) -> PreparedCall:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from backends._torch.functional import module_state
-from backends._torch.masks import Masked, witnessed
+from backends._torch.masks import Masked, forced, load
 from backends.declared import ENCODER_FEATURES, Declared
 from backends.masks import causal_alone
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from suite.spec.inputs import Inputs
 from suite.spec.operators.encoder import ENCODER
 
-Wrap = Callable[["Encoder", Any, Inputs], Callable[..., Any]]
-"""What is called instead of the layer: takes the layer's arguments."""
+Wrap = Callable[[Any, Inputs], Callable[..., Any]]
+"""Makes of a layer what is called in its place, with its arguments."""
 
 
 class Encoder(Masked):
@@ -62,7 +62,7 @@ class Encoder(Masked):
         turns = not batch_first and not inputs.squeezed
         arguments = {"query": src.transpose(0, 1).contiguous() if turns else src}
         arguments |= self.named(inputs, hint, float_mask)
-        called = layer if wrap is None else wrap(self, layer, inputs)
+        called = layer if wrap is None else wrap(layer, inputs)
 
         def run(query: Any, **masks: Any) -> tuple[Any, None]:
             with torch.set_grad_enabled(not self.without_gradients):
@@ -90,7 +90,7 @@ class Encoder(Masked):
         return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
 
     def build(self, inputs: Inputs, batch_first: bool = True, decoder: bool = False) -> Any:
-        """A fresh layer with the inputs' parameters."""
+        """A fresh layer with the inputs' parameters; a decoder's has its own."""
         import torch
 
         kind = torch.nn.TransformerDecoderLayer if decoder else torch.nn.TransformerEncoderLayer
@@ -107,34 +107,27 @@ class Encoder(Masked):
             device=self.backend.device,
             dtype=getattr(torch, inputs.dtype.long_name),
         )
-        if not decoder:
-            layer.load_state_dict(
-                self.loaded(self.state(inputs.parameters, np.concatenate), inputs)
-            )
-        return layer
-
-    def loaded(self, state: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-        return {
-            n: self.backend.array(np.ascontiguousarray(a), inputs.dtype) for n, a in state.items()
-        }
+        if decoder:
+            return layer
+        state = self.state(inputs.parameters, np.concatenate)
+        return load(layer, state, self.backend, inputs.dtype)
 
     def state(self, p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
         """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
         state = {f"self_attn.{name}": array for name, array in module_state(p, join).items()}
         for name in ("norm1", "norm2"):
-            state[f"{name}.weight"], state[f"{name}.bias"] = p[f"{name}_gain"], p[f"{name}_offset"]
+            state[f"{name}.weight"] = p[f"{name}_gain"]
+            state[f"{name}.bias"] = p[f"{name}_offset"]
         for name in ("linear1", "linear2"):
-            state[f"{name}.weight"], state[f"{name}.bias"] = (
-                p[f"{name}_kernel"].T,
-                p[f"{name}_bias"],
-            )
+            state[f"{name}.weight"] = p[f"{name}_kernel"].T
+            state[f"{name}.bias"] = p[f"{name}_bias"]
         return state
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         masked = inputs.mask is not None or inputs.mask_array is not None
         calls = {
             "train()": self.call(inputs, train=True),
-            "TransformerEncoder": self.call(inputs, stacked),
+            "TransformerEncoder": self.call(inputs, self.stacked),
         }
         if not inputs.squeezed:
             calls["batch_first=False"] = self.call(inputs, batch_first=False)
@@ -143,9 +136,70 @@ class Encoder(Masked):
         if causal_alone(inputs):
             calls["is_causal hint"] = self.call(inputs, hint=True)
         if inputs.case.option("pre"):
-            calls["TransformerDecoderLayer"] = self.call(inputs, decoding)
-            calls["TransformerDecoderLayer, memory"] = self.call(inputs, remembering)
+            calls["TransformerDecoderLayer"] = self.call(inputs, self.decoding)
+            calls["TransformerDecoderLayer, memory"] = self.call(inputs, self.remembering)
         return calls
+
+    def stacked(self, layer: Any, inputs: Inputs) -> Callable[..., Any]:
+        """A `torch.nn.TransformerEncoder` of one layer. Where it drops padded tokens (nested tensors),
+        their rows are zeros; what the layer answers there is put in their place."""
+        import torch
+
+        nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
+        encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
+
+        def call(
+            src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any
+        ) -> Any:
+            output = encoder(src, src_mask, src_key_padding_mask, **hint)
+            if src_key_padding_mask is None:
+                return output
+            padded = src_key_padding_mask
+            if padded.dtype != torch.bool:
+                padded = padded != 0
+            if not padded.any() or (output[padded] != 0).any():
+                return output
+            whole = layer.eval()(src, src_mask, src_key_padding_mask)
+            return torch.where(padded[..., None], whole, output)
+
+        return call
+
+    def decoding(self, layer: Any, inputs: Inputs) -> Callable[..., Any]:
+        """A `torch.nn.TransformerDecoderLayer` whose attention to the memory adds nothing."""
+        decoder = self._decoder(inputs, "self_attn", "multihead_attn", ("norm1", "norm3"))
+
+        def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
+            return decoder(
+                src, src[..., :2, :], src_mask, tgt_key_padding_mask=src_key_padding_mask
+            )
+
+        return call
+
+    def remembering(self, layer: Any, inputs: Inputs) -> Callable[..., Any]:
+        """One whose attention to itself adds nothing, and whose memory is what the tokens are, normed."""
+        decoder = self._decoder(inputs, "multihead_attn", "self_attn", ("norm2", "norm3"))
+
+        def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
+            memory = layer.norm1(src)
+            return decoder(
+                src, memory, memory_mask=src_mask, memory_key_padding_mask=src_key_padding_mask
+            )
+
+        return call
+
+    def _decoder(self, inputs: Inputs, attention: str, silent: str, norms: tuple[str, str]) -> Any:
+        """A layer of a decoder with the parameters of one of an encoder: its attention is `attention`,
+        that called `silent` answers zeros, and its norms are `norms`."""
+        layer = self.build(inputs, decoder=True).eval()
+        renamed = {"self_attn": attention, "norm1": norms[0], "norm2": norms[1]}
+        state: dict[str, np.ndarray] = {}
+        for name, array in self.state(inputs.parameters, np.concatenate).items():
+            first, rest = name.split(".", 1)
+            state[f"{renamed.get(first, first)}.{rest}"] = array
+        width = inputs.letters["x"]
+        state[f"{silent}.out_proj.weight"] = np.zeros((width, width))
+        state[f"{silent}.out_proj.bias"] = np.zeros(width)
+        return load(layer, state, self.backend, inputs.dtype, whole=False)
 
 
 class EncoderFast(Encoder):
@@ -162,83 +216,10 @@ class EncoderFast(Encoder):
     without_gradients = True
 
     def call(self, inputs: Inputs, wrap: Wrap | None = None, **flags: Any) -> PreparedCall:
-        plain = super().call(inputs, wrap, **flags)
-
-        def forced(**arguments: Any) -> Any:
-            answer, taken = witnessed(
-                lambda: plain.function(**arguments), "_transformer_encoder_layer_fwd"
-            )
-            if not taken:
-                raise RuntimeError("the fast path was not taken")
-            return answer
-
-        return PreparedCall(forced, plain.arguments, LAYER_OUTPUTS)
+        return forced(super().call(inputs, wrap, **flags), "_transformer_encoder_layer_fwd")
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = {"TransformerEncoder": self.call(inputs, stacked)}
+        calls = {"TransformerEncoder": self.call(inputs, self.stacked)}
         if inputs.mask is not None or inputs.mask_array is not None:
             calls["float mask"] = self.call(inputs, float_mask=True)
         return calls
-
-
-def stacked(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
-    """A `torch.nn.TransformerEncoder` of one layer. Where it drops padded tokens (nested tensors), their
-    rows are zeros; what the layer answers there is put in their place."""
-    import torch
-
-    nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
-    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
-        output = encoder(src, src_mask, src_key_padding_mask, **hint)
-        if src_key_padding_mask is None:
-            return output
-        padded = src_key_padding_mask
-        if padded.dtype != torch.bool:
-            padded = padded != 0
-        if not padded.any() or (output[padded] != 0).any():
-            return output
-        whole = layer.eval()(src, src_mask, src_key_padding_mask)
-        return torch.where(padded[..., None], whole, output)
-
-    return call
-
-
-def decoding(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
-    """A `torch.nn.TransformerDecoderLayer` whose attention to the memory adds nothing."""
-    decoder = _decoder(self, inputs, "self_attn", "multihead_attn", ("norm1", "norm3"))
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
-        return decoder(src, src[..., :2, :], src_mask, tgt_key_padding_mask=src_key_padding_mask)
-
-    return call
-
-
-def remembering(self: Encoder, layer: Any, inputs: Inputs) -> Callable[..., Any]:
-    """One whose attention to itself adds nothing, and whose memory is what the tokens are, normed."""
-    decoder = _decoder(self, inputs, "multihead_attn", "self_attn", ("norm2", "norm3"))
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
-        memory = layer.norm1(src)
-        return decoder(
-            src, memory, memory_mask=src_mask, memory_key_padding_mask=src_key_padding_mask
-        )
-
-    return call
-
-
-def _decoder(
-    self: Encoder, inputs: Inputs, attention: str, silent: str, norms: tuple[str, str]
-) -> Any:
-    """A layer of a decoder with the parameters of one of an encoder: its attention is `attention`, that
-    called `silent` answers zeros, and its norms are `norms`."""
-    layer = self.build(inputs, decoder=True).eval()
-    renamed = {"self_attn": attention, "norm1": norms[0], "norm2": norms[1]}
-    state = dict(layer.state_dict())
-    for name, array in self.state(inputs.parameters, np.concatenate).items():
-        first, rest = name.split(".", 1)
-        state |= self.loaded({f"{renamed.get(first, first)}.{rest}": array}, inputs)
-    for name in ("weight", "bias"):
-        state[f"{silent}.out_proj.{name}"] = state[f"{silent}.out_proj.{name}"] * 0
-    layer.load_state_dict(state)
-    return layer

@@ -10,7 +10,7 @@ import numpy as np
 from backends._torch import functional
 from backends._torch.encoder import Encoder, EncoderFast
 from backends._torch.functional import module_state
-from backends._torch.masks import Masked, witnessed
+from backends._torch.masks import MULTI_HEAD_PATH, Masked, forced, load
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
 from backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
 from backends.masks import causal_alone
@@ -169,11 +169,7 @@ class MultiheadAttention(Masked):
             device=self.backend.device,
             dtype=getattr(torch, inputs.dtype.long_name),
         )
-        state = module_state(p, np.concatenate)
-        layer.load_state_dict(
-            {n: self.backend.array(np.ascontiguousarray(a), inputs.dtype) for n, a in state.items()}
-        )
-        return layer
+        return load(layer, module_state(p, np.concatenate), self.backend, inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         flags: dict[str, dict[str, Any]] = {
@@ -247,15 +243,7 @@ class MultiheadAttentionFast(MultiheadAttention):
     without_gradients = True
 
     def call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
-        plain = super().call(inputs, **flags)
-
-        def forced(**arguments: Any) -> Any:
-            answer, taken = witnessed(lambda: plain.function(**arguments))
-            if not taken:
-                raise RuntimeError("the fast path was not taken")
-            return answer
-
-        return PreparedCall(forced, plain.arguments, LAYER_OUTPUTS)
+        return forced(super().call(inputs, **flags), MULTI_HEAD_PATH)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {}

@@ -1,15 +1,18 @@
-"""Masks as PyTorch's layers take them, and the native functions that their fast paths end in."""
+"""What PyTorch's layers with attention share: their masks, their parameters as they are loaded, and the
+native functions that their fast paths end in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from backends._torch.engine import TorchEngine
 from backends.masks import LayerMasks, full
+from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
+from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
 
@@ -51,9 +54,35 @@ class Masked(Implementation):
         return full(mask, inputs).reshape(s.B * s.H, s.Lq, s.Lk).copy()
 
 
-def witnessed(
-    function: Callable[[], Any], native: str = "_native_multi_head_attention"
-) -> tuple[Any, bool]:
+def load(
+    layer: Any,
+    state: Mapping[str, np.ndarray],
+    backend: TorchEngine,
+    dtype: DType,
+    whole: bool = True,
+) -> Any:
+    """The layer with parameters by the module's names: all of its own, where they are the `whole`."""
+    arrays = {n: backend.array(np.ascontiguousarray(a), dtype) for n, a in state.items()}
+    layer.load_state_dict(arrays, strict=whole)
+    return layer
+
+
+def forced(plain: PreparedCall, native: str) -> PreparedCall:
+    """The call, which raises RuntimeError where it does not end in the `native` function."""
+
+    def call(**arguments: Any) -> Any:
+        answer, taken = witnessed(lambda: plain.function(**arguments), native)
+        if not taken:
+            raise RuntimeError("the fast path was not taken")
+        return answer
+
+    return PreparedCall(call, plain.arguments, LAYER_OUTPUTS)
+
+
+MULTI_HEAD_PATH = "_native_multi_head_attention"
+
+
+def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
     """What a call returns, and whether it ran torch's fast path: the `native` function it ends in."""
     import torch
 

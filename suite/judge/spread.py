@@ -22,7 +22,7 @@ probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,15 +58,14 @@ _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 def forward_drawn(inputs: Inputs, u: Roundoffs) -> Drawn:
     """The output, where roundings of `u` are drawn."""
     reference = references.of(inputs.operator).forward
-    key = ("forward", inputs.digest, u)
-    return _drawn(key, lambda u: reference(inputs, u), u, ("output",))["output"]
+    return _drawn(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
 
 def gradients_drawn(inputs: Inputs, cotangent: np.ndarray, u: Roundoffs) -> dict[str, Drawn]:
     """The gradients for a cotangent of the output, likewise."""
     reference = references.of(inputs.operator).vjp
-    key = ("vjp", inputs.digest, cotangent.tobytes(), u)
-    return _drawn(key, lambda u: reference(inputs, cotangent, u), u)
+    of = ("vjp", cotangent.tobytes())
+    return _drawn(inputs, of, lambda u: reference(inputs, cotangent, u), u)
 
 
 def directions(inputs: Inputs) -> dict[str, np.ndarray]:
@@ -78,19 +77,20 @@ def directions(inputs: Inputs) -> dict[str, np.ndarray]:
         along = {n: reference.jvp(inputs, {n: inputs.arrays[n]}, NO_ROUNDING) for n in names}
         return {n: outputs.arrays["output"].value for n, outputs in along.items()}
 
-    return _DIRECTIONS.get(("directions", inputs.digest), moved)
+    return _DIRECTIONS.get(inputs.digest, moved)
 
 
 def _drawn(
-    key: tuple, reference: Callable[[Roundoffs], Outputs], u: Roundoffs, names: tuple[str, ...] = ()
-) -> dict[str, Drawn]:
-    inputs = key[1].hex()
+    inputs: Inputs, of: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
+    names: tuple[str, ...] = (),
+) -> dict[str, Drawn]:  # fmt: skip
+    """What is drawn of a reference, by array; `of` tells it from others of the same inputs."""
 
     def compute() -> dict[str, Drawn]:
         exact = reference(NO_ROUNDING).arrays
         passes: dict[str, list[np.ndarray]] = {name: [] for name in names or exact}
         for n in range(PASSES):
-            with drawn(generator(f"roundings/{inputs}", n)), np.errstate(all="ignore"):
+            with drawn(generator(f"roundings/{inputs.digest.hex()}", n)), np.errstate(all="ignore"):
                 arrays = reference(u).arrays
             for name, errors in passes.items():
                 errors.append((arrays[name].value - exact[name].value).ravel())
@@ -99,7 +99,7 @@ def _drawn(
             for name, errors in passes.items()
         }
 
-    return _CACHE.get(key, compute)
+    return _CACHE.get((inputs.digest, of, u), compute)
 
 
 @dataclass
@@ -145,12 +145,12 @@ class Spread:
     def add(self, got: np.ndarray, drawn: Drawn, along: Mapping[str, np.ndarray]) -> None:
         """Take an answer to one draw of the inputs, and the directions by name, in its shape. Draws count
         alike: what is drawn for each has the size 1."""
-        size = np.sqrt(np.square(drawn.errors).sum() / PASSES)
-        unit = 1 / size if size else 1.0
         if not np.isfinite(drawn.errors).all():
             raise HarnessError(f"what is drawn of {self.name} is not finite: the case is ill-posed")
         if not np.isfinite(got).all():
             raise Deviation("non-finite", f"{self.name}, one of {DRAWS} draws, is not finite")
+        size = np.sqrt(np.square(drawn.errors).sum() / PASSES)
+        unit = 1 / size if size else 1.0
         flat = unit * (got.reshape(drawn.exact.shape) - drawn.exact).ravel().astype(np.float64)
         errors = unit * drawn.errors
         self.energy += float(flat @ flat)

@@ -88,7 +88,6 @@ class Expectation(Entry, frozen=True):
 
     def matches(self, implementation: str, check: str, case: str) -> bool:
         """Whether the entry speaks of this cell."""
-
         return self.asks(implementation, check) and self.names(case)
 
     def asks(self, implementation: str, check: str) -> bool:
