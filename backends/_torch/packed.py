@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backends._torch.engine import TorchEngine
-from backends._torch.flex import uncompiled
+from backends._torch.flex import looked_up, uncompiled
 from backends.declared import PACKED_FEATURES, Declared
 from backends.memory import segmented
 from backends.prepared import PreparedCall
@@ -94,13 +94,14 @@ class FlexPacked(Implementation):
             of_rows, of_keys = query_offsets.diff(), key_offsets.diff()
 
             def mask_mod(b: Any, h: Any, i: Any, j: Any) -> Any:
-                document = of_query[i]
-                same = document == of_key[j]
+                document = looked_up(of_query, i)
+                same = document == looked_up(of_key, j)
                 if alignment == "all":
                     return same
-                row, key_place = i - query_offsets[document], j - key_offsets[document]
+                row = i - looked_up(query_offsets, document)
+                key_place = j - looked_up(key_offsets, document)
                 if alignment == "causalbr":
-                    row = row + of_keys[document] - of_rows[document]
+                    row = row + looked_up(of_keys, document) - looked_up(of_rows, document)
                 return same & (key_place <= row)
 
             block_mask = create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
