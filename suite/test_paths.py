@@ -48,6 +48,7 @@ MORE = (
     "multi-head/bool.b1qk/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
+    "sdpa/causal/mha/{dt}/b2h3q17k23d8/lse",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/win40.40/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.1hqk/mha/{dt}/b2h3q17k23d8/dense",
@@ -91,6 +92,7 @@ def test_paths(cell: Cell) -> None:
 
 MEMORY = (
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
 )
 """Keys and values that can be one array, beside queries of their own: as a decoder reads its encoder."""

@@ -19,6 +19,10 @@ from backends.sources import call_source
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 
+Shape = tuple[int, ...]
+Axes = tuple[int | None, int | None]
+"""Samples and heads of a mask; None where they have one."""
+
 KEPT, SMALL = 16, 2**18
 """How many block masks are kept, each of a mask of so many pairs at most."""
 
@@ -68,7 +72,10 @@ class Flex(Implementation):
         calls: dict[str, PreparedCall] = {}
         if inputs.dense_mask is not None:
             calls["create_mask"] = self.call(inputs, self._created)
+            calls["blocks of (16, 32)"] = self.call(inputs, blocks={"BLOCK_SIZE": (16, 32)})
             calls["create_mask of a score_mod"] = self.call(inputs, self._created_of_scores)
+        if inputs.lse and inputs.sinks is None:
+            calls["return_lse"] = self.call(inputs, more={"return_lse": True})
         dense = inputs.dense_mask
         if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
             first = {n: getattr(inputs, n)[:1] for n in ("key", "value")}
@@ -80,12 +87,13 @@ class Flex(Implementation):
             )
         return calls
 
-    def _created(self, mask_mod: Callable[..., Any], shape: tuple[int, ...]) -> Callable[..., Any]:
+    def _created(
+        self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
+    ) -> Callable[..., Any]:
         """What looks a mask up that create_mask has written out, (B, H, Lq, Lk)."""
         from torch.nn.attention.flex_attention import create_mask
 
-        batch, heads, queries, keys = shape
-        mask = create_mask(mask_mod, batch, heads, queries, keys, device=self.backend.device)
+        mask = create_mask(mask_mod, *axes, *shape[2:], device=self.backend.device).expand(shape)
 
         def as_written(b, h, i, j):
             return mask[b, h, i, j]
@@ -93,7 +101,7 @@ class Flex(Implementation):
         return as_written
 
     def _created_of_scores(
-        self, mask_mod: Callable[..., Any], shape: tuple[int, ...]
+        self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
     ) -> Callable[..., Any]:
         """The same of a score_mod, which hides by scores of minus infinity."""
         where = self.backend.torch.where
@@ -101,15 +109,18 @@ class Flex(Implementation):
         def score_mod(score, b, h, i, j):
             return where(mask_mod(b, h, i, j), score, -float("inf"))
 
-        return self._created(score_mod, shape)
+        return self._created(score_mod, axes, shape)
 
     def call(
         self,
         inputs: Inputs,
-        rewritten: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]]
-        | None = None,
+        rewritten: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
+        *,
+        blocks: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> PreparedCall:
-        """The call; `rewritten` makes another mask_mod of the one that looks the mask up."""
+        """The call; `rewritten` makes another mask_mod of the one that looks the mask up, `blocks` is for
+        create_block_mask beside it, and `more` for flex_attention."""
         from torch.nn.attention.flex_attention import (
             AuxRequest,
             create_block_mask,
@@ -123,9 +134,12 @@ class Flex(Implementation):
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
         leading = (1, 1) if dense is None else rank4(dense).shape[:2]
+        # As people write it: None where samples or heads, if there are any, have one mask.
+        both = zip(leading, (s.B, s.H), strict=True)
+        batch, heads = (None if size == 1 <= count else count for size, count in both)
         mask_mod: Any = None if full is None else _mask_mod_of(backend.array(full, None))
         if mask_mod is not None and rewritten is not None:
-            mask_mod = rewritten(mask_mod, shape)
+            mask_mod = rewritten(mask_mod, (batch, heads), shape)
         softcap, lse = inputs.softcap, inputs.lse
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -147,14 +161,13 @@ class Flex(Implementation):
         block_masks: list[Any] = []
 
         def block_mask() -> Any:
-            # As people write it: None where samples or heads, if there are any, have one mask.
-            both = zip(leading, (s.B, s.H), strict=True)
-            batch, heads = (None if size == 1 <= count else count for size, count in both)
-            return create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, device=backend.device)
+            named = {"device": backend.device, **(blocks or {})}
+            return create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, **named)
 
         def ahead() -> None:
             if full is not None and not block_masks:
-                key = full.tobytes() if full.size <= SMALL and rewritten is None else None
+                common = full.size <= SMALL and rewritten is None and blocks is None
+                key = full.tobytes() if common else None
                 block_masks.append(self._kept(shape, key, block_mask))
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
@@ -166,7 +179,9 @@ class Flex(Implementation):
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
             arrays = [bias, sinks, *(arguments[name] for name in ("query", "key", "value"))]
-            if lse or sinks is not None:
+            if more is not None:
+                arguments |= more
+            elif lse or sinks is not None:
                 arguments["return_aux"] = AuxRequest(lse=True)
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
@@ -177,7 +192,10 @@ class Flex(Implementation):
                 # flex-lse-of-nothing).
                 total = answer[1].lse
                 return answer[0] if total is None else sunk(answer[0], total, sinks)
-            return (answer[0], answer[1].lse) if lse else answer
+            if not lse:
+                return answer
+            output, total = answer
+            return output, total.lse if more is None else total
 
         def sunk(output: Any, total: Any, sinks: Any) -> Any:
             # What the keys have of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).

@@ -1,10 +1,10 @@
 """`torch.nn.functional.multi_head_attention_forward` by arguments that `torch.nn.MultiheadAttention`
-does not hand on by itself, and keys that the layer appends."""
+does not hand on by itself, keys that the layer appends, and tensors of other classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,35 +41,10 @@ def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
     return mixing | found | biases(p, join)
 
 
-def calls(
-    plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs
-) -> dict[str, PreparedCall]:
-    """Calls of the function, and of the layer with more keys, that answer what the layer's own call
-    `plain` does; by what they are called."""
-    found = {"functional, separate weights": called(plain, layer, backend, inputs)}
-    if inputs.returned == "none" and inputs.mask is None and inputs.bias is None:
-        rows = {f"static_{n[0]}": projected(inputs, n) for n in ("key", "value")}
-        static = {name: backend.array(row, inputs.dtype) for name, row in rows.items()}
-        found["static keys and values"] = called(plain, layer, backend, inputs, **static)
-        if "key_bias" not in inputs.parameters and not inputs.self_attention:
-            found["add_zero_attn"] = with_zeros(plain, layer, backend, inputs)
-    mask = inputs.dense_mask
-    if inputs.sizes.B == 1 < inputs.sizes.Lk and (mask is None or mask.ndim == 2):
-        found["last key as bias_k and bias_v"] = with_last_key_as_bias(
-            plain, layer, backend, inputs
-        )
-    return found
-
-
-def called(
-    plain: PreparedCall,
-    layer: Any,
-    backend: TorchEngine,
-    inputs: Inputs,
-    zeros: bool = False,
-    **more: Any,
+def separate(
+    plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs, **more: Any
 ) -> PreparedCall:
-    """The function, called with a weight for each projection, and `more`; `zeros` is add_zero_attn."""
+    """The function, called as a layer calls it, but with a weight for each projection, and `more`."""
     named = {
         name: backend.array(np.ascontiguousarray(weight), inputs.dtype)
         for name, weight in weights(inputs.parameters).items()
@@ -80,13 +55,22 @@ def called(
         q, k, v = (x.transpose(0, 1) for x in (query, key, value))
         output, shown = function(
             q, k, v,
-            layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, None, None, zeros, 0.0,
-            layer.out_proj.weight, layer.out_proj.bias, training=False,
+            layer.embed_dim, layer.num_heads, None, layer.in_proj_bias, layer.bias_k, layer.bias_v,
+            layer.add_zero_attn, 0.0, layer.out_proj.weight, layer.out_proj.bias, training=False,
             use_separate_proj_weight=True, **named, **more, **arguments,
         )  # fmt: skip
         return output.transpose(0, 1), shown if inputs.returned != "none" else None
 
     return PreparedCall(run, plain.arguments, LAYER_OUTPUTS)
+
+
+def with_projected(
+    plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs
+) -> PreparedCall:
+    """The function with keys and values that are projected beforehand (static_k, static_v)."""
+    rows = {f"static_{n[0]}": projected(inputs, n) for n in ("key", "value")}
+    static = {name: backend.array(row, inputs.dtype) for name, row in rows.items()}
+    return separate(plain, layer, backend, inputs, **static)
 
 
 def projected(inputs: Inputs, name: str) -> np.ndarray:
@@ -98,35 +82,63 @@ def projected(inputs: Inputs, name: str) -> np.ndarray:
     return round_to(rows.reshape(s.B * s.H, s.Lk, -1), inputs.dtype)
 
 
-def with_zeros(
-    plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs
-) -> PreparedCall:
-    """add_zero_attn, whose key and value are what rows of zeros are projected to without biases."""
-    rows = {n: np.pad(getattr(inputs, n), ((0, 0), (0, 1), (0, 0))) for n in ("key", "value")}
-    call = called(plain, layer, backend, inputs, zeros=True)
-    return replace(call, problem=inputs.replace(**rows))
+@dataclass(frozen=True)
+class Appended:
+    """A problem with one more key, which a layer appends by itself. All rows see it."""
+
+    problem: Inputs
+    flags: Mapping[str, Any]
+    """What the layer's constructor is told."""
+    state: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """The parameters that the layer has for the key and its value."""
 
 
-def with_last_key_as_bias(
-    plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs
-) -> PreparedCall:
-    """The last key and value of one sample as what add_bias_kv appends, projected beforehand. A mask is
-    of the other keys: what is appended is seen by all rows."""
+def appended(inputs: Inputs) -> dict[str, Appended]:
+    """What layers answer that append a key and value of their own (add_bias_kv), or zeros, which are what
+    rows of zeros are projected to without biases."""
+    own = _with_row(inputs, -1)
+    s = own.sizes
+    state = {
+        f"bias_{n[0]}": projected(own, n)[: s.H, -1].reshape(1, 1, -1) for n in ("key", "value")
+    }
+    biases = {"key_bias", "value_bias"} & set(inputs.parameters)
+    unbiased = inputs.replace(**{n: np.zeros_like(inputs.parameters[n]) for n in biases})
+    return {
+        "bias_k and bias_v": Appended(own, {"add_bias_kv": True}, state),
+        "add_zero_attn": Appended(_with_row(unbiased, 0), {"add_zero_attn": True}),
+    }
+
+
+def _with_row(inputs: Inputs, factor: int) -> Inputs:
+    """One more key and value in every sample, the first of the first sample times `factor`, in sight of
+    all rows."""
+    changes: dict[str, Any] = {"self_attention": False}
     for name in ("key", "value"):
-        row = projected(inputs, name)[:, -1].reshape(1, 1, -1)
-        bias = backend.torch.nn.Parameter(backend.array(row, inputs.dtype))
-        setattr(layer, f"bias_{name[0]}", bias)
-    layer.eval()
+        rows = getattr(inputs, name)
+        more = np.broadcast_to(factor * rows[0, 0], (len(rows), 1, rows.shape[-1]))
+        changes[name] = np.concatenate([rows, more], 1)
+    for name, array, seen in (("bias", inputs.bias, 0.0), ("mask_array", inputs.dense_mask, True)):
+        if array is not None:
+            every = np.broadcast_to(array, (*array.shape[:-1], inputs.sizes.Lk))
+            one = np.full((*array.shape[:-1], 1), seen, array.dtype)
+            changes[name] = np.concatenate([every, one], -1)
+    masked = {"mask": None, "form": "dense"} if inputs.dense_mask is not None else {}
+    return inputs.replace(**changes, **masked)
 
-    def run(key: Any, value: Any, **arguments: Any) -> tuple[Any, Any]:
-        output, shown = layer(key=key[:, :-1], value=value[:, :-1], **arguments)
-        return output, shown if inputs.returned != "none" else None
 
-    arguments, mask = plain.arguments, inputs.dense_mask
-    if mask is None:
-        return PreparedCall(run, arguments, LAYER_OUTPUTS)
-    seen = np.array(np.broadcast_to(mask, (*mask.shape[:-1], inputs.sizes.Lk)))
-    seen[..., -1] = True
-    arguments = arguments | {"attn_mask": backend.array(~seen[..., :-1], None)}
-    problem = inputs.replace(mask=None, mask_array=seen, form="dense")
-    return PreparedCall(run, arguments, LAYER_OUTPUTS, problem=problem)
+def of_subclass(plain: PreparedCall) -> PreparedCall:
+    """The call with tensors of a class of their own, which torch hands to `__torch_function__`."""
+    import torch
+
+    class Tagged(torch.Tensor):
+        pass
+
+    def run(**arguments: Any) -> tuple[Any, Any]:
+        tagged: dict[int, Any] = {}
+        for name, array in arguments.items():
+            if isinstance(array, torch.Tensor):
+                arguments[name] = tagged.setdefault(id(array), array.as_subclass(Tagged))
+        output, shown = plain.function(**arguments)
+        return output.as_subclass(torch.Tensor), shown
+
+    return replace(plain, function=run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,11 +112,13 @@ class MultiheadAttention(Masked):
         no_grad: bool | None = None,
         hint: bool = False,
         float_mask: bool = False,
+        layer: Any = None,
     ) -> PreparedCall:
-        """The call by any of the layer's flags; None leaves what this implementation stands for."""
+        """The call by any of the layer's flags; None leaves what this implementation stands for. `layer`
+        is called where there is one."""
         import torch
 
-        layer = self.build(inputs, batch_first)
+        layer = self.build(inputs, batch_first) if layer is None else layer
         layer.train(inputs.training if train is None else train)
         arguments: dict[str, Any] = sequences(self.backend, inputs)
         if not batch_first and not inputs.squeezed:
@@ -153,8 +156,15 @@ class MultiheadAttention(Masked):
 
         return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
 
-    def build(self, inputs: Inputs, batch_first: bool = True) -> Any:
-        """A fresh layer with the inputs' parameters."""
+    def build(
+        self,
+        inputs: Inputs,
+        batch_first: bool = True,
+        state: Mapping[str, np.ndarray] | None = None,
+        **flags: Any,
+    ) -> Any:
+        """A fresh layer with the inputs' parameters, and more of them in a `state`; `flags` go to its
+        constructor."""
         import torch
 
         p, w = inputs.parameters, inputs.widths
@@ -168,8 +178,10 @@ class MultiheadAttention(Masked):
             batch_first=batch_first,
             device=self.backend.device,
             dtype=getattr(torch, inputs.dtype.long_name),
+            **flags,
         )
-        return load(layer, module_state(p, np.concatenate), self.backend, inputs.dtype)
+        whole = module_state(p, np.concatenate) | dict(state or {})
+        return load(layer, whole, self.backend, inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         flags: dict[str, dict[str, Any]] = {
@@ -192,9 +204,26 @@ class MultiheadAttention(Masked):
             if inputs.returned == "none":
                 flags["is_causal hint, need_weights"] = {"hint": True, "need_weights": True}
         calls = {name: self.call(inputs, **options) for name, options in flags.items()}
-        if not inputs.squeezed:
-            calls |= functional.calls(self.call(inputs), self.build(inputs), self.backend, inputs)
-        return calls
+        return calls if inputs.squeezed else calls | self.functions(inputs)
+
+    def functions(self, inputs: Inputs) -> dict[str, PreparedCall]:
+        """Calls of the function that the layer calls, and of layers that append a key."""
+        backend, plain, layer = self.backend, self.call(inputs), self.build(inputs)
+        calls = {"functional, separate weights": functional.separate(plain, layer, backend, inputs)}
+        if inputs.returned == "none" and inputs.dense_mask is None and inputs.bias is None:
+            static = functional.with_projected(plain, layer, backend, inputs)
+            calls["functional, static keys and values"] = static
+        for name, more in functional.appended(inputs).items():
+            problem = more.problem
+            longer = self.build(problem, state=more.state, **more.flags)
+            own = {
+                name: self.call(inputs, layer=longer),
+                f"{name}, no_grad": self.call(inputs, layer=longer, no_grad=True),
+                f"functional, {name}": functional.separate(plain, longer, backend, problem),
+            }
+            calls |= {path: replace(call, problem=problem) for path, call in own.items()}
+        tagged = {"layer": plain, **{n: c for n, c in calls.items() if n.startswith("functional")}}
+        return calls | {f"{n}, of a subclass": functional.of_subclass(c) for n, c in tagged.items()}
 
 
 class MultiheadAttentionWeights(MultiheadAttention):

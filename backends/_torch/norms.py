@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
@@ -23,23 +26,28 @@ class TorchNorm(Implementation):
     """What torch calls the canonical parameters."""
 
     @abstractmethod
-    def module(self, inputs: Inputs) -> Any:
-        """The module, in float32 and with parameters of its own."""
+    def module(self, inputs: Inputs, **flags: Any) -> Any:
+        """The module, in float32 and with parameters of its own; `flags` go to its constructor."""
 
     def turned(self, x: Any) -> Any:
         """(B, L, E) as the module takes it, and back."""
         return x
 
-    def build(self, inputs: Inputs) -> Any:
-        """A fresh layer with the inputs' parameters."""
-        layer = self.backend.placed(self.module(inputs), inputs.dtype).train(inputs.training)
+    def build(self, inputs: Inputs, **flags: Any) -> Any:
+        """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+        module = self.module(inputs, **flags)
+        layer = self.backend.placed(module, inputs.dtype).train(inputs.training)
         p = inputs.parameters
         state = {n: self.backend.array(p[g], inputs.dtype) for n, g in self.names.items() if g in p}
         layer.load_state_dict(state, strict=False)
         return layer
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        layer, query = self.build(inputs), sequences(self.backend, inputs)["query"]
+        return self.call(inputs)
+
+    def call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
+        """The call of a layer; `flags` go to its constructor."""
+        layer, query = self.build(inputs, **flags), sequences(self.backend, inputs)["query"]
 
         def call(query: Any) -> tuple[Any, None]:
             return self.turned(layer(self.turned(query))), None
@@ -67,6 +75,13 @@ class TorchNorm(Implementation):
         return {"default epsilon": with_epsilon(self, inputs, OWN_EPSILON)}
 
 
+def without(norm: TorchNorm, inputs: Inputs, *names: str, **flags: Any) -> PreparedCall:
+    """The call of a norm that its constructor's `flags` take parameters from, each of which is 1 or 0 by
+    what it does."""
+    own = {n: np.full_like(inputs.parameters[n], float(n == "gain")) for n in names}
+    return replace(norm.call(inputs, **flags), problem=inputs.replace(**own))
+
+
 OWN_EPSILON = 1e-5
 """The default of torch's norms."""
 
@@ -90,12 +105,35 @@ class TorchLayerNorm(TorchNorm):
         narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
     )
 
-    def module(self, inputs: Inputs) -> Any:
+    def module(self, inputs: Inputs, **flags: Any) -> Any:
         import torch
 
         # As people write it: what is so by default is not said.
         plain = {} if "gain" in inputs.parameters else {"elementwise_affine": False}
-        return torch.nn.LayerNorm(inputs.widths.query, **told(inputs), **plain)
+        return torch.nn.LayerNorm(inputs.widths.query, **told(inputs), **plain, **flags)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        found = dict(super().paths(inputs))
+        if "offset" in inputs.parameters:
+            found["bias=False"] = without(self, inputs, "offset", bias=False)
+        if inputs.widths.query % 2 == 0:
+            found["two axes"] = self.of_two_axes(inputs)
+        return found
+
+    def of_two_axes(self, inputs: Inputs) -> PreparedCall:
+        """The norm over features that stand in two axes."""
+        import torch
+
+        plain, shape = self.prepare(inputs), (2, inputs.widths.query // 2)
+        own = {n: a.detach().reshape(shape) for n, a in self.build(inputs).named_parameters()}
+        layer = torch.nn.LayerNorm(shape, **told(inputs), elementwise_affine=bool(own))
+        layer = self.backend.placed(layer, inputs.dtype)
+        layer.load_state_dict(own)
+
+        def call(query: Any) -> tuple[Any, None]:
+            return layer(query.unflatten(-1, shape)).flatten(-2), None
+
+        return replace(plain, function=call)
 
 
 class TorchBatchNorm(TorchNorm):
@@ -110,17 +148,21 @@ class TorchBatchNorm(TorchNorm):
     )
     names = {**TorchNorm.names, "running_mean": "mean", "running_var": "variance"}
 
-    def module(self, inputs: Inputs) -> Any:
+    def module(self, inputs: Inputs, **flags: Any) -> Any:
         import torch
 
         plain = {} if "gain" in inputs.parameters else {"affine": False}
-        return torch.nn.BatchNorm1d(inputs.widths.query, **told(inputs), **plain)
+        return torch.nn.BatchNorm1d(inputs.widths.query, **{**told(inputs), **plain, **flags})
 
     def turned(self, x: Any) -> Any:
         return x.transpose(1, 2)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = super().paths(inputs)
+        found = dict(super().paths(inputs))
+        if "gain" in inputs.parameters:
+            found["affine=False"] = without(self, inputs, "gain", "offset", affine=False)
+        if inputs.training:
+            found["track_running_stats=False"] = self.call(inputs, track_running_stats=False)
         if not can_train(inputs):
             return found
         far = outward(inputs)
