@@ -19,7 +19,7 @@ from backends.sources import call_source
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 
-Shape = tuple[int, ...]
+Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]
 """Samples and heads of a mask; None where they have one."""
 
@@ -93,7 +93,9 @@ class Flex(Implementation):
         """What looks a mask up that create_mask has written out, (B, H, Lq, Lk)."""
         from torch.nn.attention.flex_attention import create_mask
 
-        mask = create_mask(mask_mod, *axes, *shape[2:], device=self.backend.device).expand(shape)
+        batch, heads = axes
+        mask = create_mask(mask_mod, batch, heads, *shape[2:], device=self.backend.device)
+        mask = mask.expand(shape)
 
         def as_written(b, h, i, j):
             return mask[b, h, i, j]
