@@ -83,9 +83,11 @@ class KerasLayer(Implementation):
         """Whether `return_attention_scores` is set."""
         return inputs.returned != "none"
 
-    def layer(self, inputs: Inputs, **flags: Any) -> Any:
-        """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+    def layer(self, inputs: Inputs, restored: bool = False, **flags: Any) -> Any:
+        """A fresh layer with the inputs' parameters; `flags` go to its constructor, and `restored` has it
+        made from another one's configuration."""
         layer = self.unbuilt(inputs, **flags)
+        layer = models.restored(layer) if restored else layer
         self.build(layer, inputs)
         return self.assigned(layer, inputs)
 
@@ -121,6 +123,7 @@ class KerasLayer(Implementation):
         scores: bool | None = None,
         training: bool | None = None,
         through: str = "",
+        restored: bool = False,
     ) -> PreparedCall:
         """The call by any of the layer's flags; None leaves what this implementation stands for.
 
@@ -128,8 +131,8 @@ class KerasLayer(Implementation):
         arguments, `without` names arguments left out. `through` "function" is a functional model,
         "predict" its predict_on_batch, "attached" a mask attached to the value, "attached again" the
         second of two calls with such a value, "attached residual" the mask that is left on the sum of a
-        layer's input and output, "gate" a gate that reads the queries. By the ways of `models.UNBUILT`
-        the layer makes its variables as it is called.
+        layer's input and output, "gate" a gate that reads the queries, "hidden" a mask that hides
+        queries. By the ways of `models.UNBUILT` the layer makes its variables as it is called.
         """
         if inputs.bias is not None:
             raise ValueError(NO_BIAS)
@@ -153,16 +156,18 @@ class KerasLayer(Implementation):
         # A functional model knows which arguments are one array: their names are constants, too.
         constants = (
             inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, options, through,
-            *names.items(),
+            restored, *names.items(),
         )  # fmt: skip
         # Keras compiles what it predicts with for itself, from what the layer holds.
         called = None if through == "predict" else self.called
         if through in models.UNBUILT:
             layer = self.unbuilt(inputs, **own)
         elif layer is None and called is None:
-            layer = self.layer(inputs, **own)
+            layer = self.layer(inputs, restored, **own)
         elif layer is None:
-            layer = self._kept(repr(constants), inputs, own)
+            if (key := repr(constants)) not in self.kept:
+                self.kept[key] = self.layer(inputs, restored, **own)
+            layer = self.kept[key]
 
         def plain(**arrays: Any) -> Any:
             return self.apply(layer, arrays, options)
@@ -176,6 +181,8 @@ class KerasLayer(Implementation):
             self.assigned(layer, inputs)
         elif through == "gate":
             function = models.ungated(layer, plain)
+        elif through == "hidden":
+            function = models.shown(plain)
         elif through:
             function = models.functional(self.backend, plain, names, inputs, through)
         wanted = inputs.returned != "none"
@@ -191,11 +198,6 @@ class KerasLayer(Implementation):
         stateless = by_values(self.backend, run, arrays, variables, inputs, constants)
         return called(self, stateless, inputs.dtype)
 
-    def _kept(self, key: str, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
-        if key not in self.kept:
-            self.kept[key] = self.layer(inputs, **flags)
-        return self.kept[key]
-
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {name: self.call(inputs, **ways) for name, ways in self.ways(inputs).items()}
 
@@ -204,7 +206,10 @@ class KerasLayer(Implementation):
         ways: dict[str, dict[str, Any]] = {
             "function": {"through": "function"},
             "predict": {"through": "predict"},
+            "from its config": {"restored": True},
         }
+        if inputs.dtype.is_half and self.called is None:
+            ways["mixed policy"] = {"flags": {"dtype": f"mixed_{inputs.dtype.long_name}"}}
         if not inputs.rate:
             ways["training"] = {"training": not inputs.training}
         if inputs.self_attention:

@@ -14,14 +14,16 @@ from suite.spec.inputs import Inputs
 def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
     """The call with `value_mask` attached to the value ("attached"), as the second of two such calls
     ("attached again"), or as the mask that is left on the sum of input and output ("attached
-    residual")."""
+    residual"); a `query_mask` is attached to the query."""
 
-    def call(value_mask: Any, **arrays: Any) -> Any:
+    def call(value_mask: Any, query_mask: Any = None, **arrays: Any) -> Any:
         import keras
         from keras.src.backend import get_keras_mask, set_keras_mask
 
         value = arrays["value"]
         set_keras_mask(value, value_mask)
+        if query_mask is not None:
+            set_keras_mask(arrays["query"], query_mask)
         if through == "attached again":
             plain(**arrays)
         if through == "attached residual":
@@ -30,6 +32,27 @@ def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
             output = output[0] if isinstance(output, tuple) else output
             set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
         return plain(**arrays)
+
+    return call
+
+
+def restored(layer: Any) -> Any:
+    """The layer that the configuration of `layer` makes: as one is saved and loaded."""
+    return type(layer).from_config(layer.get_config())
+
+
+def shown(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The call with a `query_mask`, which makes rows of the output zero, and the plain call's rows in
+    their place: added, so that a row that is not zero is seen."""
+
+    def call(query_mask: Any, **arrays: Any) -> Any:
+        from keras import ops
+
+        masked, whole = plain(query_mask=query_mask, **arrays), plain(**arrays)
+        if not isinstance(masked, tuple):
+            return ops.where(query_mask[..., None], masked, masked + whole)
+        output, scores = masked
+        return ops.where(query_mask[..., None], output, output + whole[0]), scores
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,8 @@ class MultiHead(KerasLayer):
     }
     """Arguments of the constructor that must not change the answer."""
     has_axes = True
+    hides_rows = "attached"
+    """How masks of queries come in."""
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return False
@@ -126,14 +129,19 @@ class MultiHead(KerasLayer):
     def bare(self, inputs: Inputs, **flags: Any) -> Any:
         import keras
 
-        s, projections = inputs.sizes, self.projections(inputs)
+        s, widths = inputs.sizes, inputs.widths
+        sizes: dict[str, Any] = {} if s.Dv == s.D else {"value_dim": s.Dv}
+        if widths.output != widths.query:
+            sizes["output_shape"] = widths.output
         return keras.layers.MultiHeadAttention(
-            s.H, s.D, value_dim=s.Dv, output_shape=inputs.widths.output, **projections, **flags
+            s.H, s.D, **sizes, **self.projections(inputs), **flags
         )
 
     def projections(self, inputs: Inputs) -> dict[str, Any]:
-        """What the constructor is told of the projections, whose values come later."""
-        return {"use_bias": "query_bias" in inputs.parameters, "kernel_initializer": "zeros"}
+        """What the constructor is told of the projections, whose values come later. As people write it:
+        what is so by default is not said."""
+        biases = {} if "query_bias" in inputs.parameters else {"use_bias": False}
+        return {**biases, "kernel_initializer": "zeros"}
 
     def build(self, layer: Any, inputs: Inputs) -> None:
         layer.build(*(x.shape for x in (inputs.query, inputs.value, inputs.key)))
@@ -155,7 +163,19 @@ class MultiHead(KerasLayer):
         calls, split = dict(super().paths(inputs)), LayerMasks.of(inputs)
         if split.causal or split.valid is not None:
             calls["dense mask"] = self.call(inputs.with_dense())
+        if split.valid is not None and not split.causal and not inputs.self_attention:
+            calls["rows without keys by query_mask"] = self.with_hidden_rows(inputs, split.valid)
         return calls
+
+    def with_hidden_rows(self, inputs: Inputs, valid: np.ndarray) -> PreparedCall:
+        """A mask of queries hides every key from some of them. It is attached to the query: what is given
+        by name counts in GroupQueryAttention alone (finding keras-query-mask-ignored)."""
+        seen = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
+        query = {"query_mask": self.backend.array(seen, None)}
+        pairs = (valid[:, None] & seen[:, :, None])[:, None]
+        problem = inputs.replace(mask=None, mask_array=pairs, form="dense")
+        plain = self.call(inputs, masks=self.masks(inputs) | query, through=self.hides_rows)
+        return replace(plain, problem=problem)
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         ways = super().ways(inputs)
@@ -165,14 +185,16 @@ class MultiHead(KerasLayer):
         apart = not inputs.self_attention
         if apart:
             ways["inside a layer"] = {"through": "inside"}
-            ways["use_gate"] = {"through": "gate", "flags": {"use_gate": True}}
+            ways["use_gate"] = {"through": "gate", "flags": {"use_gate": True}, "restored": True}
         flagged = "value_mask" in masks or LayerMasks.of(inputs).causal
         if self.has_axes and not flagged and (rest is None or rest.ndim == 3):
             axes = {"attention_axes": (1, 2)}
             ways["attention_axes=(1, 2)"] = {"through": "several axes", "flags": axes}
         sides = _sides(inputs)
         if sides is not None:
-            ways["sliding_window"] = {"flags": {"sliding_window": sides + 1}, "masks": {}}
+            window: dict[str, Any] = {"flags": {"sliding_window": sides + 1}, "masks": {}}
+            ways["sliding_window"] = window
+            ways["sliding_window, from its config"] = window | {"restored": True}
         if "value_mask" in masks:
             others = {name: mask for name, mask in masks.items() if name != "value_mask"}
             ways["key_mask"] = {"masks": {**others, "key_mask": masks["value_mask"]}}
@@ -224,6 +246,7 @@ class GroupQuery(MultiHead):
     ).electing(PLAIN)
     variants = {"flash_attention=False": {"flash_attention": False}}
     has_axes = False
+    hides_rows = ""
 
     def bare(self, inputs: Inputs, **flags: Any) -> Any:
         import keras

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from backends._keras import models
 from backends._keras.layer import Called
 from backends._keras.variables import by_values, with_leaves
 from backends.declared import LAYER_FEATURES, Declared
@@ -26,8 +28,8 @@ NAMES = {
 """What Keras calls the canonical parameters of a norm."""
 
 
-OWN_EPSILON = 1e-3
-"""The default of Keras' norms."""
+OWN_EPSILON, FUNCTION_EPSILON = 1e-3, 1e-7
+"""The defaults of Keras' norms, and of its function."""
 
 
 class KerasNorm(Implementation):
@@ -37,6 +39,8 @@ class KerasNorm(Implementation):
     declared = Declared(numerics="exact", features=LAYER_FEATURES)
     kind = ""
     trains = False
+    turn = ""
+    """What another shape of tokens (B, L, E) is called."""
 
     def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
         declared = self.declared
@@ -47,19 +51,23 @@ class KerasNorm(Implementation):
         self.called = called
         self.kept: dict[str, Any] = {}
 
-    def layer(self, inputs: Inputs) -> Any:
-        """A fresh layer with the inputs' parameters."""
+    def layer(self, inputs: Inputs, through: str = "", **flags: Any) -> Any:
+        """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
         import keras
 
-        p, backend = inputs.parameters, self.backend
+        p = inputs.parameters
         # As people write it: what is so by default is not said.
         told: dict[str, Any] = {} if "gain" in p else {"center": False, "scale": False}
         if inputs.epsilon != OWN_EPSILON:
             told["epsilon"] = inputs.epsilon
-        layer = getattr(keras.layers, self.kind)(dtype=inputs.dtype.long_name, **told)
-        layer.build(inputs.query.shape)
+        told |= {"dtype": inputs.dtype.long_name, **flags}
+        layer = getattr(keras.layers, self.kind)(**told)
+        if through == "config":
+            layer = models.restored(layer)
+        query = self.turned(inputs.query) if through == self.turn else inputs.query
+        layer.build(tuple(query.shape))
         for name, variable in self.variables(layer, inputs).items():
-            variable.assign(backend.array(p[name], inputs.dtype))
+            variable.assign(p[name].reshape(variable.shape))
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
@@ -67,6 +75,14 @@ class KerasNorm(Implementation):
         own = {variable.name: variable for variable in layer.variables}
         variables = {ours: own[theirs] for ours, theirs in NAMES.items() if theirs in own}
         return {name: v for name, v in variables.items() if name in inputs.parameters}
+
+    @abstractmethod
+    def turned(self, x: Any) -> Any:
+        """Tokens (B, L, E) in another shape."""
+
+    @abstractmethod
+    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """The same back in their own."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
@@ -83,12 +99,32 @@ class KerasNorm(Implementation):
         return with_leaves(self.call(inputs, layer), trained)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = {"default epsilon": with_epsilon(self, inputs, OWN_EPSILON)}
+        found = {
+            "default epsilon": with_epsilon(self, inputs, OWN_EPSILON),
+            "from its config": self.call(inputs, through="config"),
+            "in a model": self.call(inputs, through="function"),
+        }
+        for name, flag in (("offset", "center"), ("gain", "scale")):
+            if name in inputs.parameters:
+                flags = {flag: False}
+                plain = np.full_like(inputs.parameters[name], float(name == "gain"))
+                problem = inputs.replace(**{name: plain})
+                found[f"{flag}=False"] = replace(self.call(problem, flags=flags), problem=problem)
         if self.called is None:
             found["attached mask"] = self.with_mask(inputs)
+            if inputs.dtype.is_half:
+                found["mixed policy"] = self.mixed(inputs)
         if can_train(inputs):
             found["after training"] = after_training(self.call, inputs)
         return found
+
+    def mixed(self, inputs: Inputs) -> PreparedCall:
+        """The call of a layer whose parameters are float32 numbers. 16 bits would round each to the
+        inputs' own."""
+        factor = 1 + 0.9 * inputs.dtype.unit_roundoff
+        own = {n: np.float64(np.float32(factor * a)) for n, a in inputs.parameters.items()}
+        problem, flags = inputs.replace(**own), {"dtype": f"mixed_{inputs.dtype.long_name}"}
+        return replace(self.call(problem, flags=flags), problem=problem)
 
     def with_mask(self, inputs: Inputs) -> PreparedCall:
         """The call on tokens to which a mask is attached that hides none; the answer carries it on."""
@@ -108,21 +144,45 @@ class KerasNorm(Implementation):
 
         return replace(plain, function=run)
 
-    def call(self, inputs: Inputs, layer: Any = None, steps: Sequence[float] = ()) -> PreparedCall:
+    def call(
+        self,
+        inputs: Inputs,
+        layer: Any = None,
+        steps: Sequence[float] = (),
+        through: str = "",
+        flags: Mapping[str, Any] | None = None,
+    ) -> PreparedCall:
         """The call of a layer, by default one with the inputs' parameters, after so many `steps` of
-        training, each on a multiple of the query."""
+        training, each on a multiple of the query. `flags` go to the constructor. `through` "config" is a
+        layer made from another one's configuration, "function" a functional model, and `turn` tokens of
+        another shape."""
+        own = dict(flags or {})
         options = {"training": inputs.training} if self.trains else {}
-        constants = (inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, *steps)
+        constants = (
+            inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, through, *steps,
+        )  # fmt: skip
         if layer is None and self.called is None:
-            layer = self.layer(inputs)
+            layer = self.layer(inputs, through, **own)
         elif layer is None:
             key = repr(constants)
             if key not in self.kept:
-                self.kept[key] = self.layer(inputs)
+                self.kept[key] = self.layer(inputs, through, **own)
             layer = self.kept[key]
 
+        def plain(query: Any) -> Any:
+            return layer(query, **options)
+
+        function: Callable[..., Any] = plain
+        if through == "function":
+            names = {"query": "query"}
+            function = models.functional(self.backend, plain, names, inputs, through)
+        elif through == self.turn:
+            function = lambda query: self.back(plain(self.turned(query)), query.shape)  # noqa: E731
+
         def run(query: Any) -> tuple[Any, None]:
-            called = self.layer(inputs) if steps and self.called is None else layer
+            if not steps:
+                return function(query=query), None
+            called = self.layer(inputs) if self.called is None else layer
             for factor in steps:
                 called(factor * query, training=True)
             return called(query, **options), None
@@ -136,11 +196,47 @@ class KerasNorm(Implementation):
 
 
 class KerasLayerNorm(KerasNorm):
-    """`keras.layers.LayerNormalization`."""
+    """`keras.layers.LayerNormalization`, and the function `keras.ops.layer_normalization`."""
 
     name = "keras-layer-norm"
     operator = LAYER_NORM
     kind = "LayerNormalization"
+    turn = "two axes"
+
+    def turned(self, x: Any) -> Any:
+        from keras import ops
+
+        return ops.reshape(x, (*x.shape[:-1], 2, x.shape[-1] // 2))
+
+    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
+        from keras import ops
+
+        return ops.reshape(x, shape)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        found = {
+            **super().paths(inputs),
+            "axis=[-1]": self.call(inputs, flags={"axis": [-1]}),
+            "keras.ops": self.function(inputs),
+        }
+        if inputs.widths.query % 2 == 0:
+            flags = {"axis": (3, 2)}
+            found[self.turn] = self.call(inputs, through=self.turn, flags=flags)
+        return found
+
+    def function(self, inputs: Inputs) -> PreparedCall:
+        """The function, by its defaults."""
+
+        def run(query: Any, gain: Any = None, offset: Any = None) -> tuple[Any, None]:
+            import keras
+
+            return keras.ops.layer_normalization(query, gain, offset), None
+
+        own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+        arrays = {"query": sequences(self.backend, inputs)["query"], **own}
+        problem = inputs.replace(epsilon=FUNCTION_EPSILON)
+        plain = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=("function",), problem=problem)
+        return plain if self.called is None else self.called(self, plain, inputs.dtype)
 
 
 class KerasBatchNorm(KerasNorm):
@@ -150,3 +246,16 @@ class KerasBatchNorm(KerasNorm):
     operator = BATCH_NORM
     kind = "BatchNormalization"
     trains = True
+    turn = "axis=1"
+
+    def turned(self, x: Any) -> Any:
+        from keras import ops
+
+        return ops.swapaxes(x, 1, 2)
+
+    def back(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return self.turned(x)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        features = self.call(inputs, through=self.turn, flags={"axis": 1})
+        return {**super().paths(inputs), self.turn: features}

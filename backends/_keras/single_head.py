@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from backends._keras.layer import KerasLayer, Numerics, without_dropout
 from backends._keras.multi_head import TENSORFLOW
 from backends.declared import Election
@@ -64,14 +66,18 @@ class SingleHead(KerasLayer):
 
     def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         names = [name for name in ("query", "value", "key") if name in arrays]
-        mask = [None, arrays["value_mask"]] if "value_mask" in arrays else None
+        masks = [arrays.get(name) for name in ("query_mask", "value_mask")]
+        mask = masks if any(one is not None for one in masks) else None
         return layer([arrays[name] for name in names], mask=mask, **options)
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         ways = super().ways(inputs) | without_dropout(inputs)
         if inputs.returned == "none":
             ways["return_attention_scores"] = {"scores": True}
-        return ways
+            ways["function, return_attention_scores"] = {"scores": True, "through": "function"}
+        seen = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
+        masks = {**self.masks(inputs), "query_mask": self.backend.array(seen, None)}
+        return ways | {"query_mask": {"masks": masks, "through": "hidden"}}
 
 
 TANH: Mapping[str, Numerics] = {

@@ -54,9 +54,10 @@ def by_values(
             return function(**arguments)
 
     arguments = dict(arrays)
-    for name in variables:
+    for name, variable in variables.items():
         if name == SEED:
             arguments[name] = backend.array(np.array([inputs.dropout_seed, 0], np.uint32), None)
         else:
-            arguments[name] = backend.array(inputs.parameters[name], inputs.dtype)
+            values = inputs.parameters[name].reshape(variable.shape)
+            arguments[name] = backend.array(values, inputs.dtype)
     return PreparedCall(run, arguments, LAYER_OUTPUTS, constants=constants)
