@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
 from backends.limits import ANY
@@ -71,6 +71,11 @@ class Implementation(ABC):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The same problem by other flags that must not change the answer, by the flags' names."""
+        return {}
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        """Calls beside these inputs' own by arguments that mean nothing, by what is wrong with them: each
+        must raise. What a framework leaves unchecked, and says nothing of, is none of them."""
         return {}
 
     def end_of_cell(self, passed: bool) -> bool:

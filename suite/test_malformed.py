@@ -7,6 +7,7 @@ from suite.judge.answer import parts
 from suite.judge.cell import Cell, first_line
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from suite.spec.catalogue import parsed
 from suite.spec.inputs import Inputs
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 
@@ -28,6 +29,35 @@ def test_bad_problem(cell: Cell) -> None:
     if native is not None and answer_to(native, inputs):
         raise NotApplicable("the framework's own attention answers it, too")
     raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
+
+
+ARGUMENTS = (
+    "sdpa/none/mha/f32/b2h3q17k23d8",
+    "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+    "additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",
+    "dot/causal+pad/mha/f32/b7h1q7k7d8/e8.8.8.8",
+    "layer-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+    "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+)
+"""Problems that other checks ask, too: what is wrong is an argument that only some frameworks have."""
+
+
+@check(lambda level: parsed(ARGUMENTS), whom=lambda declared: not declared.person)
+def test_bad_argument(cell: Cell) -> None:
+    """An implementation raises for each of the arguments that its adapter says have no meaning."""
+    calls = cell.implementation.refused(cell.inputs)
+    if not calls:
+        raise NotApplicable("names no arguments that it refuses")
+    answered = []
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception:
+            continue
+        answered.append(name)
+    if answered:
+        said = f"{len(answered)} of {len(calls)} bad arguments are answered, must raise"
+        raise Deviation("no-raise", f"{said}: {', '.join(answered)}")
 
 
 def answer_to(implementation: Implementation, inputs: Inputs) -> str:

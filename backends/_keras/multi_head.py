@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from backends._keras import models
 from backends._keras.layer import KerasLayer, Numerics, without_dropout
 from backends.declared import Election
 from backends.masks import LayerMasks, full
+from backends.memory import sequences
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Window
@@ -208,6 +210,34 @@ class MultiHead(KerasLayer):
                 ways["mask without a batch"] = {"masks": {**masks, "attention_mask": shared}}
         return ways
 
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        import keras
+
+        s, kind = inputs.sizes, keras.layers.MultiHeadAttention
+        return self.refused_calls(inputs) | {
+            "num_heads=0": partial(kind, 0, s.D),
+            "num_heads=1.0": partial(kind, 1.0, s.D),
+            "key_dim=0": partial(kind, s.H, 0),
+            "key_dim=1.0": partial(kind, s.H, 1.0),
+            "value_dim=0": partial(kind, s.H, s.D, value_dim=0),
+            "value_dim=1.0": partial(kind, s.H, s.D, value_dim=1.0),
+            "output_shape=1.0": partial(kind, s.H, s.D, output_shape=1.0),
+            "attention_axes=1.0": partial(kind, s.H, s.D, attention_axes=1.0),
+            **refused_settings(partial(kind, s.H, s.D)),
+        }
+
+    def refused_calls(self, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+        """Calls of good layers that are refused."""
+        query = sequences(self.backend, inputs)["query"]
+        fast, plain = (self.layer(inputs, **f) for f in ({"flash_attention": True}, {}))
+        shapes = [(2, 3, 4), (2, 5, 4), (2, 6, 4)]
+        return {
+            "scores with flash_attention": lambda: fast(query, query, return_attention_scores=True),
+            "the output's shape for more keys than values": lambda: plain.compute_output_shape(
+                *shapes
+            ),
+        }
+
     def mask_pairs(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         """Valid keys divided among the masks of value and key, and masks of queries that hide none."""
         valid, array = np.asarray(LayerMasks.of(inputs).valid), self.backend.array
@@ -255,6 +285,28 @@ class GroupQuery(MultiHead):
         return keras.layers.GroupQueryAttention(
             s.D, s.H, s.Hkv, **self.projections(inputs), **flags
         )
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        import keras
+
+        s, kind = inputs.sizes, keras.layers.GroupQueryAttention
+        plain = self.layer(inputs)
+        return self.refused_calls(inputs) | {
+            "heads that do not divide": partial(kind, s.D, 4, 3),
+            "the output's shape for a wider query": lambda: plain.compute_output_shape(
+                (2, 3, 5), (2, 6, 4), (2, 6, 4)
+            ),
+            **refused_settings(partial(kind, s.D, s.H, s.Hkv)),
+        }
+
+
+def refused_settings(layer: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    """Settings that both layers refuse; `layer` makes one."""
+    return {
+        "sliding_window=0": partial(layer, sliding_window=0),
+        "sliding_window=1.0": partial(layer, sliding_window=1.0),
+        "dropout with flash_attention": partial(layer, flash_attention=True, dropout=0.5),
+    }
 
 
 class GroupQueryScores(GroupQuery):

@@ -224,6 +224,15 @@ class KerasLayerNorm(KerasNorm):
             found[self.turn] = self.call(inputs, through=self.turn, flags=flags)
         return found
 
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        import keras
+
+        layer = keras.layers.LayerNormalization(axis=len(inputs.query.shape))
+        return {
+            "an axis that is no whole number": lambda: keras.layers.LayerNormalization(axis=1.5),
+            "tokens without the axis": lambda: layer.compute_output_shape(inputs.query.shape),
+        }
+
     def function(self, inputs: Inputs) -> PreparedCall:
         """The function, by its defaults."""
 
@@ -255,6 +264,10 @@ class KerasBatchNorm(KerasNorm):
 
     def back(self, x: Any, shape: tuple[int, ...]) -> Any:
         return self.turned(x)
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        layer, query = self.layer(inputs), self.backend.array(inputs.query, inputs.dtype)
+        return {"a mask with all axes": lambda: layer(query, mask=query)}
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         features = self.call(inputs, through=self.turn, flags={"axis": 1})

@@ -6,9 +6,12 @@ Arrays are the engine's own, made by the adapter; Keras is imported when the fir
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from backends._keras import models
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import flagged_arguments, split_native
 from backends.prepared import PreparedCall
@@ -68,11 +71,9 @@ class KerasOps(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        import keras
-
         arguments = flagged_arguments(self.backend, inputs, split_native(inputs, causal=True))
         return PreparedCall(
-            keras.ops.dot_product_attention,
+            self.function,
             arguments,
             axis_order="blhd",
             source=f"import keras\n{call_source(NATIVE, arguments)}",
@@ -81,7 +82,34 @@ class KerasOps(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
-        return self.prepare(inputs).written_out(ways)
+        return {**self.prepare(inputs).written_out(ways), "in a model": self.in_a_model(inputs)}
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function itself."""
+        import keras
+
+        function: Callable[..., Any] = keras.ops.dot_product_attention
+        return function
+
+    def in_a_model(self, inputs: Inputs) -> PreparedCall:
+        """The call of a functional model that takes query, key and value."""
+        plain, names = self.prepare(inputs), ("query", "key", "value")
+        rest = {name: array for name, array in plain.arguments.items() if name not in names}
+        function = partial(self.function, **rest)
+        model = models.functional(self.backend, function, {n: n for n in names}, inputs, "function")
+        own = {name: plain.arguments[name] for name in names}
+        return replace(plain, function=model, arguments=own, constants=None)
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        arguments = self.prepare(inputs).arguments
+        query, key, value = (arguments[name] for name in ("query", "key", "value"))
+        return {
+            "operands of rank 3": lambda: self.function(query[0], key[0], value[0]),
+            "attn_logits_soft_cap without a TPU": lambda: self.function(
+                query, key, value, attn_logits_soft_cap=5.0
+            ),
+        }
 
 
 class KerasFunction(UserFunction):

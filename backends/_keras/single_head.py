@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class SingleHead(KerasLayer):
     """What Keras calls the canonical parameters."""
 
     def build(self, layer: Any, inputs: Inputs) -> None:
-        layer.build([x.shape for x in (inputs.query, inputs.value, inputs.key)])
+        layer.build([x.shape for x in operands(inputs)])
 
     def variables(self, layer: Any) -> dict[str, Any]:
         variables = {ours: getattr(layer, theirs, None) for ours, theirs in self.names.items()}
@@ -78,6 +79,25 @@ class SingleHead(KerasLayer):
         seen = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
         masks = {**self.masks(inputs), "query_mask": self.backend.array(seen, None)}
         return ways | {"query_mask": {"masks": masks, "through": "hidden"}}
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        layer = self.layer(inputs)
+        query, value, key = (self.backend.array(x, inputs.dtype) for x in operands(inputs))
+        mask = self.backend.array(np.ones(inputs.value.shape[:2], bool), None)
+        both = [query, value]
+        return {
+            "an input that is no list": lambda: layer(query),
+            "one input": lambda: layer([query]),
+            "four inputs": lambda: layer([query, value, key, key]),
+            "a mask that is no list": lambda: layer(both, mask=mask),
+            "one mask": lambda: layer(both, mask=[mask]),
+            "four masks": lambda: layer(both, mask=[None, mask, mask, mask]),
+        }
+
+
+def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query, value and key, as Keras has them in a list."""
+    return inputs.query, inputs.value, inputs.key
 
 
 TANH: Mapping[str, Numerics] = {
@@ -121,6 +141,12 @@ class Dot(SingleHead):
         import keras
 
         return keras.layers.Attention("scale" in inputs.parameters, self.score_mode, **flags)
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        import keras
+
+        more = {"score_mode=sum": partial(keras.layers.Attention, score_mode="sum")}
+        return {**super().refused(inputs), **more}
 
 
 class Concat(Dot):

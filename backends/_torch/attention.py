@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -261,6 +261,23 @@ class Sdpa(Implementation):
             ways["enable_gqa=True"] = {"enable_gqa": True}
             ways |= self.causal_biases(inputs) | fewer_axes(plain.arguments, "attn_mask", 2)
         return plain.written_out(ways)
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        from torch.nn.attention import bias
+
+        function = self.backend.torch.nn.functional.scaled_dot_product_attention
+        query, key, value = self.backend.operands(inputs, "bhld")
+        both = {
+            "attn_mask": bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk),
+            "is_causal": True,
+        }
+        return {
+            "is_causal beside a causal bias": lambda: function(query, key, value, **both),
+            "causal_upper_left of one axis": lambda: bias.causal_upper_left(3),
+            "causal_lower_right of one axis": lambda: bias.causal_lower_right(3),
+            "key of another size": lambda: function(query, key[..., 1:], value),
+            "key of another dtype": lambda: function(query, key.double(), value),
+        }
 
     def causal_biases(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         """The causal mask as torch.nn.attention.bias has it, where it is alone."""

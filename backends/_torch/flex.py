@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -86,6 +87,38 @@ class Flex(Implementation):
                 one, arguments=one.arguments | own, problem=problem
             )
         return calls
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+        s, device = inputs.sizes, self.backend.device
+        query, key, value = self.backend.operands(inputs, "bhld")
+
+        def blocks(queries: int, keys: int) -> Any:
+            return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
+
+        both = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
+        more = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
+        calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+            "query of rank 3": ((query[0], key, value), {}),
+            "key of rank 3": ((query, key[0], value), {}),
+            "one key head without enable_gqa": ((query, key[:, :1], value[:, :1]), {}),
+            "heads that do not divide": (
+                (query, key[:, :2], value[:, :2]), {"enable_gqa": True},
+            ),
+            "more samples of keys": ((query, *more), {}),
+            "more values than keys": ((query, key[:, :, 1:], value), {}),
+            "queries of another size": ((query[..., 1:], key, value), {}),
+            "return_lse beside return_aux": ((query, key, value), both),
+            "a block mask of fewer queries": (
+                (query, key, value), {"block_mask": blocks(s.Lq - 1, s.Lk)},
+            ),
+            "a block mask of fewer keys": (
+                (query, key, value), {"block_mask": blocks(s.Lq, s.Lk - 1)},
+            ),
+        }  # fmt: skip
+        called = uncompiled(flex_attention)
+        return {name: partial(called, *own, **named) for name, (own, named) in calls.items()}
 
     def _created(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape

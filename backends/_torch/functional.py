@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,58 @@ def _with_row(inputs: Inputs, factor: int) -> Inputs:
             changes[name] = np.concatenate([every, one], -1)
     masked = {"mask": None, "form": "dense"} if inputs.dense_mask is not None else {}
     return inputs.replace(**changes, **masked)
+
+
+def refused(layer: Any, query: Any) -> dict[str, Callable[[], Any]]:
+    """Calls of the function with arguments that mean nothing, beside a layer's own; `query` is
+    (B, L, E)."""
+    import torch
+
+    rows = query.transpose(0, 1)
+    length, samples, width = rows.shape
+    heads, size = samples * layer.num_heads, width // layer.num_heads
+    longer = torch.cat([rows, rows[:1]])
+    apart = dict(zip(("q", "k", "v"), layer.in_proj_weight.chunk(3), strict=True))
+    separate = {f"{n}_proj_weight": w for n, w in apart.items()} | {
+        "use_separate_proj_weight": True
+    }
+    bias, static = rows.new_zeros(1, 1, width), rows.new_zeros(heads, length, size)
+    changes: dict[str, dict[str, Any]] = {
+        "another width": {"embed_dim_to_check": width + 1},
+        "heads that do not divide the width": {"num_heads": layer.num_heads + 1},
+        "query of rank 4": {"query": rows[None]},
+        "key of rank 2": {"key": rows[0]},
+        "more values than keys": {"value": longer},
+        "separate weights, more values than keys": {"value": longer, **separate},
+        "attn_mask of more queries": {"attn_mask": rows.new_zeros(length + 1, length)},
+        "attn_mask of more heads": {"attn_mask": rows.new_zeros(heads + 1, length, length)},
+        "attn_mask of rank 4": {"attn_mask": rows.new_zeros(1, heads, length, length)},
+        "attn_mask of whole numbers": {
+            "attn_mask": torch.zeros(length, length, dtype=torch.int32, device=rows.device)
+        },
+        "key_padding_mask of more samples": {
+            "key_padding_mask": rows.new_zeros(samples + 1, length)
+        },
+        "key_padding_mask of more keys": {"key_padding_mask": rows.new_zeros(samples, length + 1)},
+        "bias_k alone": {"bias_k": bias},
+        "bias_v alone": {"bias_v": bias},
+        "bias_k beside static_k": {"bias_k": bias, "bias_v": bias, "static_k": static},
+        "bias_v beside static_v": {"bias_k": bias, "bias_v": bias, "static_v": static},
+        "static_k of more heads": {"static_k": rows.new_zeros(heads + 1, length, size)},
+        "static_v of more heads": {"static_v": rows.new_zeros(heads + 1, length, size)},
+        "static_k of another head size": {"static_k": rows.new_zeros(heads, length, size + 1)},
+        "static_v of another head size": {"static_v": rows.new_zeros(heads, length, size + 1)},
+        "is_causal without a mask": {"is_causal": True},
+    }
+    own = {
+        "query": rows, "key": rows, "value": rows,
+        "embed_dim_to_check": width, "num_heads": layer.num_heads,
+        "in_proj_weight": layer.in_proj_weight, "in_proj_bias": layer.in_proj_bias,
+        "bias_k": None, "bias_v": None, "add_zero_attn": False, "dropout_p": 0.0,
+        "out_proj_weight": layer.out_proj.weight, "out_proj_bias": layer.out_proj.bias,
+    }  # fmt: skip
+    function = torch.nn.functional.multi_head_attention_forward
+    return {name: partial(function, **{**own, **change}) for name, change in changes.items()}
 
 
 def of_subclass(plain: PreparedCall) -> PreparedCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -224,6 +224,19 @@ class MultiheadAttention(Masked):
             calls |= {path: replace(call, problem=problem) for path, call in own.items()}
         tagged = {"layer": plain, **{n: c for n, c in calls.items() if n.startswith("functional")}}
         return calls | {f"{n}, of a subclass": functional.of_subclass(c) for n, c in tagged.items()}
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        import torch
+
+        layer, query = self.build(inputs), sequences(self.backend, inputs)["query"]
+        width, heads = layer.embed_dim, layer.num_heads
+        kind = torch.nn.MultiheadAttention
+        return functional.refused(layer, query) | {
+            "embed_dim=0": lambda: kind(0, heads),
+            "num_heads=0": lambda: kind(width, 0),
+            "num_heads that do not divide embed_dim": lambda: kind(width, heads + 1),
+            "queries of another dtype": lambda: layer(query.double(), query, query),
+        }
 
 
 class MultiheadAttentionWeights(MultiheadAttention):
