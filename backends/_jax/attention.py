@@ -189,6 +189,8 @@ class JaxNn(Implementation):
         return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        if inputs.lse:
+            return {}
         plain, s = self.plain(inputs), inputs.sizes
         function = self.backend.jax.nn.dot_product_attention
         forced = partial(function, implementation=self.kernel)
@@ -204,9 +206,11 @@ class JaxNn(Implementation):
         def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
             return forced(**arguments, local_window_size=local_window_size[0])
 
-        def lengths(**arguments: Any) -> Any:
-            every = self.backend.numpy.full(s.B, s.Lq, "int32")
-            return forced(**arguments, query_seq_lengths=every)
+        def lengths(key_value_seq_lengths: Any = None, **arguments: Any) -> Any:
+            arguments["query_seq_lengths"] = [np.int32(s.Lq)] * s.B
+            if key_value_seq_lengths is not None:
+                arguments["key_value_seq_lengths"] = list(key_value_seq_lengths)
+            return forced(**arguments)
 
         def shorter(**arguments: Any) -> Any:
             numpy = self.backend.numpy
@@ -224,7 +228,7 @@ class JaxNn(Implementation):
             "no implementation": function,
             "implementation=None": partial(function, implementation=None),
             "return_residual": residual,
-            "query_seq_lengths": lengths,
+            "lengths as lists": lengths,
         }
         if s.Lq > 1:
             ways["query_seq_lengths below Lq"] = shorter
@@ -241,6 +245,41 @@ class JaxNn(Implementation):
             )
             for name, way in ways.items()
         }
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        jax, numpy, s = self.backend.jax, self.backend.numpy, inputs.sizes
+        own = self.plain(inputs).arguments
+        query, key, value = (own[name] for name in ("query", "key", "value"))
+        changes: dict[str, dict[str, Any]] = {
+            "an unknown implementation": {"implementation": "flash"},
+            "values of another size": {"value": value[..., 1:]},
+            "more values than keys": {"key": key[:, 1:]},
+            "values of another dtype": {"value": value.astype("float16")},
+            "queries of another size": {"query": query[..., 1:]},
+            "queries of another dtype": {"query": query.astype("float16")},
+            "queries of more samples": {"query": numpy.concatenate([query, query])},
+            "heads that do not divide": {"key": key[:, :, :2], "value": value[:, :, :2]},
+            "a mask of numbers": {"mask": numpy.ones((1, 1, s.Lq, s.Lk))},
+            "a mask of rank 5": {"mask": numpy.ones((1, 1, 1, s.Lq, s.Lk), bool)},
+            "a bias of rank 5": {"bias": numpy.ones((1, 1, 1, s.Lq, s.Lk))},
+            "a bias of more keys": {"bias": numpy.ones((1, 1, s.Lq, s.Lk + 1))},
+            "query_seq_lengths of more samples": {
+                "query_seq_lengths": numpy.ones(s.B + 1, "int32")
+            },
+            "query_seq_lengths in int16": {"query_seq_lengths": numpy.ones(s.B, "int16")},
+            "key_value_seq_lengths of rank 2": {
+                "key_value_seq_lengths": numpy.ones((s.B, 1), "int32")
+            },
+        }
+        function = jax.nn.dot_product_attention
+
+        def call(named: Mapping[str, Any]) -> Any:
+            # Nothing is computed: shapes, dtypes and names are what is wrong.
+            settings = {n: x for n, x in named.items() if isinstance(x, str)}
+            arrays = {n: x for n, x in named.items() if n not in settings}
+            return jax.eval_shape(partial(function, **settings), **arrays)
+
+        return {name: partial(call, own | change) for name, change in changes.items()}
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""

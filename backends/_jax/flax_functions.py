@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class FlaxFunction(Implementation):
         dropout="elements",
     )
     causal_flag = False
+    drops: Mapping[str, Any] = {}
+    """What is said of dropout besides its rate."""
 
     @abstractmethod
     def function(self) -> Callable[..., Any]:
@@ -77,7 +80,7 @@ class FlaxFunction(Implementation):
             options = {
                 "dropout_rate": inputs.rate,
                 "deterministic": not inputs.training,
-                "broadcast_dropout": False,
+                **self.drops,
             }
             arguments[SEED] = self.backend.array(np.asarray(inputs.dropout_seed), None)
 
@@ -90,6 +93,30 @@ class FlaxFunction(Implementation):
         plain = PreparedCall(call, arguments, axis_order="blhd", constants=constants)
         return self.backend.jitted(self, plain)
 
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        own = flagged_arguments(self.backend, inputs, split_native(inputs))
+        query, key, value = (own[name] for name in ("query", "key", "value"))
+        twice = {"key": key.repeat(2, 0), "value": value.repeat(2, 0)}
+        changes: dict[str, dict[str, Any]] = {
+            "key of rank 3": {"key": key[0]},
+            "more values than keys": {"key": key[:, 1:]},
+            "keys of more samples": twice,
+            "values of fewer heads": {"value": value[:, :, :2]},
+            "queries of another size": {"query": query[..., 1:]},
+        }
+        # In the abstract: nothing is computed.
+        shape_of, function = self.backend.jax.eval_shape, self.function()
+        calls = {n: partial(shape_of, function, **{**own, **c}) for n, c in changes.items()}
+        settings = {
+            name: partial(shape_of, partial(function, **more), **own)
+            for name, more in self.bad_settings().items()
+        }
+        return calls | settings
+
+    def bad_settings(self) -> dict[str, dict[str, Any]]:
+        """Settings that have no meaning, by what is wrong with them."""
+        return {}
+
 
 class NnxFunction(FlaxFunction):
     """`flax.nnx.dot_product_attention` that sows its weights into a module: without one, and without
@@ -100,6 +127,7 @@ class NnxFunction(FlaxFunction):
         {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
     )
     causal_flag = True
+    drops = {"broadcast_dropout": False}
 
     def function(self) -> Callable[..., Any]:
         from flax import nnx
@@ -116,9 +144,23 @@ class LinenFunction(FlaxFunction):
             "native-causal": "flax.linen.dot_product_attention has no causal flag",
             "grouped-heads": "flax.linen.dot_product_attention has as many key heads as query heads",
         }
-    )
+    ).but(dropout="shared")
 
     def function(self) -> Callable[..., Any]:
         import flax.linen as linen
 
         return linen.dot_product_attention
+
+    def bad_settings(self) -> dict[str, dict[str, Any]]:
+        from jax.numpy import einsum
+
+        one, other = "qk_attn_weights_einsum", "attn_weights_value_einsum"
+        both = {one: einsum, other: einsum}
+        return {
+            "one einsum of two": {one: einsum},
+            "the other einsum of two": {other: einsum},
+            "a precision beside einsums": {**both, "precision": "highest"},
+            "a dot_general beside einsums": {
+                **both, "einsum_dot_general": self.backend.jax.lax.dot_general
+            },
+        }  # fmt: skip

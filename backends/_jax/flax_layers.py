@@ -134,16 +134,18 @@ class FlaxLayer(Implementation):
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
         """The constructor's arguments that all modules have."""
-        s, dtype = inputs.sizes, self.backend.numpy.dtype(inputs.dtype.long_name)
-        return {
-            "num_heads": s.H,
-            "qkv_features": s.H * s.D,
-            "out_features": inputs.widths.output,
-            "use_bias": "query_bias" in inputs.parameters,
-            "dtype": dtype,
-            "param_dtype": dtype,
-            "dropout_rate": inputs.rate,
+        s, widths = inputs.sizes, inputs.widths
+        dtype = self.backend.numpy.dtype(inputs.dtype.long_name)
+        # As people write it: what is so by default is not said.
+        said = {
+            "qkv_features": (s.H * s.D, widths.query),
+            "out_features": (widths.output, widths.query),
+            "use_bias": ("query_bias" in inputs.parameters, True),
+            "param_dtype": (dtype, self.backend.numpy.dtype("float32")),
+            "dropout_rate": (inputs.rate, 0.0),
         }
+        told = {name: value for name, (value, default) in said.items() if value != default}
+        return {"num_heads": s.H, "dtype": dtype, **told}
 
     @abstractmethod
     def module(
@@ -189,6 +191,23 @@ class FlaxLayer(Implementation):
             return {}
         return {"inputs_q alone": {"inputs_given": 1}, "no inputs_v": {"inputs_given": 2}}
 
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        plain = self.call(inputs)
+        own, query = plain.arguments, plain.arguments["inputs_q"]
+        one = {n: a for n, a in own.items() if n != "inputs_k"}
+        # In the abstract: nothing is computed.
+        shape_of = partial(self.backend.jax.eval_shape, plain.function)
+        heads = self.call(inputs, num_heads=inputs.sizes.H + 1)
+        rows = self.call(inputs, decodes=2)
+        return {
+            "inputs_v without inputs_k": lambda: shape_of(**one),
+            "queries of another width": lambda: shape_of(**{**own, "inputs_q": query[..., 1:]}),
+            "heads that do not divide the width": lambda: heads.function(**own),
+            "two rows for a cache of one at a time": lambda: self.backend.jax.eval_shape(
+                rows.function, **own
+            ),
+        }
+
     @abstractmethod
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         """The layer's other flags."""
@@ -204,12 +223,13 @@ def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
     return mask[0] if inputs.squeezed else mask
 
 
-def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any]) -> Any:
-    """What a layer that decodes answers, which is given the rows of a sequence one after the other."""
+def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any], count: int) -> Any:
+    """What a layer that decodes answers, which is given the rows of a sequence `count` at a time, 1 where
+    it is not to refuse."""
     import jax
 
     rows = arguments["inputs_q"]
-    outputs = [step(rows[:, n : n + 1]) for n in range(rows.shape[1])]
+    outputs = [step(rows[:, n : n + count]) for n in range(0, rows.shape[1], count)]
     return jax.numpy.concatenate(outputs, axis=1)
 
 

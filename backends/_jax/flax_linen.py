@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
@@ -28,15 +29,16 @@ class Linen(FlaxLayer):
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
         """Flags: `deterministic`; `constructor`: it is said there; `sow`; `alias`: MultiHeadAttention;
-        `jax_nn`: attention_fn is jax.nn's; `wide_softmax`: force_fp32_for_softmax; `decodes`: row
-        by row, from a cache."""
+        `one_memory`: keys and values are inputs_kv; `jax_nn`: attention_fn is jax.nn's;
+        `wide_softmax`: force_fp32_for_softmax; `decodes`: row by row, from a cache."""
         import flax.linen as linen
         import jax
 
         own = dict(settings)
-        row_by_row = own.pop("decodes", False)
+        row_by_row = own.pop("decodes", 0)
         wanted = inputs.returned != "none"
         sows = own.pop("sow", False) or wanted
+        one_memory = own.pop("one_memory", False)
         kind: Any = linen.MultiHeadDotProductAttention
         if own.pop("alias", False):
             kind = linen.MultiHeadAttention
@@ -58,6 +60,9 @@ class Linen(FlaxLayer):
             layer = kind(**{**own, **biased(attention, bias)})
             rngs = {"dropout": jax.random.key(seed)}
             variables = {"params": by_parts(parameters)}
+            if one_memory:
+                arguments["inputs_kv"] = arguments.pop("inputs_k")
+                del arguments["inputs_v"]
             if row_by_row:
                 return decoded(layer, variables, arguments), None
             answer = layer.apply(variables, rngs=rngs, **arguments, **static)
@@ -77,9 +82,35 @@ class Linen(FlaxLayer):
                 cache = changed["cache"]
                 return answer
 
-            return one_by_one(step, arguments)
+            return one_by_one(step, arguments, row_by_row)
 
         return run
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        import flax.linen as linen
+
+        jax, width = self.backend.jax, inputs.widths.query
+        tokens = jax.ShapeDtypeStruct((1, 3, width), "float32")
+
+        def called(query: Any, **settings: Any) -> Any:
+            layer = linen.MultiHeadDotProductAttention(inputs.sizes.H, dropout_rate=0.5)
+            return layer.init_with_output(jax.random.key(0), query, **settings)
+
+        def both(query: Any) -> Any:
+            return called(query, inputs_k=query, inputs_kv=query, deterministic=True)
+
+        # In the abstract: nothing is computed.
+        return {
+            **super().refused(inputs),
+            "inputs_kv beside inputs_k": partial(jax.eval_shape, both, tokens),
+            "dropout that nobody says is on or off": partial(jax.eval_shape, called, tokens),
+        }
+
+    def alias(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """The layer's other name, and the other name of keys and values that are one."""
+        if inputs.self_attention:
+            return {"MultiHeadAttention, inputs_kv": {"alias": True, "one_memory": True}}
+        return {"MultiHeadAttention": {"alias": True}}
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {"constructor's deterministic": {"constructor": True}}
@@ -88,10 +119,10 @@ class Linen(FlaxLayer):
             if inputs.dtype.name != "f64":
                 flags["force_fp32_for_softmax"] = {"wide_softmax": True}
         if decodes(inputs):
-            flags["decode"] = {"decodes": True}
+            flags["decode"] = {"decodes": 1}
         if not inputs.training:
             flags |= {
-                "MultiHeadAttention": {"alias": True},
+                **self.alias(inputs),
                 "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
                 "no dropout, not deterministic": {"dropout_rate": 0.0, "deterministic": False},
             }

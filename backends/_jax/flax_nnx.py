@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
@@ -44,41 +45,45 @@ class Nnx(FlaxLayer):
         return super().unsupported(case)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
-        w = inputs.widths
-        return super().settings(inputs) | {
-            "in_features": w.query,
-            "in_kv_features": w.key,
-            "num_kv_heads": inputs.sizes.Hkv,
-        }
+        w, s = inputs.widths, inputs.sizes
+        more = {"in_features": w.query}
+        if w.key != w.query:
+            more["in_kv_features"] = w.key
+        if s.Hkv != s.H:
+            more["num_kv_heads"] = s.Hkv
+        return super().settings(inputs) | more
 
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """Flags: `deterministic`, of the call; `view`: "eval", "train" or "constructor", which say
-        instead of the call whether dropout is on; `decode_in_call`; `sow`; `jit`, for `nnx.jit`;
-        `decodes`: row by row, from a cache."""
+        """Flags: `deterministic`, of the call; `view`, which says instead whether dropout is on: "eval",
+        "train", "nnx.view" or "constructor"; `decode_in_call`; `sow`; `jit`, for `nnx.jit`;
+        `decodes`: row by row, from a cache that `init_cache` makes, or `nnx.view`; `own_rngs`: the
+        layer's, and none of the call."""
         import jax
         from flax import nnx
 
         own = dict(settings)
-        row_by_row = own.pop("decodes", False)
+        row_by_row = own.pop("decodes", 0)
         view, decode_in_call = own.pop("view", ""), own.pop("decode_in_call", False)
         deterministic = own.pop("deterministic", not inputs.training)
         sows, jit = own.pop("sow", self.sows), own.pop("jit", False)
+        own_rngs = own.pop("own_rngs", False)
         static: dict[str, Any] = {"sow_weights": sows}
         if decode_in_call:
-            static["decode"] = row_by_row
-        else:
-            own["decode"] = row_by_row
-        if view:
+            static["decode"] = bool(row_by_row)
+        elif view != "nnx.view":
+            own["decode"] = bool(row_by_row)
+        if view not in ("", "nnx.view"):
             own["deterministic"] = deterministic
-        else:
+        elif not view:
             static["deterministic"] = deterministic
         wanted = inputs.returned != "none"
 
         def construct(bias: Any) -> Any:
             added = biased(nnx.dot_product_attention, bias)
-            return nnx.MultiHeadAttention(**own, **added, rngs=nnx.Rngs(0), keep_rngs=False)
+            kept: dict[str, Any] = {} if own_rngs else {"keep_rngs": False}
+            return nnx.MultiHeadAttention(**own, **added, rngs=nnx.Rngs(0), **kept)
 
         def run(
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
@@ -90,38 +95,70 @@ class Nnx(FlaxLayer):
                     setattr(getattr(layer, part), what, nnx.Param(array))
             if view in ("eval", "train"):
                 getattr(layer, view)()
+            elif view:
+                samples, length, _ = arguments["inputs_q"].shape
+                cache = {"batch_size": samples, "max_length": length} if row_by_row else {}
+                seen = {"deterministic": deterministic, "decode": bool(row_by_row)}
+                layer = layer if view == "constructor" else nnx.view(layer, **seen, **cache)
             causal = {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
 
             def called(layer: Any, arrays: dict[str, Any], key: Any) -> tuple[Any, Any]:
-                rngs = nnx.Rngs(dropout=key)
+                rngs = {} if own_rngs else {"rngs": nnx.Rngs(dropout=key)}
                 if not sows:
-                    return layer(**arrays, **causal, **static, rngs=rngs), None
+                    return layer(**arrays, **causal, **static, **rngs), None
                 captured = nnx.capture(layer, nnx.Intermediate)
-                output, sown = captured(**arrays, **causal, **static, rngs=rngs)
+                output, sown = captured(**arrays, **causal, **static, **rngs)
                 return output, sown["attention_weights"][0]
 
             if row_by_row:
-                layer.init_cache(arguments["inputs_q"].shape, own["dtype"])
+                if view != "nnx.view":
+                    layer.init_cache(arguments["inputs_q"].shape, own["dtype"])
 
                 def step(row: Any) -> Any:
                     return called(layer, {"inputs_q": row}, jax.random.key(seed))[0]
 
-                return one_by_one(step, arguments), None
+                return one_by_one(step, arguments, row_by_row), None
             function = nnx.jit(called) if jit else called
             output, weights = function(layer, arguments, jax.random.key(seed))
             return output, weights if wanted else None
 
         return run
 
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        from flax import nnx
+
+        width, heads = inputs.widths.query, inputs.sizes.H
+
+        def layer(*call: Any, **settings: Any) -> Any:
+            own = {"num_heads": heads, "in_features": width, "decode": False, **settings}
+            made = nnx.MultiHeadAttention(**own, rngs=nnx.Rngs(0))
+            return made(*call) if call else made
+
+        def abstract(*shape: int, **settings: Any) -> Callable[[], Any]:
+            # In the abstract: nothing is computed.
+            operands = [self.backend.jax.ShapeDtypeStruct(shape, "float32")] if shape else []
+            return partial(nnx.eval_shape, partial(layer, **settings), *operands)
+
+        dropped = {"dropout_rate": 0.5, "keep_rngs": False}
+        return {
+            **super().refused(inputs),
+            "num_kv_heads that do not divide": abstract(num_kv_heads=heads - 1),
+            "dropout without random numbers": abstract(1, 3, width, deterministic=False, **dropped),
+            "dropout that nobody says is on or off": abstract(1, 3, width, **dropped),
+            "decoding without a cache": abstract(1, 1, width, decode=True),
+        }
+
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {
-            "constructor's deterministic": {"view": "constructor"},
+            "constructor's deterministic and rngs": {"view": "constructor", "own_rngs": True},
             "decode in the call": {"decode_in_call": True},
-            "nnx.jit": {"jit": True},
+            "nnx.view, nnx.jit": {"view": "nnx.view", "jit": True},
         }
         if decodes(inputs):
-            # A row has no future: the cache hides it, and a flag would hide the past.
-            flags["decode"] = {"decodes": True, "flag": False}
+            # A row has no future: the cache hides it, and the flag hides the past (the finding
+            # nnx-decode-causal).
+            flags["decode"] = {"decodes": 1, "flag": False}
+            flags["decode, is_causal"] = {"decodes": 1}
         return flags
 
 
@@ -146,6 +183,8 @@ class NnxWeights(Nnx):
                 "train()": {"view": "train"},
                 "constructor's deterministic": {"view": "constructor"},
             }
+        if decodes(inputs):
+            flags["nnx.view, decode"] = {"decodes": 1, "flag": False, "view": "nnx.view"}
         flags |= {
             "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
             "dropout, eval()": {"dropout_rate": 0.5, "view": "eval"},

@@ -45,7 +45,8 @@ class FlaxNorm(Implementation):
         }
         if self.hides(inputs):
             calls["mask"] = self.call(inputs, masked=True)
-            calls["mask, use_fast_variance=False"] = self.call(inputs, masked=True, **slow)
+            other = self.call(inputs, masked=True, mask_dtype="int32", **slow)
+            calls["mask of whole numbers, use_fast_variance=False"] = other
         if can_train(inputs):
             calls["after training"] = after_training(self.call, inputs)
         return calls
@@ -59,7 +60,12 @@ class FlaxNorm(Implementation):
         """Query and parameters with something more, and the mask that hides it from statistics."""
 
     def call(
-        self, inputs: Inputs, masked: bool = False, steps: Sequence[float] = (), **flags: Any
+        self,
+        inputs: Inputs,
+        masked: bool = False,
+        steps: Sequence[float] = (),
+        mask_dtype: str = "bool",
+        **flags: Any,
     ) -> PreparedCall:
         """The call with more settings; `masked`: of more than the query, which a mask hides; after so
         many `steps` of training, each on a multiple of the query."""
@@ -84,7 +90,8 @@ class FlaxNorm(Implementation):
             samples, rows, width = query.shape
             hidden = {}
             if masked:
-                query, own, hidden["mask"] = self.more(query, own)
+                query, own, mask = self.more(query, own)
+                hidden["mask"] = mask.astype(mask_dtype)
             variables = {
                 kind: {theirs: own[ours] for theirs, ours in names.items() if ours in own}
                 for kind, names in self.names.items()
@@ -97,7 +104,7 @@ class FlaxNorm(Implementation):
 
         parameters = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
         arguments = {"query": sequences(backend, inputs)["query"], **parameters}
-        constants = (settings, training, masked, *steps)
+        constants = (settings, training, masked, mask_dtype, *steps)
         return backend.jitted(
             self, PreparedCall(call, arguments, LAYER_OUTPUTS, constants=constants)
         )
