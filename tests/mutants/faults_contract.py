@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from backends._numpy import Rounded
 from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
 from tests.mutants.kernel import Call, Kernel, Online, rank4
 from tests.mutants.registry import mutant
 
@@ -202,6 +204,14 @@ class MissingAxesAdded(Kernel):
         if key.values.ndim == 3:
             key = Rounded(np.broadcast_to(key.values, (query.shape[0], *key.shape)), key.fmt)
         return super().attention(query, key, value, **rest)
+
+
+@mutant("bad_argument")
+class UnknownKernelTaken(Kernel):
+    """The name of a kernel that there is none of is taken for the default."""
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        return {"kernel=none": self.prepare(inputs)}
 
 
 class FitsMasks(Kernel):
