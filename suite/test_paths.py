@@ -41,6 +41,9 @@ MORE = (
     MASKED_SAMPLE,
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/bias.bhqk/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
+    "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/average",
+    "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
+    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
@@ -49,11 +52,11 @@ MORE = (
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/causal/mha/{dt}/b2h3q17k23d8/lse",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk/scale0.5",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/win40.40/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.1hqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk",
     "sdpa/bool.b11k/mha/{dt}/b1h2q1k65d8/dense",
 )
 

@@ -90,12 +90,12 @@ class KerasNorm(Implementation):
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         if self.called is not None:
             return self.prepare(inputs)
-        layer = self.layer(inputs)
-        trained = {
-            name: variable
-            for name, variable in self.variables(layer, inputs).items()
-            if name not in inputs.operator.statistics
-        }
+        layer, statistics = self.layer(inputs), inputs.operator.statistics
+        own = self.variables(layer, inputs)
+        learned = [name for name in statistics if name in own and own[name].trainable]
+        if learned:
+            raise ValueError(f"{', '.join(learned)}: an optimizer would change what is counted")
+        trained = {name: variable for name, variable in own.items() if name not in statistics}
         return with_leaves(self.call(inputs, layer), trained)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:

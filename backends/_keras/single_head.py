@@ -131,6 +131,8 @@ class Dot(SingleHead):
 
     name = "keras-attention"
     operator = DOT
+    # Scores are stored: inf - inf.
+    declared = SingleHead.declared.electing({"large-scores": "nan"})
     elections: Mapping[str, Mapping[str, Election]] = {
         "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},
         "numpy": {"padded-sample": "uniform"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 from backends._torch.engine import TorchEngine
@@ -265,18 +266,14 @@ class Sdpa(Implementation):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         from torch.nn.attention import bias
 
-        function = self.backend.torch.nn.functional.scaled_dot_product_attention
-        query, key, value = self.backend.operands(inputs, "bhld")
-        both = {
-            "attn_mask": bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk),
-            "is_causal": True,
-        }
+        plain = self.prepare(inputs)
+        function, key = partial(plain.function, **plain.arguments), plain.arguments["key"]
+        causal = bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
         return {
-            "is_causal beside a causal bias": lambda: function(query, key, value, **both),
+            "is_causal beside a causal bias": lambda: function(attn_mask=causal, is_causal=True),
             "causal_upper_left of one axis": lambda: bias.causal_upper_left(3),
             "causal_lower_right of one axis": lambda: bias.causal_lower_right(3),
-            "key of another size": lambda: function(query, key[..., 1:], value),
-            "key of another dtype": lambda: function(query, key.double(), value),
+            "key of another size": lambda: function(key=key[..., 1:]),
         }
 
     def causal_biases(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
@@ -339,12 +336,9 @@ class SdpaFlash(Sdpa):
     def __init__(self, backend: TorchEngine) -> None:
         declared = self.declared
         if backend.device == "cpu":
-            declared = declared.taking("lse").electing(
-                {"lse-of-empty-row": "finite", "lse-gradient": "raises"}
-            )
-            declared = declared.but(dropout="").refusing(
-                {"dropout": "the flash kernel of the CPU has no dropout"}
-            )
+            answers = {"lse-of-empty-row": "finite", "lse-gradient": "raises"}
+            lacks = {"dropout": "the flash kernel of the CPU has no dropout"}
+            declared = declared.taking("lse").electing(answers).but(dropout="").refusing(lacks)
         super().__init__(backend, declared=declared)
 
     def unsupported(self, case: AnyCase) -> str | None:

@@ -116,6 +116,12 @@ class Flex(Implementation):
             "a block mask of fewer keys": (
                 (query, key, value), {"block_mask": blocks(s.Lq, s.Lk - 1)},
             ),
+            "a block mask of more queries": (
+                (query, key, value), {"block_mask": blocks(s.Lq + 1, s.Lk)},
+            ),
+            "a block mask of more keys": (
+                (query, key, value), {"block_mask": blocks(s.Lq, s.Lk + 1)},
+            ),
         }  # fmt: skip
         called = uncompiled(flex_attention)
         return {name: partial(called, *own, **named) for name, (own, named) in calls.items()}

@@ -148,6 +148,14 @@ def refused(layer: Any, query: Any) -> dict[str, Callable[[], Any]]:
         "key of rank 2": {"key": rows[0]},
         "more values than keys": {"value": longer},
         "separate weights, more values than keys": {"value": longer, **separate},
+        "an input bias of another size": {
+            "in_proj_bias": rows.new_zeros(3 * width + 3),
+            **separate,
+        },
+        **{
+            f"{n}_proj_weight of another shape": {**separate, f"{n}_proj_weight": w[1:]}
+            for n, w in apart.items()
+        },
         "attn_mask of more queries": {"attn_mask": rows.new_zeros(length + 1, length)},
         "attn_mask of more heads": {"attn_mask": rows.new_zeros(heads + 1, length, length)},
         "attn_mask of rank 4": {"attn_mask": rows.new_zeros(1, heads, length, length)},

@@ -175,15 +175,17 @@ class TorchBatchNorm(TorchNorm):
     def trained(
         self, inputs: Inputs, momentum: float | None, shares: Sequence[float]
     ) -> PreparedCall:
-        """Evaluation after training; torch's running variance is divided by n - 1."""
+        """Evaluation after training, between whose steps evaluations leave all as it is; torch's running
+        variance is divided by n - 1."""
 
         def call(query: Any) -> tuple[Any, None]:
-            layer = self.build(inputs).train()
+            layer = self.build(inputs)
             if momentum is None:
                 layer.momentum = None
             for factor in STEPS:
-                layer(self.turned(factor * query))
-            return self.turned(layer.eval()(self.turned(query))), None
+                layer.train()(self.turned(factor * query))
+                layer.eval()(self.turned(query))
+            return self.turned(layer(self.turned(query))), None
 
         problem = trained(inputs, shares, unbiased=True)
         return PreparedCall(call, self.prepare(inputs).arguments, LAYER_OUTPUTS, problem=problem)

@@ -88,7 +88,8 @@ class Luong(Textbook):
 
     name = "luong"
     operator = DOT
-    declared = MANY_QUERIES
+    # Scores are stored: inf - inf.
+    declared = MANY_QUERIES.electing({"large-scores": "nan"})
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs

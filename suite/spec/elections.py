@@ -200,6 +200,12 @@ QUESTIONS: dict[str, Question] = {
             ("f16",),
             ("scale",),
         ),
+        Question(
+            "large-scores",
+            "Scores of a layer beyond 65504, of which each row has one largest, in float16 give",
+            ("largest", "nan", "other"),
+            ("f16",),
+        ),
     )
 }
 

@@ -317,6 +317,22 @@ def _overflow(p: Probe) -> str:
     return "nan" if np.isnan(got).any() else "other"
 
 
+def _large_scores(p: Probe) -> str:
+    base = p.inputs()
+    weight = base.parameters.get("concat_weight")
+    if weight is None:
+        inputs = base.replace(query=base.query * 256, key=base.key * 256)
+    else:
+        # A sum of D numbers below 1, weighed.
+        inputs = base.replace(concat_weight=weight * 2.0**15)
+    got = p.values(inputs)
+    if got is None:
+        raise Deviation("election", "large float16 scores raised")
+    if np.isnan(got).any():
+        return "nan"
+    return "largest" if p.matches(got, inputs) else "other"
+
+
 def _returned_weights(p: Probe) -> str:
     inputs = p.inputs(returned="head", rate=0.5, training=True)
     arrays = p.arrays(inputs)
@@ -357,6 +373,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "integer-mask": _integer_mask,
     "subnormal-output": _subnormal,
     "score-overflow": _overflow,
+    "large-scores": _large_scores,
     "returned-weights": _returned_weights,
 }
 """How each question is put to an implementation: the function names the answer that it gives."""

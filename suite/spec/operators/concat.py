@@ -61,7 +61,7 @@ CONCAT = Operator(
         ),
     ),
     options=options("without_scale", "unscaled"),
-    elections=("padded-sample", "padded-sample-gradient"),
+    elections=("padded-sample", "padded-sample-gradient", "large-scores"),
     probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
     gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     is_layer=True,

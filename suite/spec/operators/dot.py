@@ -66,7 +66,7 @@ DOT = Operator(
     ),
     compiled=listed((), ("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",)),
     options=options("without_scale", "unscaled"),
-    elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
+    elections=("padded-sample", "padded-sample-gradient", "returned-weights", "large-scores"),
     probe="dot/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8/unscaled",
     well_formed="dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",
     gradient_probe="dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
