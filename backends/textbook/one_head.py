@@ -10,6 +10,7 @@ import numpy as np
 from backends.declared import Declared
 from backends.masks import LayerMasks, full
 from backends.textbook.layer import Numerics, Operations, Textbook
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.additive import ADDITIVE
 from suite.spec.operators.dot import DOT
@@ -88,8 +89,13 @@ class Luong(Textbook):
 
     name = "luong"
     operator = DOT
-    # Scores are stored: inf - inf.
-    declared = MANY_QUERIES.electing({"large-scores": "nan"})
+    declared = MANY_QUERIES
+
+    def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
+        plain = super().declaration(ops, numerics)
+        wide = plain.numerics_for(DTYPES["f16"]) in ("exact", "fused")
+        # Scores that are stored are inf - inf in the softmax.
+        return plain.electing({"large-scores": "largest" if wide else "nan"})
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
