@@ -147,10 +147,10 @@ class KerasLayer(Implementation):
         if through in ("function", "predict"):
             arrays, names = models.distinct(arrays)
         own, asked = dict(flags or {}), self.asks_scores(inputs) if scores is None else scores
-        options = {
-            "return_attention_scores": asked,
-            "training": inputs.training if training is None else training,
-        }
+        options = {"training": inputs.training if training is None else training}
+        # As people write it: what is so by default is not said.
+        if asked:
+            options["return_attention_scores"] = True
         if LayerMasks.of(inputs).causal:
             options["use_causal_mask"] = True
         # A functional model knows which arguments are one array: their names are constants, too.

@@ -88,6 +88,10 @@ GQA = BOTH.refusing(
 )
 
 
+SHIFT = {"query_bias": 300.0, "key_bias": -300.0}
+"""Biases that add D / sqrt(D) times -90000 to all scores alike, which a softmax does not see."""
+
+
 class MultiHead(KerasLayer):
     """`keras.layers.MultiHeadAttention` without scores: keras.ops.dot_product_attention inside."""
 
@@ -167,6 +171,11 @@ class MultiHead(KerasLayer):
             calls["dense mask"] = self.call(inputs.with_dense())
         if split.valid is not None and not split.causal and not inputs.self_attention:
             calls["rows without keys by query_mask"] = self.with_hidden_rows(inputs, split.valid)
+        if split.valid is not None and "query_bias" in inputs.arrays and not inputs.dtype.is_half:
+            # Below -1e4, which some take for the lowest of all scores.
+            shift = {n: np.full_like(inputs.arrays[n], v) for n, v in SHIFT.items()}
+            problem = inputs.replace(**shift)
+            calls["scores below -100000"] = replace(self.call(problem), problem=problem)
         return calls
 
     def with_hidden_rows(self, inputs: Inputs, valid: np.ndarray) -> PreparedCall:

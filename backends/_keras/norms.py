@@ -206,12 +206,14 @@ class KerasLayerNorm(KerasNorm):
     def turned(self, x: Any) -> Any:
         from keras import ops
 
-        return ops.reshape(x, (*x.shape[:-1], 2, x.shape[-1] // 2))
+        samples, length, width = x.shape
+        apart = ops.reshape(x, (samples, length, 2, width // 2))
+        return ops.swapaxes(apart, 1, 2)
 
     def back(self, x: Any, shape: tuple[int, ...]) -> Any:
         from keras import ops
 
-        return ops.reshape(x, shape)
+        return ops.reshape(ops.swapaxes(x, 1, 2), shape)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         found = {
@@ -220,7 +222,7 @@ class KerasLayerNorm(KerasNorm):
             "keras.ops": self.function(inputs),
         }
         if inputs.widths.query % 2 == 0:
-            flags = {"axis": (3, 2)}
+            flags = {"axis": (3, 1)}
             found[self.turn] = self.call(inputs, through=self.turn, flags=flags)
         return found
 
