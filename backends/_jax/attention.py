@@ -247,8 +247,9 @@ class JaxNn(Implementation):
         }
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        jax, numpy, s = self.backend.jax, self.backend.numpy, inputs.sizes
-        own = self.plain(inputs).arguments
+        jax, s = self.backend.jax, inputs.sizes
+        # Arrays of NumPy: what is cut and joined here compiles nothing.
+        own = {name: np.asarray(a) for name, a in self.plain(inputs).arguments.items()}
         query, key, value = (own[name] for name in ("query", "key", "value"))
         changes: dict[str, dict[str, Any]] = {
             "an unknown implementation": {"implementation": "flash"},
@@ -257,18 +258,16 @@ class JaxNn(Implementation):
             "values of another dtype": {"value": value.astype("float16")},
             "queries of another size": {"query": query[..., 1:]},
             "queries of another dtype": {"query": query.astype("float16")},
-            "queries of more samples": {"query": numpy.concatenate([query, query])},
+            "queries of more samples": {"query": np.concatenate([query, query])},
             "heads that do not divide": {"key": key[:, :, :2], "value": value[:, :, :2]},
-            "a mask of numbers": {"mask": numpy.ones((1, 1, s.Lq, s.Lk))},
-            "a mask of rank 5": {"mask": numpy.ones((1, 1, 1, s.Lq, s.Lk), bool)},
-            "a bias of rank 5": {"bias": numpy.ones((1, 1, 1, s.Lq, s.Lk))},
-            "a bias of more keys": {"bias": numpy.ones((1, 1, s.Lq, s.Lk + 1))},
-            "query_seq_lengths of more samples": {
-                "query_seq_lengths": numpy.ones(s.B + 1, "int32")
-            },
-            "query_seq_lengths in int16": {"query_seq_lengths": numpy.ones(s.B, "int16")},
+            "a mask of numbers": {"mask": np.ones((1, 1, s.Lq, s.Lk))},
+            "a mask of rank 5": {"mask": np.ones((1, 1, 1, s.Lq, s.Lk), bool)},
+            "a bias of rank 5": {"bias": np.ones((1, 1, 1, s.Lq, s.Lk))},
+            "a bias of more keys": {"bias": np.ones((1, 1, s.Lq, s.Lk + 1))},
+            "query_seq_lengths of more samples": {"query_seq_lengths": np.ones(s.B + 1, "int32")},
+            "query_seq_lengths in int16": {"query_seq_lengths": np.ones(s.B, "int16")},
             "key_value_seq_lengths of rank 2": {
-                "key_value_seq_lengths": numpy.ones((s.B, 1), "int32")
+                "key_value_seq_lengths": np.ones((s.B, 1), "int32")
             },
         }
         function = jax.nn.dot_product_attention

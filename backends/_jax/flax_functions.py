@@ -94,7 +94,9 @@ class FlaxFunction(Implementation):
         return self.backend.jitted(self, plain)
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        own = flagged_arguments(self.backend, inputs, split_native(inputs))
+        made = flagged_arguments(self.backend, inputs, split_native(inputs))
+        # Arrays of NumPy: what is cut and joined here compiles nothing.
+        own = {name: np.asarray(array) for name, array in made.items()}
         query, key, value = (own[name] for name in ("query", "key", "value"))
         twice = {"key": key.repeat(2, 0), "value": value.repeat(2, 0)}
         changes: dict[str, dict[str, Any]] = {

@@ -193,7 +193,7 @@ class FlaxLayer(Implementation):
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         plain = self.call(inputs)
-        own, query = plain.arguments, plain.arguments["inputs_q"]
+        own, query = plain.arguments, np.asarray(plain.arguments["inputs_q"])
         one = {n: a for n, a in own.items() if n != "inputs_k"}
         # In the abstract: nothing is computed.
         shape_of = partial(self.backend.jax.eval_shape, plain.function)
