@@ -15,6 +15,7 @@ from backends.masks import LayerMasks, causal_alone, full, rank4
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
 
@@ -74,6 +75,9 @@ class FlaxLayer(Implementation):
         flags = self.mask_paths(inputs) | self.input_paths(inputs) | self.flag_paths(inputs)
         if not inputs.squeezed and inputs.bias is None:
             flags["two axes of batches"] = {"axes": 2}
+        if inputs.dtype.is_half:
+            wide = self.backend.numpy.dtype("float32")
+            flags["parameters in float32"] = {"wide_parameters": True, "param_dtype": wide}
         return {
             name: self.jitted(self.call(inputs, **changes), inputs)
             for name, changes in flags.items()
@@ -92,6 +96,7 @@ class FlaxLayer(Implementation):
         flag: bool = True,
         inputs_given: int = 3,
         axes: int = 1,
+        wide_parameters: bool = False,
         **flags: Any,
     ) -> PreparedCall:
         """The call, by any of the layer's flags, operation by operation.
@@ -99,7 +104,8 @@ class FlaxLayer(Implementation):
         `masks`: "heads" (B, 1 or H, Lq, Lk), what `make_attention_mask` gives; "full" (B, H, Lq, Lk);
         "broadcast", as it comes; "float32"; "helpers", made by Flax. `flag`: whether the causal flag may
         be used. `inputs_given`: how many of query, key and value are handed over. `axes`: how many axes
-        of batches there are. `flags` are those of the module and its call.
+        of batches there are. `wide_parameters`: they are float32, as most models keep them. `flags` are
+        those of the module and its call.
         """
         backend = self.backend
         arrays = sequences(backend, inputs)
@@ -111,7 +117,8 @@ class FlaxLayer(Implementation):
             arguments["mask"] = self.helped(inputs)
         elif split.rest is not None:
             arguments["mask"] = backend.array(_mask(split.rest, inputs, masks), None)
-        parameters = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+        stored = DTYPES["f32"] if wide_parameters else inputs.dtype
+        parameters = {n: backend.array(a, stored) for n, a in inputs.parameters.items()}
         arguments |= parameters
         if inputs.bias is not None:
             bias = rank4(inputs.bias)
@@ -129,7 +136,7 @@ class FlaxLayer(Implementation):
             output, weights = module(own, bias, seed, several)
             return output[0], None if weights is None else weights[0]
 
-        constants = (settings, axes, inputs.returned, inputs.training)
+        constants = (settings, axes, wide_parameters, inputs.returned, inputs.training)
         return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=OPERANDS, constants=constants)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:

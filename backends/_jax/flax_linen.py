@@ -58,7 +58,8 @@ class Linen(FlaxLayer):
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
         ) -> tuple[Any, Any]:
             layer = kind(**{**own, **biased(attention, bias)})
-            rngs = {"dropout": jax.random.key(seed)}
+            # As people write it: random numbers are for training.
+            rngs = {"dropout": jax.random.key(seed)} if inputs.training else None
             variables = {"params": by_parts(parameters)}
             if one_memory:
                 arguments["inputs_kv"] = arguments.pop("inputs_k")

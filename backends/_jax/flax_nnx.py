@@ -69,7 +69,8 @@ class Nnx(FlaxLayer):
         deterministic = own.pop("deterministic", not inputs.training)
         sows, jit = own.pop("sow", self.sows), own.pop("jit", False)
         own_rngs = own.pop("own_rngs", False)
-        static: dict[str, Any] = {"sow_weights": sows}
+        # As people write it: what is so by default is not said.
+        static: dict[str, Any] = {"sow_weights": True} if sows else {}
         if decode_in_call:
             static["decode"] = bool(row_by_row)
         elif view != "nnx.view":
@@ -177,12 +178,14 @@ class NnxWeights(Nnx):
     sows = True
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        flags: dict[str, dict[str, Any]] = {"nnx.jit": {"jit": True}}
         if inputs.training:
-            return flags | {
+            return {
+                "nnx.jit": {"jit": True},
                 "train()": {"view": "train"},
                 "constructor's deterministic": {"view": "constructor"},
             }
+        quiet = {"dropout_rate": 0.5, "view": "nnx.view", "jit": True}
+        flags: dict[str, dict[str, Any]] = {"dropout, nnx.view, nnx.jit": quiet}
         if decodes(inputs):
             flags["nnx.view, decode"] = {"decodes": 1, "flag": False, "view": "nnx.view"}
         flags |= {
