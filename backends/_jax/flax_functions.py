@@ -64,20 +64,27 @@ class FlaxFunction(Implementation):
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if split_native(inputs, causal=self.causal_flag).causal:
             return {"mask as it broadcasts": self.call(inputs, written_out=False)}
-        return {}
+        # Every path is a program: these hang on no mask.
+        if inputs.dense_mask is not None:
+            return {}
+        return {name: self.call(inputs, **more) for name, more in self.settings().items()}
 
-    def call(self, inputs: Inputs, written_out: bool = True) -> PreparedCall:
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Settings that must not change the answer, by their names."""
+        return {"precision": {"precision": "highest"}}
+
+    def call(self, inputs: Inputs, written_out: bool = True, **settings: Any) -> PreparedCall:
         """The call; `written_out`: a mask beside the causal flag has all its axes (see the finding
-        nnx-causal-broadcast)."""
+        nnx-causal-broadcast). `settings` are those of the function."""
         native = split_native(inputs, causal=self.causal_flag)
         arguments = flagged_arguments(self.backend, inputs, native)
         mask = dense_of(inputs, native.rest)
         if native.causal and written_out and mask is not None and mask.ndim <= 4:
             arguments["mask"] = self.backend.array(full(mask, inputs), None)
         function, jax = self.function(), self.backend.jax
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = dict(settings)
         if inputs.rate:
-            options = {
+            options |= {
                 "dropout_rate": inputs.rate,
                 "deterministic": not inputs.training,
                 **self.drops,
@@ -153,11 +160,15 @@ class LinenFunction(FlaxFunction):
 
         return linen.dot_product_attention
 
-    def bad_settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, dict[str, Any]]:
         from jax.numpy import einsum
 
-        one, other = "qk_attn_weights_einsum", "attn_weights_value_einsum"
-        both = {one: einsum, other: einsum}
+        both = {f"{name}_einsum": einsum for name in ("qk_attn_weights", "attn_weights_value")}
+        return super().settings() | {"einsums": both}
+
+    def bad_settings(self) -> dict[str, dict[str, Any]]:
+        both = self.settings()["einsums"]
+        (one, einsum), (other, _) = both.items()
         return {
             "one einsum of two": {one: einsum},
             "the other einsum of two": {other: einsum},
