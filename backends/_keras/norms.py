@@ -39,6 +39,8 @@ class KerasNorm(Implementation):
     declared = Declared(numerics="exact", features=LAYER_FEATURES)
     kind = ""
     trains = False
+    keeps_tokens = False
+    """Whether a layer of mixed precision computes with tokens in their own dtype."""
     turn = ""
     """What another shape of tokens (B, L, E) is called."""
 
@@ -119,12 +121,17 @@ class KerasNorm(Implementation):
         return found
 
     def mixed(self, inputs: Inputs) -> PreparedCall:
-        """The call of a layer whose parameters are float32 numbers. 16 bits would round each to the
-        inputs' own."""
+        """The call of a layer whose parameters are float32 numbers, and tokens where it leaves these as
+        they come. 16 bits would round each to the inputs' own."""
         factor = 1 + 0.9 * inputs.dtype.unit_roundoff
-        own = {n: np.float64(np.float32(factor * a)) for n, a in inputs.parameters.items()}
+        names = [*inputs.parameters, *(["query"] if self.keeps_tokens else [])]
+        own = {n: np.float64(np.float32(factor * inputs.arrays[n])) for n in names}
         problem, flags = inputs.replace(**own), {"dtype": f"mixed_{inputs.dtype.long_name}"}
-        return replace(self.call(problem, flags=flags), problem=problem)
+        plain = self.call(problem, flags=flags)
+        if not self.keeps_tokens:
+            return replace(plain, problem=problem)
+        tokens = {"query": self.backend.array(problem.query, DTYPES["f32"])}
+        return replace(plain, arguments=plain.arguments | tokens, problem=problem)
 
     def with_mask(self, inputs: Inputs) -> PreparedCall:
         """The call on tokens to which a mask is attached that hides none; the answer carries it on."""
@@ -201,6 +208,7 @@ class KerasLayerNorm(KerasNorm):
     name = "keras-layer-norm"
     operator = LAYER_NORM
     kind = "LayerNormalization"
+    keeps_tokens = True
     turn = "two axes"
 
     def turned(self, x: Any) -> Any:
@@ -224,6 +232,7 @@ class KerasLayerNorm(KerasNorm):
         if inputs.widths.query % 2 == 0:
             flags = {"axis": (3, 1)}
             found[self.turn] = self.call(inputs, through=self.turn, flags=flags)
+            found[f"keras.ops, {self.turn}, in a model"] = self.function(inputs, [1, 3])
         return found
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
@@ -235,18 +244,28 @@ class KerasLayerNorm(KerasNorm):
             "tokens without the axis": lambda: layer.compute_output_shape(inputs.query.shape),
         }
 
-    def function(self, inputs: Inputs) -> PreparedCall:
-        """The function, by its defaults."""
+    def function(self, inputs: Inputs, axes: list[int] | None = None) -> PreparedCall:
+        """The function by its defaults; with `axes`, in a functional model, of tokens in another
+        shape."""
 
         def run(query: Any, gain: Any = None, offset: Any = None) -> tuple[Any, None]:
             import keras
 
-            return keras.ops.layer_normalization(query, gain, offset), None
+            normalized = keras.ops.layer_normalization
+            if axes is None:
+                return normalized(query, gain, offset), None
+            x = self.turned(query)
+            shape = [x.shape[axis] for axis in axes]
+            own = [a if a is None else keras.ops.reshape(a, shape) for a in (gain, offset)]
+            symbol = keras.Input(tuple(x.shape[1:]), dtype=inputs.dtype.long_name)
+            model = keras.Model(symbol, normalized(symbol, *own, axis=axes))
+            return self.back(model(x), query.shape), None
 
         own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
         arrays = {"query": sequences(self.backend, inputs)["query"], **own}
         problem = inputs.replace(epsilon=FUNCTION_EPSILON)
-        plain = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=("function",), problem=problem)
+        constants = ("function", axes, inputs.dtype.name)
+        plain = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=constants, problem=problem)
         return plain if self.called is None else self.called(self, plain, inputs.dtype)
 
 
