@@ -208,7 +208,9 @@ class FlaxLayer(Implementation):
         rows = self.call(inputs, decodes=2)
         return {
             "inputs_v without inputs_k": lambda: shape_of(**one),
-            "queries of another width": lambda: shape_of(**{**own, "inputs_q": query[..., 1:]}),
+            "queries of another width": lambda: shape_of(
+                **{**own, "inputs_q": query[..., inputs.sizes.H :]}
+            ),
             "heads that do not divide the width": lambda: heads.function(**own),
             "two rows for a cache of one at a time": lambda: self.backend.jax.eval_shape(
                 rows.function, **own

@@ -59,7 +59,7 @@ class Nnx(FlaxLayer):
         """Flags: `deterministic`, of the call; `view`, which says instead whether dropout is on: "eval",
         "train", "nnx.view" or "constructor"; `decode_in_call`; `sow`; `jit`, for `nnx.jit`;
         `decodes`: row by row, from a cache that `init_cache` makes, or `nnx.view`; `own_rngs`: the
-        layer's, and none of the call."""
+        call is given none."""
         import jax
         from flax import nnx
 
@@ -151,7 +151,7 @@ class Nnx(FlaxLayer):
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         flags: dict[str, dict[str, Any]] = {
-            "constructor's deterministic and rngs": {"view": "constructor", "own_rngs": True},
+            "constructor's deterministic, no rngs": {"view": "constructor", "own_rngs": True},
             "decode in the call": {"decode_in_call": True},
             "nnx.view, nnx.jit": {"view": "nnx.view", "jit": True},
         }

@@ -36,6 +36,12 @@ def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
     return call
 
 
+def shown_rows(inputs: Inputs) -> np.ndarray:
+    """A mask of queries (B, Lq) that hides a third of them, others in every sample."""
+    shown: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
+    return shown
+
+
 def restored(layer: Any) -> Any:
     """The layer that the configuration of `layer` makes: as one is saved and loaded."""
     return type(layer).from_config(layer.get_config())
@@ -74,7 +80,8 @@ def functional(
     through: str,
 ) -> Callable[..., Any]:
     """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict");
-    `names` says for every argument of the layer which array it is."""
+    `names` says for every argument of the layer which array it is. Raises RuntimeError where the model
+    says that its output has another shape than what it answers."""
 
     def call(**arrays: Any) -> Any:
         import keras
@@ -86,13 +93,22 @@ def functional(
         answer = plain(**{name: symbols[one] for name, one in names.items()})
         model = keras.Model(symbols, answer)
         if through != "predict":
-            return model(arrays)
+            said, answer = _output(answer).shape, model(arrays)
+            shape = tuple(_output(answer).shape)
+            if not all(n in (None, m) for n, m in zip(said, shape, strict=True)):
+                raise RuntimeError(f"the model says shape {said}, and answers {shape}")
+            return answer
         answer = model.predict_on_batch(arrays)
         if isinstance(answer, list | tuple):
             return tuple(backend.array(x, inputs.dtype) for x in answer)
         return backend.array(answer, inputs.dtype)
 
     return call
+
+
+def _output(answer: Any) -> Any:
+    """The output, without scores: these are said to have other shapes (finding keras-scores-shape)."""
+    return answer[0] if isinstance(answer, list | tuple) else answer
 
 
 def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:

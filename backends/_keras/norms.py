@@ -41,7 +41,7 @@ class KerasNorm(Implementation):
     trains = False
     keeps_tokens = False
     """Whether a layer of mixed precision computes with tokens in their own dtype."""
-    turn = ""
+    turn: str
     """What another shape of tokens (B, L, E) is called."""
 
     def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
@@ -121,8 +121,8 @@ class KerasNorm(Implementation):
         return found
 
     def mixed(self, inputs: Inputs) -> PreparedCall:
-        """The call of a layer whose parameters are float32 numbers, and tokens where it leaves these as
-        they come. 16 bits would round each to the inputs' own."""
+        """The call of a layer whose parameters are float32 numbers that 16 bits cannot hold, and tokens
+        where it leaves these as they come."""
         factor = 1 + 0.9 * inputs.dtype.unit_roundoff
         names = [*inputs.parameters, *(["query"] if self.keeps_tokens else [])]
         own = {n: np.float64(np.float32(factor * inputs.arrays[n])) for n in names}
@@ -179,12 +179,15 @@ class KerasNorm(Implementation):
         def plain(query: Any) -> Any:
             return layer(query, **options)
 
+        def turned(query: Any) -> Any:
+            return self.back(plain(self.turned(query)), query.shape)
+
         function: Callable[..., Any] = plain
         if through == "function":
             names = {"query": "query"}
             function = models.functional(self.backend, plain, names, inputs, through)
         elif through == self.turn:
-            function = lambda query: self.back(plain(self.turned(query)), query.shape)  # noqa: E731
+            function = turned
 
         def run(query: Any) -> tuple[Any, None]:
             if not steps:

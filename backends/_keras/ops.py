@@ -106,9 +106,6 @@ class KerasOps(Implementation):
         query, key, value = (arguments[name] for name in ("query", "key", "value"))
         return {
             "operands of rank 3": lambda: self.function(query[0], key[0], value[0]),
-            "attn_logits_soft_cap without a TPU": lambda: self.function(
-                query, key, value, attn_logits_soft_cap=5.0
-            ),
         }
 
 

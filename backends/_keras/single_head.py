@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backends._keras import models
 from backends._keras.layer import KerasLayer, Numerics, without_dropout
 from backends._keras.multi_head import TENSORFLOW
 from backends.declared import Election
@@ -76,8 +77,8 @@ class SingleHead(KerasLayer):
         if inputs.returned == "none":
             ways["return_attention_scores"] = {"scores": True}
             ways["function, return_attention_scores"] = {"scores": True, "through": "function"}
-        seen = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
-        masks = {**self.masks(inputs), "query_mask": self.backend.array(seen, None)}
+        seen = self.backend.array(models.shown_rows(inputs), None)
+        masks = {**self.masks(inputs), "query_mask": seen}
         return ways | {"query_mask": {"masks": masks, "through": "hidden"}}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:

@@ -266,6 +266,8 @@ class Sdpa(Implementation):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         from torch.nn.attention import bias
 
+        if self.kernel is not None:
+            return {}
         plain = self.prepare(inputs)
         function, key = partial(plain.function, **plain.arguments), plain.arguments["key"]
         causal = bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
