@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from suite.spec.inputs import Inputs
@@ -145,3 +146,10 @@ def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> 
         yield
     finally:
         write(before)
+
+
+def variations(
+    function: Callable[..., Any], own: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Callable[[], Any]]:
+    """Calls of a function with some of its `own` arguments changed, by what the changes are called."""
+    return {name: partial(function, **{**own, **change}) for name, change in changes.items()}

@@ -12,7 +12,7 @@ import numpy as np
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
 from backends.masks import Native, dense_arguments, flagged_arguments, split_native
-from backends.prepared import PreparedCall, attention_call
+from backends.prepared import PreparedCall, attention_call, variations
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
@@ -270,13 +270,13 @@ class JaxNn(Implementation):
         }
         function = jax.nn.dot_product_attention
 
-        def call(named: Mapping[str, Any]) -> Any:
+        def call(**named: Any) -> Any:
             # Nothing is computed: shapes, dtypes and names are what is wrong.
             settings = {n: x for n, x in named.items() if isinstance(x, str)}
             arrays = {n: x for n, x in named.items() if n not in settings}
             return jax.eval_shape(partial(function, **settings), **arrays)
 
-        return {name: partial(call, own | change) for name, change in changes.items()}
+        return variations(call, own, changes)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""

@@ -13,7 +13,7 @@ from backends._jax.engine import FLUSHED, JaxEngine
 from backends._jax.flax_layers import SEED
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_of, flagged_arguments, full, split_native
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, variations
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 
@@ -115,7 +115,7 @@ class FlaxFunction(Implementation):
         }
         # In the abstract: nothing is computed.
         shape_of, function = self.backend.jax.eval_shape, self.function()
-        calls = {n: partial(shape_of, function, **{**own, **c}) for n, c in changes.items()}
+        calls = variations(partial(shape_of, function), own, changes)
         settings = {
             name: partial(shape_of, partial(function, **more), **own)
             for name, more in self.bad_settings().items()

@@ -205,7 +205,7 @@ class FlaxLayer(Implementation):
         # In the abstract: nothing is computed.
         shape_of = partial(self.backend.jax.eval_shape, plain.function)
         heads = self.call(inputs, num_heads=inputs.sizes.H + 1)
-        rows = self.call(inputs, decodes=2)
+        rows = self.call(inputs, rows_at_once=2)
         return {
             "inputs_v without inputs_k": lambda: shape_of(**one),
             "queries of another width": lambda: shape_of(
@@ -233,8 +233,8 @@ def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
 
 
 def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any], count: int) -> Any:
-    """What a layer that decodes answers, which is given the rows of a sequence `count` at a time, 1 where
-    it is not to refuse."""
+    """What a layer that decodes answers, which is given `count` rows of a sequence at a time. It takes
+    one, and refuses more."""
     import jax
 
     rows = arguments["inputs_q"]

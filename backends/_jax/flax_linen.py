@@ -30,12 +30,13 @@ class Linen(FlaxLayer):
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
         """Flags: `deterministic`; `constructor`: it is said there; `sow`; `alias`: MultiHeadAttention;
         `one_memory`: keys and values are inputs_kv; `jax_nn`: attention_fn is jax.nn's;
-        `wide_softmax`: force_fp32_for_softmax; `decodes`: row by row, from a cache."""
+        `wide_softmax`: force_fp32_for_softmax; `rows_at_once`: how many rows a layer that decodes is
+        given at a time."""
         import flax.linen as linen
         import jax
 
         own = dict(settings)
-        row_by_row = own.pop("decodes", 0)
+        rows_at_once = own.pop("rows_at_once", 0)
         wanted = inputs.returned != "none"
         sows = own.pop("sow", False) or wanted
         one_memory = own.pop("one_memory", False)
@@ -64,7 +65,7 @@ class Linen(FlaxLayer):
             if one_memory:
                 arguments["inputs_kv"] = arguments.pop("inputs_k")
                 del arguments["inputs_v"]
-            if row_by_row:
+            if rows_at_once:
                 return decoded(layer, variables, arguments), None
             answer = layer.apply(variables, rngs=rngs, **arguments, **static)
             if not sows:
@@ -83,7 +84,7 @@ class Linen(FlaxLayer):
                 cache = changed["cache"]
                 return answer
 
-            return one_by_one(step, arguments, row_by_row)
+            return one_by_one(step, arguments, rows_at_once)
 
         return run
 
@@ -120,7 +121,7 @@ class Linen(FlaxLayer):
             if inputs.dtype.name != "f64":
                 flags["force_fp32_for_softmax"] = {"wide_softmax": True}
         if decodes(inputs):
-            flags["decode"] = {"decodes": 1}
+            flags["decode"] = {"rows_at_once": 1}
         if not inputs.training:
             flags |= {
                 **self.alias(inputs),

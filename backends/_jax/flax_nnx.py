@@ -58,13 +58,14 @@ class Nnx(FlaxLayer):
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
         """Flags: `deterministic`, of the call; `view`, which says instead whether dropout is on: "eval",
         "train", "nnx.view" or "constructor"; `decode_in_call`; `sow`; `jit`, for `nnx.jit`;
-        `decodes`: row by row, from a cache that `init_cache` makes, or `nnx.view`; `own_rngs`: the
-        call is given none."""
+        `rows_at_once`: how many rows a layer that decodes is given at a time, its cache made by
+        `init_cache` or `nnx.view`; `own_rngs`: the call is given none."""
         import jax
         from flax import nnx
 
         own = dict(settings)
-        row_by_row = own.pop("decodes", 0)
+        rows_at_once = own.pop("rows_at_once", 0)
+        decode = rows_at_once > 0
         view, decode_in_call = own.pop("view", ""), own.pop("decode_in_call", False)
         deterministic = own.pop("deterministic", not inputs.training)
         sows, jit = own.pop("sow", self.sows), own.pop("jit", False)
@@ -72,9 +73,9 @@ class Nnx(FlaxLayer):
         # As people write it: what is so by default is not said.
         static: dict[str, Any] = {"sow_weights": True} if sows else {}
         if decode_in_call:
-            static["decode"] = bool(row_by_row)
+            static["decode"] = decode
         elif view != "nnx.view":
-            own["decode"] = bool(row_by_row)
+            own["decode"] = decode
         if view not in ("", "nnx.view"):
             own["deterministic"] = deterministic
         elif not view:
@@ -98,8 +99,8 @@ class Nnx(FlaxLayer):
                 getattr(layer, view)()
             elif view:
                 samples, length, _ = arguments["inputs_q"].shape
-                cache = {"batch_size": samples, "max_length": length} if row_by_row else {}
-                seen = {"deterministic": deterministic, "decode": bool(row_by_row)}
+                cache = {"batch_size": samples, "max_length": length} if decode else {}
+                seen = {"deterministic": deterministic, "decode": decode}
                 layer = layer if view == "constructor" else nnx.view(layer, **seen, **cache)
             causal = {n: arguments.pop(n) for n in ("is_causal",) if n in arguments}
 
@@ -111,14 +112,14 @@ class Nnx(FlaxLayer):
                 output, sown = captured(**arrays, **causal, **static, **rngs)
                 return output, sown["attention_weights"][0]
 
-            if row_by_row:
+            if decode:
                 if view != "nnx.view":
                     layer.init_cache(arguments["inputs_q"].shape, own["dtype"])
 
                 def step(row: Any) -> Any:
                     return called(layer, {"inputs_q": row}, jax.random.key(seed))[0]
 
-                return one_by_one(step, arguments, row_by_row), None
+                return one_by_one(step, arguments, rows_at_once), None
             function = nnx.jit(called) if jit else called
             output, weights = function(layer, arguments, jax.random.key(seed))
             return output, weights if wanted else None
@@ -158,8 +159,8 @@ class Nnx(FlaxLayer):
         if decodes(inputs):
             # A row has no future: the cache hides it, and the flag hides the past (the finding
             # nnx-decode-causal).
-            flags["decode"] = {"decodes": 1, "flag": False}
-            flags["decode, is_causal"] = {"decodes": 1}
+            flags["decode"] = {"rows_at_once": 1, "flag": False}
+            flags["decode, is_causal"] = {"rows_at_once": 1}
         return flags
 
 
@@ -187,7 +188,7 @@ class NnxWeights(Nnx):
         quiet = {"dropout_rate": 0.5, "view": "nnx.view", "jit": True}
         flags: dict[str, dict[str, Any]] = {"dropout, nnx.view, nnx.jit": quiet}
         if decodes(inputs):
-            flags["nnx.view, decode"] = {"decodes": 1, "flag": False, "view": "nnx.view"}
+            flags["nnx.view, decode"] = {"rows_at_once": 1, "flag": False, "view": "nnx.view"}
         flags |= {
             "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
             "dropout, eval()": {"dropout_rate": 0.5, "view": "eval"},

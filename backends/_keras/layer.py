@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backends._keras import models
-from backends._keras.variables import by_values, random_state, with_leaves
+from backends._keras.variables import by_values, kept, random_state, with_leaves
 from backends.declared import LAYER_FEATURES, Declared, Election
 from backends.masks import LayerMasks
 from backends.memory import sequences
@@ -165,9 +165,7 @@ class KerasLayer(Implementation):
         elif layer is None and called is None:
             layer = self.layer(inputs, restored, **own)
         elif layer is None:
-            if (key := repr(constants)) not in self.kept:
-                self.kept[key] = self.layer(inputs, restored, **own)
-            layer = self.kept[key]
+            layer = kept(self.kept, constants, lambda: self.layer(inputs, restored, **own))
 
         def plain(**arrays: Any) -> Any:
             return self.apply(layer, arrays, options)

@@ -11,7 +11,7 @@ import numpy as np
 
 from backends._keras import models
 from backends._keras.layer import Called
-from backends._keras.variables import by_values, with_leaves
+from backends._keras.variables import by_values, kept, with_leaves
 from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -171,10 +171,7 @@ class KerasNorm(Implementation):
         if layer is None and self.called is None:
             layer = self.layer(inputs, through, **own)
         elif layer is None:
-            key = repr(constants)
-            if key not in self.kept:
-                self.kept[key] = self.layer(inputs, through, **own)
-            layer = self.kept[key]
+            layer = kept(self.kept, constants, lambda: self.layer(inputs, through, **own))
 
         def plain(query: Any) -> Any:
             return layer(query, **options)

@@ -16,6 +16,15 @@ SEED = "dropout_seed"
 """The argument that is the state of a layer's generator of random numbers."""
 
 
+def kept(layers: dict[str, Any], constants: tuple[Any, ...], made: Callable[[], Any]) -> Any:
+    """The layer of these constants among those that serve all calls of one configuration; made where it
+    is asked for first."""
+    key = repr(constants)
+    if key not in layers:
+        layers[key] = made()
+    return layers[key]
+
+
 def random_state(layer: Any) -> dict[str, Any]:
     """The state of a layer's generator of random numbers; none where it has no dropout."""
     states = [v for v in layer.variables if v.name == "seed_generator_state"]

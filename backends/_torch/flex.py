@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -14,7 +13,7 @@ from backends._torch.attention import SUBNORMAL
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
 from backends.masks import dense_of, numbers_by_head, rank4, split_native
-from backends.prepared import PreparedCall, attention_call
+from backends.prepared import PreparedCall, attention_call, variations
 from backends.protocol import Implementation
 from backends.sources import call_source
 from suite.spec.cache import Cache
@@ -99,30 +98,22 @@ class Flex(Implementation):
 
         both = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
         more = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
-        calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-            "one key head without enable_gqa": ((query, key[:, :1], value[:, :1]), {}),
-            "heads that do not divide": (
-                (query, key[:, :2], value[:, :2]), {"enable_gqa": True},
-            ),
-            "more samples of keys": ((query, *more), {}),
-            "more values than keys": ((query, key[:, :, 1:], value), {}),
-            "queries of another size": ((query[..., 1:], key, value), {}),
-            "return_lse beside return_aux": ((query, key, value), both),
-            "a block mask of fewer queries": (
-                (query, key, value), {"block_mask": blocks(s.Lq - 1, s.Lk)},
-            ),
-            "a block mask of fewer keys": (
-                (query, key, value), {"block_mask": blocks(s.Lq, s.Lk - 1)},
-            ),
-            "a block mask of more queries": (
-                (query, key, value), {"block_mask": blocks(s.Lq + 1, s.Lk)},
-            ),
-            "a block mask of more keys": (
-                (query, key, value), {"block_mask": blocks(s.Lq, s.Lk + 1)},
-            ),
+        changes: dict[str, dict[str, Any]] = {
+            "one key head without enable_gqa": {"key": key[:, :1], "value": value[:, :1]},
+            "heads that do not divide": {
+                "key": key[:, :2], "value": value[:, :2], "enable_gqa": True,
+            },
+            "more samples of keys": dict(zip(("key", "value"), more, strict=True)),
+            "more values than keys": {"key": key[:, :, 1:]},
+            "queries of another size": {"query": query[..., 1:]},
+            "return_lse beside return_aux": both,
+            "a block mask of fewer queries": {"block_mask": blocks(s.Lq - 1, s.Lk)},
+            "a block mask of fewer keys": {"block_mask": blocks(s.Lq, s.Lk - 1)},
+            "a block mask of more queries": {"block_mask": blocks(s.Lq + 1, s.Lk)},
+            "a block mask of more keys": {"block_mask": blocks(s.Lq, s.Lk + 1)},
         }  # fmt: skip
-        called = uncompiled(flex_attention)
-        return {name: partial(called, *own, **named) for name, (own, named) in calls.items()}
+        own = {"query": query, "key": key, "value": value}
+        return variations(uncompiled(flex_attention), own, changes)
 
     def _created(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from backends._torch.engine import TorchEngine
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
+from backends.prepared import LAYER_OUTPUTS, PreparedCall, variations
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 
@@ -184,7 +183,7 @@ def refused(layer: Any, query: Any) -> dict[str, Callable[[], Any]]:
         "out_proj_weight": layer.out_proj.weight, "out_proj_bias": layer.out_proj.bias,
     }  # fmt: skip
     function = torch.nn.functional.multi_head_attention_forward
-    return {name: partial(function, **{**own, **change}) for name, change in changes.items()}
+    return variations(function, own, changes)
 
 
 def of_subclass(plain: PreparedCall) -> PreparedCall:
