@@ -28,10 +28,10 @@ class Linen(FlaxLayer):
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """Flags: `deterministic`; `constructor`: it is said there; `sow`; `alias`: MultiHeadAttention;
-        `one_memory`: keys and values are inputs_kv; `jax_nn`: attention_fn is jax.nn's;
-        `wide_softmax`: force_fp32_for_softmax; `rows_at_once`: how many rows a layer that decodes is
-        given at a time."""
+        """Flags: `deterministic`; `constructor`: it is said there; `einsums`: JAX's own, handed over;
+        `sow`; `alias`: MultiHeadAttention; `one_memory`: keys and values are inputs_kv; `jax_nn`:
+        attention_fn is jax.nn's; `wide_softmax`: force_fp32_for_softmax; `rows_at_once`: how many rows a
+        layer that decodes is given at a time."""
         import flax.linen as linen
         import jax
 
@@ -49,6 +49,9 @@ class Linen(FlaxLayer):
             own["attention_fn"] = attention
         if own.pop("wide_softmax", False):
             own["force_fp32_for_softmax"] = True
+        if own.pop("einsums", False):
+            for product in ("qk_attn_weights", "attn_weights_value"):
+                own[f"{product}_einsum_cls"] = lambda: jax.numpy.einsum
         static = {"deterministic": own.pop("deterministic", not inputs.training)}
         if own.pop("constructor", False):
             own["deterministic"] = static.pop("deterministic")
@@ -115,7 +118,9 @@ class Linen(FlaxLayer):
         return {"MultiHeadAttention": {"alias": True}}
 
     def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        flags: dict[str, dict[str, Any]] = {"constructor's deterministic": {"constructor": True}}
+        flags: dict[str, dict[str, Any]] = {
+            "constructor's deterministic, einsums": {"constructor": True, "einsums": True}
+        }
         if inputs.returned == "none":
             flags["sow_weights"] = {"sow": True}
             if inputs.dtype.name != "f64":

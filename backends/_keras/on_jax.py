@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 
 from backends._jax.attention import NO_HEADS
@@ -88,4 +90,16 @@ class KerasJaxOps(KerasOps):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted_native(self, super().prepare(inputs), inputs.dtype)
+        return self._jitted(super().prepare(inputs), inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        plain = super().prepare(inputs)
+        if plain.arguments.get("mask") is None:
+            return super().paths(inputs)
+        # jax.nn takes a mask as bool alone: Keras answers with its own copy.
+        numbers = {"mask": plain.arguments["mask"].astype("int32")}
+        call = replace(plain, arguments=plain.arguments | numbers)
+        return {**super().paths(inputs), "mask of whole numbers": self._jitted(call, inputs)}
+
+    def _jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
+        return self.backend.jitted_native(self, plain, inputs.dtype)
