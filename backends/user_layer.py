@@ -33,6 +33,7 @@ CONFIGURATION = {
     "activation": "gelu",
     "epsilon": "",
     "bias": "no-projection-bias",
+    "qk_norm": "qk-norm",
     "rate": "dropout",
     "dtype": "",
 }
@@ -97,7 +98,7 @@ class UserLayer(Implementation):
             check_unused(f"layer {name}", _unused(called), CALL, self.call_keywords)
             self.check_read(name, case)
         declared = claims.declared(
-            LAYER_FEATURES | ENCODER_FEATURES,
+            LAYER_FEATURES | ENCODER_FEATURES | {"qk-norm"},
             refusals=self.refusals(projects="output_kernel" in case.axes),
             takes_parameters=takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory_keywords else "",
@@ -212,10 +213,13 @@ class UserLayer(Implementation):
         """What factories of norms, and of layers that have norms, are told besides."""
         if self.operator.option("epsilon") is None:
             return {}
+        told = {"epsilon": inputs.epsilon}
+        if self.operator.option("qk_norm") is not None:
+            return {**told, "qk_norm": inputs.case.option("qk_norm")}
         if self.operator.option("pre") is None:
-            return {"epsilon": inputs.epsilon}
+            return told
         return {
-            "epsilon": inputs.epsilon,
+            **told,
             "hidden_width": inputs.letters["o"],
             "norm_first": inputs.case.option("pre"),
             "activation": inputs.case.option("activation"),

@@ -86,10 +86,12 @@ def multi_head(
     *,
     mask: np.ndarray | None = None,
     bias: np.ndarray | None = None,
+    epsilon: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Multi-head attention head by head: output (B, Lq, Eo) and weights (B, H, Lq, Lk), float64.
 
-    Shapes as in `references.multi_head`.
+    Shapes as in `references.multi_head`. `epsilon` is that of the norms of queries and keys, where
+    there are gains.
     """
     H, Hkv = parameters["query_kernel"].shape[1], parameters["key_kernel"].shape[1]
 
@@ -99,6 +101,14 @@ def multi_head(
         for b, t, j in np.ndindex(*y.shape):
             y[b, t, j] = math.fsum(float(x[b, t, i] * kernel[i, j]) for i in range(len(kernel)))
             y[b, t, j] += 0.0 if offset is None else offset[head, j]
+        gain = parameters.get(f"{name}_gain")
+        if gain is None:
+            return y
+        for b, t in np.ndindex(*y.shape[:2]):
+            row, size = y[b, t], len(y[b, t])
+            mean = math.fsum(row) / size
+            variance = math.fsum((x - mean) ** 2 for x in row) / size
+            y[b, t] = [(x - mean) / math.sqrt(variance + epsilon) for x in row] * gain
         return y
 
     q = np.stack([projected(query, "query", h) for h in range(H)], 1)

@@ -4,21 +4,27 @@ query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev). Kernels query (Eq, H, D),
 value (Ev, Hkv, Dv), output (H, Dv, Eo); biases (H, D), (Hkv, D), (Hkv, Dv), (Eo,) or absent; no
 output kernel: the heads are concatenated. Scores are scaled by 1 / sqrt(D); query head h uses
 key/value head h // (H / Hkv); an additive bias and the mask broadcast to (B, H, Lq, Lk). A row without
-keys is handed to the output projection as it is elected.
+keys is handed to the output projection as it is elected. Where there are gains of query and key, (D,),
+the projected queries and keys of every head are normalised: (x - mean) / sqrt(variance + epsilon) gain.
 
-The bounds are those of `references.projections`, `references.scores`, `references.softmax` and
-`references.derivatives`, one after the other. Libraries scale the query and store it before the product.
+The bounds are those of `references.projections`, `references.norms`, `references.scores`,
+`references.softmax` and `references.derivatives`, one after the other. Libraries scale the query and
+store it before the product. Each step of the norms may be stored in the case's dtype, whatever the class:
+a class says how a softmax is computed.
 
-Sources: Vaswani et al. 2017, section 3.2; Ainslie et al. 2023 (grouped queries).
+Sources: Vaswani et al. 2017, section 3.2; Ainslie et al. 2023 (grouped queries); Dehghani et al. 2023,
+section 2 (normalised queries and keys).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from references.derivatives import Attention, Pairs
+from references.norms import Norm, known
 from references.outputs import Outputs, layer_outputs, moving, wide
 from references.projections import (
     bias_gradient,
@@ -36,6 +42,34 @@ from suite.spec.inputs import OPERANDS, Inputs
 PROJECTED = ("query", "key", "value")
 
 
+class HeadNorm:
+    """A layer norm, without an offset, of every head's rows (B, heads, L, D)."""
+
+    def __init__(self, x: Bounded, gain: np.ndarray, epsilon: float, u: Roundoffs) -> None:
+        self.shape = x.shape
+        steps = replace(u, step=max(u.step, u.output))
+        self.norm = Norm(self._rows(x), gain, None, (2,), None, epsilon, steps)
+
+    def _rows(self, x: Bounded) -> Bounded:
+        return x.reshape(len(x.value), -1, self.shape[-1])
+
+    @property
+    def output(self) -> Bounded:
+        return self.norm.output.reshape(*self.shape)
+
+    def gradients(self, dy: Bounded) -> tuple[Bounded, Bounded]:
+        """Those of the rows and of the gain."""
+        arrays = self.norm.gradients(self._rows(dy))
+        return arrays["query"].reshape(*self.shape), arrays["gain"]
+
+    def tangent(self, x: Bounded | None, gain: np.ndarray | None) -> Bounded | None:
+        """How the output moves as the rows and the gain do."""
+        rows = None if x is None else self._rows(x)
+        moved = None if gain is None else narrowed(gain, self.norm.u)
+        total = self.norm.tangent(rows, moved)
+        return None if total is None else total.reshape(*self.shape)
+
+
 class Layer:
     """The arrays of a layer and its projections, (B, heads, L, size) each. `x` (B, L, E) stands for
     query, key and value where these are no inputs of its own."""
@@ -45,12 +79,19 @@ class Layer:
         self.group = inputs.sizes.group
         self.arrays = wide(inputs)
         self.x = {n: narrowed(self.arrays[n], u) if x is None else x for n in PROJECTED}
-        self.projected = {
-            n: linear(x, self.kernel(n), self.arrays.get(f"{n}_bias"), u).moved(2, 1)
-            for n, x in self.x.items()
-        }
+        self.norms: dict[str, HeadNorm] = {}
+        self.projected = {n: self._projected(n) for n in PROJECTED}
         depth = self.projected["query"].value.dtype.type(self.sizes.D)
         self.scale = 1.0 / np.sqrt(depth)
+
+    def _projected(self, name: str) -> Bounded:
+        """The heads (B, heads, L, size) of query, key or value, normalised where there is a gain."""
+        bias, gain = (self.arrays.get(f"{name}_{what}") for what in ("bias", "gain"))
+        heads = linear(self.x[name], self.kernel(name), bias, self.u).moved(2, 1)
+        if gain is None:
+            return heads
+        self.norms[name] = HeadNorm(heads, gain, self.inputs.epsilon, self.u)
+        return self.norms[name].output
 
     def kernel(self, name: str) -> np.ndarray:
         return self.arrays[f"{name}_kernel"]
@@ -99,7 +140,8 @@ def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> O
     layer = Layer(inputs, rounding)
     with np.errstate(all="ignore"):
         output, attended = layer.forward(empty_rows)
-    return layer_outputs(inputs, output, attended.weights, attended.keys, rounding)
+    output, weights = known(output), known(attended.weights)
+    return layer_outputs(inputs, output, weights, attended.keys, rounding)
 
 
 class Chain(Layer):
@@ -143,6 +185,8 @@ class Chain(Layer):
         if inputs.bias is not None:
             arrays["bias"] = attention.bias_gradient(dS, inputs.bias.shape)
         projected = {"query": dQ, "key": dK, "value": attention.value_gradient(dO)}
+        for name, norm in self.norms.items():
+            projected[name], arrays[f"{name}_gain"] = norm.gradients(projected[name])
         joined = {n: d.moved(1, 2).reshape(s.B, d.shape[2], -1) for n, d in projected.items()}
         for name, d in joined.items():
             kernel = self.kernel(name)
@@ -167,7 +211,10 @@ class Chain(Layer):
                 self.x[name], self.kernel(name), operands.get(name),
                 moved.get(f"{name}_kernel"), moved.get(f"{name}_bias"), u,
             )  # fmt: skip
-            return None if tangent is None else tangent.moved(2, 1)
+            heads = None if tangent is None else tangent.moved(2, 1)
+            if name not in self.norms:
+                return heads
+            return self.norms[name].tangent(heads, moved.get(f"{name}_gain"))
 
         query, key, value = (projected(name) for name in PROJECTED)
         key, value = (None if x is None else self.by_query_head(x) for x in (key, value))
@@ -198,7 +245,8 @@ def vjp(
     """
     chain = Chain(inputs, rounding, empty_rows)
     dy = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], rounding)
-    return Outputs(chain.gradients(dy), chain.pairs.keys)
+    arrays = {name: known(x) for name, x in chain.gradients(dy).items()}
+    return Outputs(arrays, chain.pairs.keys)
 
 
 @np.errstate(all="ignore")
@@ -216,4 +264,4 @@ def jvp(
     chain = Chain(inputs, rounding, empty_rows)
     moved = moving(inputs, tangents)
     operands = {name: narrowed(x, rounding) for name, x in moved.items() if name in OPERANDS}
-    return Outputs({"output": chain.tangent(operands, moved)}, chain.pairs.keys)
+    return Outputs({"output": known(chain.tangent(operands, moved))}, chain.pairs.keys)

@@ -155,10 +155,10 @@ class Norm:
     def output(self) -> Bounded:
         """The output (B, L, E)."""
         u, unit, out = self.u, _unit(self.u), self.parts.normal
-        if self.gain is not None and self.offset is not None:
-            gain, offset = self.gain, self.offset
+        if (gain := self.gain) is not None:
             error = out.error * magnitude(gain) + narrowed(gain, u).error * out.size
             out = stored(Bounded(out.value * gain, error), unit)
+        if (offset := self.offset) is not None:
             offset_error = narrowed(offset, u).error + unit * magnitude(offset)
             out = stored(Bounded(out.value + offset, out.error + offset_error), unit)
         return known(stored(out, u.output, u.floor))
@@ -175,8 +175,9 @@ class Norm:
             error = each.error.sum((0, 1)) + sums * sizes.sum((0, 1))
             gain = Bounded(each.value.sum((0, 1)), error)
             arrays["gain"] = stored(gain, u.output, u.floor)
-            arrays["offset"] = bias_gradient(dy, u, "offset")
             D = self._product(dy, narrowed(self.gain, u))
+        if self.offset is not None:
+            arrays["offset"] = bias_gradient(dy, u, "offset")
         arrays["query"] = stored(self.through(D), u.output, u.floor)
         return {name: known(x) for name, x in arrays.items()}
 

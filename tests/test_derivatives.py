@@ -29,6 +29,8 @@ CASES = (
     "multi-head/none/mha/f64/b2h3q3k4d2/e5.6.7.4",
     "multi-head/bool.bhqk.empty/gqa2/f64/b1h4q3k3d2v3/e4.4.5.4/bias.bhqk/nobias/dense",
     "multi-head/pad/gqa2/f64/b2h4q3k3d2/e5.5.5.4/self",
+    "multi-head/pad/mqa/f64/b2h2q3k3d6/e5.5.5.4/nobias/qknorm/eps0.5/self",
+    "multi-head/causal/mqa/f64/b2h2q3k3d8/e4.4.4.3/qknorm/eps0.5",
     "additive/pad/mha/f64/b2h1q3k4d5v3/e4.6.3.3",
     "additive/padempty/mha/f64/b2h1q3k4d4v3/e4.4.3.3/identity/vector",
     "additive/none/mha/f64/b2h1q3k4d4v3/e4.4.3.3/identity",

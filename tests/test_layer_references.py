@@ -35,6 +35,7 @@ MULTI_HEAD = (
     "multi-head/causal+pad/mha/f64/b2h2q4k4d3v2/e5.5.5.3/self",
     "multi-head/bool.bhqk.empty/gqa2/f64/b1h4q3k3d2/e4.4.4.4/bias.bhqk/nobias/dense",
     "multi-head/none/mqa/f64/b2h3q2k3d2/e4.4.4.4/bias.inf",
+    "multi-head/pad/gqa2/f64/b2h4q3k4d3/e5.4.4.3/qknorm",
 )
 
 
@@ -49,7 +50,7 @@ def test_multi_head_equals_loops(text: str) -> None:
     x = draw(Case.parse(text)).replace(returned="head")
     exact, limit = multi_head.forward(x, NO_ROUNDING).arrays, bounded(x)
     output, weights = loops.multi_head(
-        x.query, x.key, x.value, x.parameters, mask=x.dense_mask, bias=x.bias
+        x.query, x.key, x.value, x.parameters, mask=x.dense_mask, bias=x.bias, epsilon=x.epsilon
     )
     for name, want in (("output", output), ("weights", weights)):
         error = np.abs(exact[name].value - want)

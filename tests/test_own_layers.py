@@ -58,6 +58,37 @@ class Unscaled(Dropping):
         self.rate = kept
         return out * (torch.rand_like(out) < 1 - kept) if self.training else out
 
+class Normalising(Loaded):
+    def __init__(self, query_width, heads, qk_norm=False, epsilon=0.0):
+        super().__init__(query_width, heads)
+        sizes = [query_width // heads] * 2 if qk_norm else []
+        self.norms = nn.ModuleList(nn.LayerNorm(D, eps=epsilon, bias=False) for D in sizes)
+
+    def load_attention(self, p):
+        super().load_attention(p)
+        for name, norm in zip(("query", "key"), self.norms):
+            norm.weight.data = p[f"{name}_gain"]
+
+    def normed(self, norm, x):
+        return norm(x)
+
+    def forward(self, x, causal=False, valid=None):
+        B, L, E = x.shape
+        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, k, v = split
+        if self.norms:
+            q, k = (self.normed(norm, t) for norm, t in zip(self.norms, (q, k)))
+        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
+        if causal:
+            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
+        if valid is not None:
+            s = s.masked_fill(~valid[:, None, None], -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
+
+class Rms(Normalising):
+    def normed(self, norm, x):
+        return nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+
 class Turned(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal, valid).transpose(1, 2)
@@ -117,6 +148,20 @@ def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, 
         made(torch_backend, more, "needs_more")
 
 
-def test_encoders_alone_are_told_of_norms(torch_backend: Any, more: Path) -> None:
+def test_encoders_alone_are_told_of_their_network(torch_backend: Any, more: Path) -> None:
     told = made(torch_backend, more, "Loaded").configuration(draw(Case.parse(PLAIN)))
-    assert not {"epsilon", "hidden_width", "norm_first", "activation"} & set(told)
+    assert not {"hidden_width", "norm_first", "activation"} & set(told)
+
+
+NORMALISED = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("Normalising", "pass"), ("Rms", "fail"), ("Loaded", "unsupported")]
+)
+def test_norms_of_queries_and_keys_are_asked_where_a_factory_takes_them(
+    torch_backend: Any, more: Path, name: str, status: str
+) -> None:
+    layer = made(torch_backend, more, name)
+    assert judged("values", NORMALISED, layer).status == status
+    assert judged("values", PLAIN, layer).status == "pass"

@@ -102,7 +102,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert asked["rotary"] <= ROTARY_FEATURES
     assert asked["merge"] <= MERGE_FEATURES
     assert asked["packed"] <= PACKED_FEATURES
-    assert asked["layers"] <= LAYER_FEATURES | ENCODER_FEATURES
+    assert asked["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
 

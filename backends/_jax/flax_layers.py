@@ -15,6 +15,8 @@ from backends.masks import LayerMasks, causal_alone, full, rank4
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
@@ -25,13 +27,21 @@ PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 OPERANDS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
 """What the modules call their inputs."""
 
+EPSILON = 1e-6
+"""What Flax's norms add to a variance by default; the modules hand on no other number."""
+
 SEED = "dropout_seed"
 """The argument from which a call makes the key of its dropout."""
 
 
 def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Kernels and biases by Flax's names of the projections."""
-    return {
+    """Kernels and biases by Flax's names of the projections, scales by those of its norms."""
+    norms = {
+        f"{part}_ln": {"scale": parameters[f"{part}_gain"]}
+        for part in ("query", "key")
+        if f"{part}_gain" in parameters
+    }
+    return norms | {
         ours: {
             what: parameters[f"{name}_{what}"]
             for what in ("kernel", "bias")
@@ -64,9 +74,14 @@ class FlaxLayer(Implementation):
             "nan-in-masked-key": "blocked",
             "nan-in-masked-value": "leaks",
         },
-    )
+    ).taking("qk-norm")
     causal_flag = False
     calls_native = False
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("qk_norm") and case.option("epsilon") != EPSILON:
+            return f"Flax's norms of queries and keys add {EPSILON:g} to a variance"
+        return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.jitted(self.call(inputs), inputs)
@@ -150,6 +165,7 @@ class FlaxLayer(Implementation):
             "use_bias": ("query_bias" in inputs.parameters, True),
             "param_dtype": (dtype, self.backend.numpy.dtype("float32")),
             "dropout_rate": (inputs.rate, 0.0),
+            "normalize_qk": ("query_gain" in inputs.parameters, False),
         }
         told = {name: value for name, (value, default) in said.items() if value != default}
         return {"num_heads": s.H, "dtype": dtype, **told}

@@ -8,8 +8,18 @@ from typing import Any
 import numpy as np
 
 from backends.textbook.layer import Textbook
+from backends.textbook.norms import layer_norm
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
+
+PER_HEAD = ("query_bias", "key_bias", "value_bias")
+"""Parameters (heads, size)."""
+
+
+def normalised(layer: Textbook, x: Any, name: str, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+    """Rows (..., D) of query, key or value, through a norm where they have a gain."""
+    gain = rest.get(f"{name}_gain")
+    return x if gain is None else layer_norm(layer, x, {"gain": gain}, inputs)
 
 
 class PackedHeads(Textbook):
@@ -17,6 +27,7 @@ class PackedHeads(Textbook):
 
     name = "packed-heads"
     operator = MULTI_HEAD
+    declared = Textbook.declared.taking("qk-norm")
     heads_apart = True
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
@@ -26,7 +37,7 @@ class PackedHeads(Textbook):
                 array = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
             elif name.endswith("kernel"):
                 array = array.reshape(array.shape[0], -1)  # (E, H D)
-            elif name != "output_bias":
+            elif name in PER_HEAD:
                 array = array.reshape(-1)
             packed[name] = array
         return packed
@@ -42,6 +53,7 @@ class PackedHeads(Textbook):
             if f"{name}_bias" in rest:
                 y = y + rest[f"{name}_bias"]
             y = ops.reshape(y, (s.B, -1, count, y.shape[-1] // count))
+            y = normalised(self, y, name, rest, inputs)
             return ops.transpose(y, (0, 2, 1, 3))  # (B, H, L, D)
 
         q, k, v = heads(query, "query", s.H), heads(key, "key", s.Hkv), heads(value, "value", s.Hkv)
@@ -69,7 +81,7 @@ class PerHead(Textbook):
 
     name = "per-head"
     operator = MULTI_HEAD
-    declared = Textbook.declared.refusing({"raw-mask": "takes a mask for every head"})
+    declared = PackedHeads.declared.refusing({"raw-mask": "takes a mask for every head"})
     heads_apart = True
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
@@ -77,7 +89,7 @@ class PerHead(Textbook):
         for name, array in inputs.parameters.items():
             if name == "output_kernel":
                 apart[name] = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
-            elif name == "output_bias":
+            elif name == "output_bias" or name.endswith("gain"):
                 apart[name] = array
             else:
                 heads = array.swapaxes(0, 1) if name.endswith("kernel") else array
@@ -96,9 +108,11 @@ class PerHead(Textbook):
         outputs, all_weights = [], []
         for h in range(s.H):
             g = h // s.group
-            q = self.projected(query, rest, "query", h)  # (B, Lq, D) or (Lq, D)
-            k = self.projected(key, rest, "key", g)
-            v = self.projected(value, rest, "value", g)
+            # (B, L, D) or (L, D)
+            q, k, v = (
+                normalised(self, self.projected(x, rest, name, head), name, rest, inputs)
+                for x, name, head in ((query, "query", h), (key, "key", g), (value, "value", g))
+            )
             swapped = (0, 2, 1) if len(k.shape) == 3 else (1, 0)
             scores = q @ ops.transpose(k, swapped) * factor
             if f"bias.{h}" in rest:

@@ -13,7 +13,8 @@ from suite.spec.operators.layer_norm import LAYER_NORM
 
 
 def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
-    """The norm of x (..., L, E) in the operations of a layer, with gain and offset among `rest`."""
+    """The norm of x (..., L, E) in the operations of a layer, with the gain and offset that are among
+    `rest`."""
     ops, axis, shape = layer.ops, len(x.shape) - 1, (*x.shape[:-1], 1)
     mean = ops.reshape(ops.mean(x, axis), shape)
     variance = ops.reshape(ops.mean((x - mean) * (x - mean), axis), shape)
@@ -25,7 +26,8 @@ def normalised(
 ) -> Any:
     """(x - mean) / sqrt(variance + epsilon), with gain and offset where there are any."""
     y = (x - mean) / layer.ops.root(variance + layer.number(inputs.epsilon, inputs))
-    return y * rest["gain"] + rest["offset"] if "gain" in rest else y
+    y = y * rest["gain"] if "gain" in rest else y
+    return y + rest["offset"] if "offset" in rest else y
 
 
 class TextbookLayerNorm(Textbook):

@@ -165,6 +165,7 @@ FEATURES = {
     "score-vector": "a learned vector the hidden units are weighted with",
     "learned-scale": "a learned scale",
     "odd-heads": "an odd number of heads",
+    "qk-norm": "norms of the projected queries and keys",
     "splits-width": "a width that is split among the heads",
     "raw-mask": "a mask array as the caller made it",
     "causal-alone": "a causal flag without a mask",

@@ -14,7 +14,6 @@ from references.encoder import vjp
 from references.rounding import NO_ROUNDING
 from suite.spec.inputs import Inputs
 from suite.spec.operators.encoder import ENCODER, PARAMETERS
-from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.layer_gradient_kernel import Arrays, Differentiated
 from tests.mutants.layer_kernel import LayerCall, MultiHeadKernel
 
@@ -57,11 +56,9 @@ class EncoderKernel(MultiHeadKernel):
         gain, offset = (self.number(f"{name}_{part}", call) for part in ("gain", "offset"))
         mean = x.mean(-1, keepdims=True)
         variance = np.square(x - mean).mean(-1, keepdims=True)
-        return self.keep((x - mean) * self.root(variance, call) * gain + offset, "features", call)
-
-    def root(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
-        """1 / sqrt(variance + epsilon)."""
-        return 1 / np.sqrt(variance + call.work(EPSILON))
+        return self.keep(
+            (x - mean) * self.reciprocal(variance, call) * gain + offset, "features", call
+        )
 
     def attended(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
         query, key, value = (self.projected(x, n, call) for n in ("query", "key", "value"))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.encoder_kernel import EncoderDifferentiable, EncoderEager, EncoderKernel
 from tests.mutants.faults_spread import off
 from tests.mutants.layer_gradient_kernel import Arrays
@@ -69,8 +68,8 @@ class ReluForGelu(EncoderKernel):
 class EpsilonBehindTheRoot(EncoderKernel):
     """Epsilon is added to the root of the variance."""
 
-    def root(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
-        return 1 / (np.sqrt(variance) + call.work(EPSILON))
+    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
+        return 1 / (np.sqrt(variance) + call.work(call.epsilon))
 
 
 @mutant("values")

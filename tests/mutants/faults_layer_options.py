@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from backends._numpy import Rounded
-from suite.spec.operators.layer_norm import EPSILON
 from tests.mutants.layer_kernel import MultiHeadKernel, SelfAttentionKernel
 from tests.mutants.registry import mutant
 from tests.mutants.single_kernel import AdditiveKernel, BatchNormKernel, ConcatKernel
@@ -196,7 +195,7 @@ class BatchNormEpsilonInEvaluation(BatchNormKernel):
     """In evaluation epsilon is left out."""
 
     def reciprocal(self, variance, call):
-        return super().reciprocal(variance - (not call.training) * call.work(EPSILON), call)
+        return super().reciprocal(variance - (not call.training) * call.work(call.epsilon), call)
 
 
 @mutant("values")

@@ -119,8 +119,8 @@ class LayerPackedProjection(LayerEager):
             packed = self.keep(packed + np.concatenate(biases), "features", call)
         ends = np.cumsum([k[0].size for k in kernels])[:-1]
         q, k, v = (
-            self.split(part, kernel.shape[1], call)
-            for part, kernel in zip(np.split(packed, ends, -1), kernels, strict=True)
+            self.normed(self.split(part, kernel.shape[1], call), name, call)
+            for name, part, kernel in zip(names, np.split(packed, ends, -1), kernels, strict=True)
         )
         return q, self.expand(k, call), self.expand(v, call)
 
@@ -147,6 +147,8 @@ class LayerBiasesAsFeatures(LayerFused):
 
 class LayerKeyBiasLeftOut(LayerExact):
     """The bias of the keys, which adds one number to all scores of a row, is left out."""
+
+    features = LayerExact.features - {"qk-norm"}
 
     def bias(self, name: str, call: LayerCall) -> np.ndarray | None:
         return None if name == "key" else super().bias(name, call)

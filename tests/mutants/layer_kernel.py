@@ -57,6 +57,7 @@ class LayerCall:
     seed: int = 0
     own: bool = False
     single: bool = False
+    epsilon: float = 0.0
     pre: bool = False
     activation: str = "relu"
 
@@ -115,6 +116,8 @@ class LayerKernel(Drops, Stated):
         arguments |= {"causal": masks.causal, "returned": inputs.returned, "rate": inputs.rate}
         arguments |= {"training": inputs.training, "seed": inputs.dropout_seed}
         arguments |= {"sizes": inputs.sizes, **flags}
+        if inputs.operator.option("epsilon") is not None:
+            arguments["epsilon"] = inputs.epsilon
         return PreparedCall(self.attention, arguments, LAYER_OUTPUTS)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
@@ -212,6 +215,10 @@ class LayerKernel(Drops, Stated):
     def causal(self, call: LayerCall) -> np.ndarray:
         return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None]
 
+    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
+        """1 / sqrt(variance + epsilon)."""
+        return 1 / np.sqrt(variance + call.work(call.epsilon))
+
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall) -> np.ndarray:
         return scores if allowed is None else np.where(allowed, scores, call.work(-np.inf))
 
@@ -266,6 +273,7 @@ class MultiHeadKernel(LayerKernel):
     """Multi-head attention: packed projections, split and merged by a reshape and a transpose."""
 
     operator = MULTI_HEAD
+    features = LAYER_FEATURES | {"qk-norm"}
     dropout = "elements"
     refusals = {"splits-width": "is given kernels, not a width to split"}
     elections = LayerKernel.elections | {
@@ -281,10 +289,30 @@ class MultiHeadKernel(LayerKernel):
 
     def heads(self, call: LayerCall) -> Heads:
         q, k, v = (
-            self.projected(self.load(getattr(call, name), call), name, call)
+            self.normed(
+                self.projected(self.load(getattr(call, name), call), name, call), name, call
+            )
             for name in ("query", "key", "value")
         )
         return q, self.expand(k, call), self.expand(v, call)
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        """Heads (B, heads, L, D) of query, key or value, through a norm where they have a gain."""
+        gain = self.gain(name, call)
+        if gain is None:
+            return x
+        shifted = x - self.level(x)
+        variance = np.square(shifted).mean(-1, keepdims=True)
+        return self.keep(shifted * self.reciprocal(variance, call) * gain, "features", call)
+
+    def level(self, x: np.ndarray) -> np.ndarray:
+        """What a norm subtracts."""
+        return x.mean(-1, keepdims=True)
+
+    def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
+        """That of the norm of query, key or value; None where there is none."""
+        found = call.parameters.get(f"{name}_gain")
+        return None if found is None else self.load(found, call)
 
     def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         """(B, L, E) -> (B, heads, L, size)."""

@@ -10,7 +10,7 @@ from suite.spec.operators.additive import ADDITIVE
 from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.concat import CONCAT
 from suite.spec.operators.dot import DOT
-from suite.spec.operators.layer_norm import EPSILON, LAYER_NORM
+from suite.spec.operators.layer_norm import LAYER_NORM
 from suite.spec.operators.masked import MASKED
 from tests.mutants.layer_kernel import Heads, LayerCall, LayerKernel
 
@@ -121,9 +121,6 @@ class NormKernel(LayerKernel):
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
         mean = x.mean(self.axes, keepdims=True)
         return mean, np.square(x - mean).mean(self.axes, keepdims=True)
-
-    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
-        return 1 / np.sqrt(variance + call.work(EPSILON))
 
     def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
         found = [self.load(call.parameters[n], call) for n in ("gain", "offset")

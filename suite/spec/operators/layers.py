@@ -34,6 +34,8 @@ PARAMETERS = {
     "concat_weight": "(), concat",
     "gain": "(E,), norms",
     "offset": "(E,), norms",
+    "query_gain": "(D,), multi-head: of a norm of the projected queries",
+    "key_gain": "(D,), likewise of the keys",
     "mean": "(E,), batch norm: the mean it has learned, used in evaluation",
     "variance": "(E,), batch norm: the variance it has learned",
 }

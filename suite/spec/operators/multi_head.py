@@ -1,5 +1,6 @@
 """Multi-head attention with projections: concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b)
-W^O + b (Vaswani et al. 2017, section 3.2), also with grouped queries (Ainslie et al. 2023)."""
+W^O + b (Vaswani et al. 2017, section 3.2), also with grouped queries (Ainslie et al. 2023), and with
+queries and keys that a layer norm of every head normalises (Dehghani et al. 2023, section 2)."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import numpy as np
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Covering, designed, filled, listed
-from suite.spec.operator import Axes, Operator
+from suite.spec.operator import Axes, Operator, flag
 from suite.spec.operators import layers
+from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
 from suite.spec.sizes import Sizes
 
@@ -89,6 +91,9 @@ SMOKE = (
     "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "multi-head/none/mha/{dt}/b1h4q3k3d16/e1000.1000.1000.64/self/single",
+    # 1e-6 is what Flax adds to a variance
+    "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
+    "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
 )
 
 STANDARD = (
@@ -101,6 +106,9 @@ STANDARD = (
     "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
     "multi-head/bool.qk.empty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
     "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/head/dense",
+    "multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06",
+    "multi-head/bool.b1qk/mha/{dt}/b2h2q5k9d6/e12.10.14.12/nobias/qknorm/head/dense",
+    "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
 )
 
 EVERY_DTYPE = tuple(sizes_of(shape).token for shape in SHAPES)
@@ -118,6 +126,10 @@ GRADIENTS = listed(
         "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
         "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
         "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+        *filled(
+            ["multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"], ("f32", "f64")
+        ),
+        "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
     ),
     (
         "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
@@ -146,7 +158,9 @@ def axes(case: Case) -> Axes:
         "output_kernel": "hvo",
     }
     biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "o"}
-    return layers.SEQUENCES | kernels | ({} if case.option("without_biases") else biases)
+    gains = {"query_gain": "d", "key_gain": "d"}
+    parameters = kernels | ({} if case.option("without_biases") else biases)
+    return layers.SEQUENCES | parameters | (gains if case.option("qk_norm") else {})
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -154,7 +168,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Kernels of variance 1 / fan-in, an output's last; biases of unit normals in the same order."""
+    """Kernels of variance 1 / fan-in, an output's last; biases of unit normals in the same order; gains
+    about 1."""
     n = case.letters
     fan_in = {
         "query_kernel": n["x"],
@@ -169,6 +184,8 @@ def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarr
             arrays[name] = kernel(rng, fan_in[name], *shape)
         elif name.endswith("_bias"):
             arrays[name] = rng.standard_normal(shape)
+        elif name in ("query_gain", "key_gain"):
+            arrays[name] = 1.0 + rng.standard_normal(shape) / 4
     return arrays
 
 
@@ -184,7 +201,13 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
         "head-width": sizes.H * sizes.D != widths.query,
         "no-projection-bias": "query_bias" not in arrays,
         "odd-heads": bool(sizes.H % 2),
+        "qk-norm": "query_gain" in arrays,
     }
+
+
+def validate(case: Case) -> None:
+    if case.option("epsilon") != ADDED.default and not case.option("qk_norm"):
+        raise ValueError(f"{case.operator} without qknorm adds no epsilon to anything: {case.id}")
 
 
 COVERING = Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of)
@@ -197,6 +220,7 @@ MULTI_HEAD = Operator(
     outputs=outputs,
     needs=needs,
     ties=layers.ties(),
+    validate=validate,
     cases=designed(
         SMOKE,
         STANDARD,
@@ -205,7 +229,7 @@ MULTI_HEAD = Operator(
     ),
     gradients=GRADIENTS,
     compiled=COMPILED,
-    options=options("without_biases", "nobias"),
+    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
     elections=(
         "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
         "causal-alignment", "causal-with-mask", "causal-alone", "mask-polarity", "returned-weights",

@@ -1,0 +1,96 @@
+"""Mutants of multi-head attention whose queries and keys are normalised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.mutants.layer_gradient_kernel import LayerDifferentiable
+from tests.mutants.layer_kernel import LayerCall, MultiHeadKernel
+from tests.mutants.registry import mutant
+
+
+@mutant("values")
+class QueriesAloneNormalised(MultiHeadKernel):
+    """The keys are not normalised."""
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        return super().normed(x, name, call) if name == "query" else x
+
+
+@mutant("values")
+class NormOfAllHeads(MultiHeadKernel):
+    """Mean and variance are taken over the features of all heads."""
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        gain = self.gain(name, call)
+        if gain is None:
+            return x
+        shifted = x - x.mean((1, 3), keepdims=True)
+        variance = np.square(shifted).mean((1, 3), keepdims=True)
+        return shifted * self.reciprocal(variance, call) * gain
+
+
+@mutant("values")
+class NormWithoutMean(MultiHeadKernel):
+    """The mean is not subtracted: a norm by the root of the mean square."""
+
+    def level(self, x: np.ndarray) -> np.ndarray:
+        return np.zeros_like(x)
+
+
+@mutant("values")
+class GainsExchanged(MultiHeadKernel):
+    """Queries have the gain of the keys, and keys that of the queries."""
+
+    def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
+        other = {"query": "key", "key": "query"}
+        return super().gain(other.get(name, name), call)
+
+
+@mutant("values")
+class QueriesScaledBeforeTheirNorm(MultiHeadKernel):
+    """Queries are scaled before they are normalised, which takes the scale away again."""
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        if name == "query" and self.gain(name, call) is not None:
+            return super().normed(x, name, call) * call.work(np.sqrt(call.sizes.D))
+        return super().normed(x, name, call)
+
+
+@mutant("values")
+class NormBeforeTheBias(MultiHeadKernel):
+    """Biases of the projections are added behind the norm."""
+
+    def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        normalises = self.gain(name, call) is not None
+        return super().projected(x, name, _without_biases(call) if normalises else call)
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        y, bias = super().normed(x, name, call), self.bias(name, call)
+        if bias is None or self.gain(name, call) is None:
+            return y
+        return y + bias.reshape(-1, 1, y.shape[-1])
+
+
+@mutant("values")
+class NothingAddedToTheVariance(MultiHeadKernel):
+    """Epsilon is left out."""
+
+    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
+        return 1 / np.sqrt(variance)
+
+
+@mutant("gradients")
+class GainsTakenForConstants(LayerDifferentiable):
+    """The gains receive no gradient."""
+
+    def gradients(self, given, cotangent, inputs):
+        found = super().gradients(given, cotangent, inputs)
+        return found | {n: 0 * x for n, x in found.items() if n.endswith("gain")}
+
+
+def _without_biases(call: LayerCall) -> LayerCall:
+    kept = {n: a for n, a in call.parameters.items() if not n.endswith("_bias")}
+    return replace(call, parameters=kept)
