@@ -41,16 +41,22 @@ class Free(nn.Module):
         self.qkv = nn.Linear(query_width, 3 * query_width)
         self.out = nn.Linear(query_width, query_width)
 
+    def projected(self, x):
+        B, L, _ = x.shape
+        return [t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
+
+    def dropped(self, weights):
+        return weights
+
     def forward(self, x, causal=False, valid=None):
         B, L, E = x.shape
-        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        q, k, v = split
+        q, k, v = self.projected(x)
         s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
         if causal:
             s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
         if valid is not None:
             s = s.masked_fill(~valid[:, None, None], -torch.inf)
-        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
+        return self.out((self.dropped(s.softmax(-1)) @ v).transpose(1, 2).reshape(B, L, E))
 
 class Loaded(Free):
     def load_attention(self, p):

@@ -14,14 +14,11 @@ from suite.spec.inputs import draw
 from tests.test_layers import OWN, PLAIN, judged, made
 
 MORE = """
-class Unbiased(nn.Module):
+class Unbiased(Free):
     def __init__(self, query_width, heads, bias=False):
-        super().__init__()
-        self.heads = heads
+        super().__init__(query_width, heads)
         self.qkv = nn.Linear(query_width, 3 * query_width, bias=False)
         self.out = nn.Linear(query_width, query_width, bias=False)
-
-    forward = Free.forward
 
     def load_attention(self, p):
         E = self.out.in_features
@@ -39,17 +36,8 @@ class Dropping(Loaded):
         super().__init__(query_width, heads)
         self.rate = rate
 
-    def forward(self, x, causal=False, valid=None):
-        B, L, E = x.shape
-        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        q, k, v = split
-        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
-        if causal:
-            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
-        if valid is not None:
-            s = s.masked_fill(~valid[:, None, None], -torch.inf)
-        w = nn.functional.dropout(s.softmax(-1), self.rate, self.training)
-        return self.out((w @ v).transpose(1, 2).reshape(B, L, E))
+    def dropped(self, weights):
+        return nn.functional.dropout(weights, self.rate, self.training)
 
 class Unscaled(Dropping):
     def forward(self, x, causal=False, valid=None):
@@ -72,18 +60,11 @@ class Normalising(Loaded):
     def normed(self, norm, x):
         return norm(x)
 
-    def forward(self, x, causal=False, valid=None):
-        B, L, E = x.shape
-        split = (t.view(B, L, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        q, k, v = split
+    def projected(self, x):
+        q, k, v = super().projected(x)
         if self.norms:
             q, k = (self.normed(norm, t) for norm, t in zip(self.norms, (q, k)))
-        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
-        if causal:
-            s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
-        if valid is not None:
-            s = s.masked_fill(~valid[:, None, None], -torch.inf)
-        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
+        return q, k, v
 
 class Rms(Normalising):
     def normed(self, norm, x):
