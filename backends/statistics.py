@@ -6,11 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from backends.implementation import Implementation
 from backends.prepared import PreparedCall
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 
 STEPS = (1.0, 2.0)
@@ -30,21 +27,10 @@ def with_epsilon(norm: Implementation, inputs: Inputs, epsilon: float) -> Prepar
     return replace(norm.prepare(problem), problem=problem)
 
 
-def outward(inputs: Inputs) -> Inputs:
-    """The inputs with tokens further from zero, each number by 1. A mean that a layer has learned is off
-    by what its sum rounds; where the mean and what it is taken off are both small, nothing else is as
-    large, and the bound, for which the mean is exact, does not know it."""
-    query = inputs.query + np.copysign(1.0, inputs.query)
-    tokens = round_to(query, inputs.dtype).astype(inputs.query.dtype)
-    same = ("query", "key", "value") if inputs.self_attention else ("query",)
-    return inputs.replace(**dict.fromkeys(same, tokens))
-
-
 def after_training(call: Callable[..., PreparedCall], inputs: Inputs) -> PreparedCall:
     """Evaluation after `STEPS` of training, of which each batch is a hundredth of the statistics; `call`
     makes the norm's call of inputs, after so many `steps`."""
-    far = outward(inputs)
-    return replace(call(far, steps=STEPS), problem=trained(far, (0.01, 0.01)))
+    return replace(call(inputs, steps=STEPS), problem=trained(inputs, (0.01, 0.01)))
 
 
 def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> Inputs:
@@ -57,4 +43,4 @@ def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> 
         spread = batch.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
         mean = (1 - share) * mean + share * batch.mean((0, 1))
         variance = (1 - share) * variance + share * spread
-    return inputs.replace(mean=mean, variance=variance)
+    return inputs.replace(mean=mean, variance=variance, averaged=max(STEPS))

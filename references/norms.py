@@ -64,8 +64,23 @@ from references.rounding import (
 )
 from suite.spec.inputs import Inputs
 
-Statistics = tuple[np.ndarray, np.ndarray]
-"""A learned mean and variance, (E,)."""
+Statistics = tuple[Bounded, Bounded]
+"""A mean and a variance: learned, (E,), or of x, with the axes they are taken over of size 1."""
+
+
+def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
+    """Those of x over axes."""
+    n = int(np.prod([x.shape[axis] for axis in axes]))
+    mean = x.value.mean(axes, keepdims=True)
+    variance = np.square(x.value - mean).mean(axes, keepdims=True)
+    squares = np.square(magnitude(x.value)).mean(axes, keepdims=True)
+    sums = gamma(n + 4, u.accumulate) + 4 * u.step
+    mean_error = sums * magnitude(x.value).mean(axes, keepdims=True)
+    variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
+    inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
+    mean_error = mean_error + x.error.mean(axes, keepdims=True)
+    variance_error = variance_error + inherited.mean(axes, keepdims=True)
+    return Bounded(mean, mean_error), Bounded(variance, variance_error)
 
 
 @dataclass(frozen=True)
@@ -91,22 +106,11 @@ class Standardised:
         """x (B, L, E) with the mean and variance over `axes`, or those that were `learned`."""
         unit = _unit(u)
         if learned is None:
-            n = int(np.prod([x.shape[axis] for axis in axes]))
-            mean = x.value.mean(axes, keepdims=True)
-            variance = np.square(x.value - mean).mean(axes, keepdims=True)
-            squares = np.square(magnitude(x.value)).mean(axes, keepdims=True)
-            sums = gamma(n + 4, u.accumulate) + 4 * u.step
-            mean_error = sums * magnitude(x.value).mean(axes, keepdims=True)
-            variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
-            inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
-            mean_error = mean_error + x.error.mean(axes, keepdims=True)
-            variance_error = variance_error + inherited.mean(axes, keepdims=True)
-            mean, mean_error = perturbed(Bounded(mean, mean_error)).parts
-            variance, variance_error = perturbed(Bounded(variance, variance_error)).parts
+            own = (perturbed(statistic) for statistic in statistics(x, axes, u))
+            (mean, mean_error), (variance, variance_error) = (each.parts for each in own)
             variance = np.maximum(variance, 0)
         else:
-            mean, variance = learned
-            mean_error, variance_error = narrowed(mean, u).error, narrowed(variance, u).error
+            (mean, mean_error), (variance, variance_error) = (each.parts for each in learned)
         shifted = stored(Bounded(x.value - mean, x.error + mean_error), unit)
         total = (variance + epsilon).astype(np.float64)
         # Nothing is known where the least argument of the root may be zero.

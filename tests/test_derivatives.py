@@ -50,6 +50,7 @@ CASES = (
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/self/train",
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/plain/self/train",
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/self",
+    "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/averaged2.0/self",
 )
 
 EMPTY = tuple(text for text in CASES if draw(Case.parse(text)).has_empty_rows)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import references
+from backends.statistics import STEPS, trained
 from references import loops, multi_head
 from references.projections import linear
 from references.rounding import NO_ROUNDING, Bounded
@@ -59,6 +60,27 @@ def test_multi_head_equals_loops(text: str) -> None:
     average = bounded(x.replace(returned="average"))["weights"]
     assert np.abs(average.value - weights.mean(1)).max() < 1e-15
     assert set(bounded(x.replace(returned="none"))) == {"output"}
+
+
+def test_statistics_that_training_leaves_are_known_up_to_their_roundings() -> None:
+    """Averages that are added up token by token in float32 answer within the bound, and not within that
+    of statistics that are given."""
+    x = draw(Case.parse("batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self"))
+    exact = trained(x, shares := (1.0, 0.5))
+    tokens = x.query.reshape(-1, 64).astype(np.float32)
+    mean = variance = np.zeros(64, np.float32)
+    for factor, share in zip(STEPS, np.float32(shares), strict=True):
+        batch = np.float32(factor) * tokens
+        own = batch.cumsum(0)[-1] / np.float32(len(batch))
+        spread = np.square(batch - own).cumsum(0)[-1] / np.float32(len(batch))
+        mean = (1 - share) * mean + share * own
+        variance = (1 - share) * variance + share * spread
+    got = bounded(x.replace(mean=mean, variance=variance))["output"].value
+    want, given = bounded(exact)["output"], bounded(exact.replace(averaged=None))["output"]
+    error = np.abs(got - want.value)
+    assert (error <= want.error).all()
+    assert (error > given.error).any()
+    assert (want.error < 1e-3).all()
 
 
 Parameters = dict[str, np.ndarray]

@@ -170,12 +170,16 @@ def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         from keras import ops
 
         answer, query = plain(**arrays), arrays["query"]
-        kernel = ops.cast(gate_kernel(query.shape[-1])[:, None], query.dtype)
+        kernel = ops.convert_to_tensor(gate_kernel(query.shape[-1])[:, None], dtype=query.dtype)
         biases = layer._output_dense.bias
-        read = ops.matmul(query, kernel) + (0.0 if biases is None else GATE_BIAS)
-        own = 0.0 if biases is None else ops.convert_to_tensor(biases)
+        # Not by matmul, which torch's engine computes in float32 for float64.
+        read = ops.einsum("...e,eo->...o", query, kernel)
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
-        output = (output - own) / ops.sigmoid(read) + own
+        if biases is None:
+            output = output / ops.cast(ops.sigmoid(read), output.dtype)
+        else:
+            own, gate = ops.convert_to_tensor(biases), ops.sigmoid(read + GATE_BIAS)
+            output = (output - own) / ops.cast(gate, output.dtype) + own
         return (output, *rest) if rest else output
 
     return call

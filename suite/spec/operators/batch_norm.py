@@ -9,7 +9,7 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import designed, filled, listed
-from suite.spec.operator import Axes, Operator
+from suite.spec.operator import Axes, Operator, number
 from suite.spec.operators import layer_norm, layers
 from suite.spec.operators.layers import options
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "variance")
 """The parameters that are learned by averaging: they have no gradient."""
+
+AVERAGED = number("averaged", "averaged")
+"""The statistics are averages that the layer made itself, of two batches of the query, each multiplied by
+at most this number."""
 
 
 def axes(case: Case) -> Axes:
@@ -71,7 +75,7 @@ BATCH_NORM = Operator(
             ),
         ),
     ),
-    options=options("without_affine", "plain", layer_norm.ADDED, trains=True),
+    options=options("without_affine", "plain", layer_norm.ADDED, AVERAGED, trains=True),
     statistics=STATISTICS,
     is_layer=True,
     attends=False,
