@@ -39,6 +39,8 @@ class Implementation(ABC):
     operator: Operator = SDPA
     mode = "eager"
     declared = Declared()
+    textbook = False
+    """Whether it is code of the suite's own, in the framework's single operations."""
     beside: Implementation | None = None
     """Of a person's function: the framework's own attention, beside which its elections are shown."""
     remarks: tuple[str, ...] = ()

@@ -290,6 +290,11 @@ class Backend(ABC):
         """A context in which calls run on `count` threads, where the backend has `has_threads`."""
         raise NotImplementedError
 
+    def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
+        """Calls whose answers are all asked for, as cheaply as they come: a backend may share what they
+        have in common."""
+        return calls
+
     def kernels(self, prepared: PreparedCall) -> str:
         """Which kernels the call runs, in the framework's own words; empty where it does not say."""
         return ""

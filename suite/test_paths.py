@@ -78,7 +78,7 @@ def cases(level: str) -> tuple[Case, ...]:
 def test_paths(cell: Cell) -> None:
     """Every path is held against the reference, so that the message says which ones are wrong."""
     cell.judge(cell.run())
-    paths = cell.implementation.paths(cell.inputs)
+    paths = cell.implementation.backend.together(cell.implementation.paths(cell.inputs))
     if not paths:
         raise NotApplicable("has one path")
     wrong: dict[str, Deviation] = {}

@@ -16,7 +16,9 @@ from backends import registry
 from backends.compilation import Compiled
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
+from suite.checks import all_checks
 from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 
 pytest.importorskip("jax")
@@ -109,6 +111,51 @@ def test_what_a_program_hangs_on_has_a_program_of_its_own(
         with counted:
             prepared()
         assert counted.programs == 1
+
+
+@pytest.mark.parametrize(("level", "textbook"), [("smoke", ["f32"]), ("standard", [*DTYPES])])
+def test_smoke_asks_textbook_code_in_float32_alone(
+    backend: Backend, level: str, textbook: list[str]
+) -> None:
+    asked: dict[bool, set[str]] = {True: set(), False: set()}
+    for check in all_checks():
+        for cell in check.cells(level, backend.implementations()):
+            asked[cell.implementation.textbook].add(cell.case.dtype.name)
+    assert asked == {True: {*textbook}, False: {*DTYPES}}
+
+
+def test_calls_together_are_one_program_that_has_all_answers(
+    backend: Any, counted: Counted
+) -> None:
+    inputs = inputs_of("sdpa/none/mha/f32/b2h3q5k6d8")
+    query = backend.array(inputs.query, inputs.dtype)
+
+    def call(function: Any, **more: Any) -> PreparedCall:
+        plain = PreparedCall(function, {"query": query, **more}, constants=(function.__name__,))
+        return backend.jitted(implementation(backend, "eager"), plain)
+
+    def raises(query: Any) -> Any:
+        raise RuntimeError("not this one")
+
+    calls = backend.together(
+        {"half": call(half), "double": call(double, flag=True), "raises": call(raises)}
+    )
+    with counted:
+        answers = {name: np.asarray(calls[name]()) for name in ("double", "half")}
+    assert counted.programs == 1
+    assert np.array_equal(answers["double"], np.asarray(query) * 2)
+    assert np.array_equal(answers["half"], np.asarray(query) / 2)
+    with pytest.raises(RuntimeError, match="not this one"):
+        calls["raises"]()
+    # Other arguments than its own: a gradient asks so.
+    other = calls["half"].call({"query": query + 1})
+    assert np.array_equal(np.asarray(other), (np.asarray(query) + 1) / 2)
+    alone = backend.together({"half": call(half)})["half"]
+    assert np.array_equal(np.asarray(alone()), answers["half"])
+
+
+def half(query: Any) -> Any:
+    return query / 2.0
 
 
 def double(query: Any, flag: Any) -> Any:

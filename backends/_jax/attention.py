@@ -49,6 +49,7 @@ class Eager(Implementation):
     backend: JaxEngine
 
     name = "eager"
+    textbook = True
     declared = Declared(
         numerics="stepwise",
         features=TEXTBOOK_FEATURES | {"no-heads"},

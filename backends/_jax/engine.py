@@ -10,7 +10,7 @@ import numpy as np
 
 from backends._jax import clocks, settings, transforms
 from backends._jax.compilers import AHEAD, compiled
-from backends._jax.programs import Gradients, Programs
+from backends._jax.programs import Gradients, Programs, together
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
 from backends.user_layer import UserLayer
@@ -105,6 +105,9 @@ class JaxEngine(Backend):
         if dtype.name == "f16" and self.device == "cpu":
             return prepared
         return self.jitted(owner, prepared)
+
+    def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
+        return together(calls)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return transforms.vjp(prepared, wrt, cotangent)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from backends.prepared import PreparedCall
@@ -72,23 +73,23 @@ class Jitted:
         import jax
 
         self.plain = plain
-        self._forward = jax.jit(self._answer, static_argnames="static")
+        self.forward = jax.jit(self._answer, static_argnames="static")
         self._vjp = jax.jit(self._gradients, static_argnames=("static", "wrt"))
         self._jvp = jax.jit(self._tangent, static_argnames="static")
 
     def __call__(self, **arguments: Any) -> Any:
         arrays, static = divided(arguments)
-        return self._forward(arrays, static=static)
+        return self.forward(arrays, static=static)
 
     def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """A call with its arguments divided beforehand, which is left out of what is timed."""
         arrays, static = divided(arguments)
-        return lambda: self._forward(arrays, static=static)
+        return lambda: self.forward(arrays, static=static)
 
     def compiled(self, arguments: Mapping[str, Any]) -> Any:
         """XLA's program of a call; compiled for it where it was not called before."""
         arrays, static = divided(arguments)
-        return self._forward.lower(arrays, static=static).compile()
+        return self.forward.lower(arrays, static=static).compile()
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         """Output and gradients of a call of this function, one program (see `Backend.vjp`)."""
@@ -136,6 +137,53 @@ def _place(prepared: PreparedCall) -> int | None:
     return names.index("output") if len(names) > 1 else None
 
 
+class Together:
+    """Calls through `jax.jit` as one program, which gives the answers of all: XLA computes once what they
+    have in common. It is compiled where the first of them is asked for."""
+
+    def __init__(self, calls: Mapping[str, PreparedCall], functions: Mapping[str, Jitted]) -> None:
+        self.calls, self.functions = calls, functions
+
+    def call(self, name: str) -> PreparedCall:
+        """One of the calls. With other arguments than its own it is a program of its own again."""
+        own = self.calls[name]
+
+        def function(**arguments: Any) -> Any:
+            others = arguments.keys() != own.arguments.keys()
+            others = others or any(arguments[n] is not a for n, a in own.arguments.items())
+            if others or name not in self.answers:
+                return own.function(**arguments)
+            return self.answers[name]
+
+        return replace(own, function=function)
+
+    @cached_property
+    def answers(self) -> dict[str, Any]:
+        """The answers of those that JAX can trace, by name; the others raise when they are called."""
+        import jax
+
+        parts = {}
+        for name, function in self.functions.items():
+            arrays, static = divided(self.calls[name].arguments)
+            part = partial(function.forward, static=static)
+            try:
+                jax.eval_shape(part, arrays)
+            except Exception:
+                continue
+            parts[name] = (part, arrays)
+        # Each array is one argument, whoever takes it: nothing is in common otherwise.
+        unique = {id(a): a for _, arrays in parts.values() for a in arrays.values()}
+        places = {key: place for place, key in enumerate(unique)}
+
+        def all_of_them(given: list[Any]) -> dict[str, Any]:
+            return {
+                name: part({n: given[places[id(a)]] for n, a in arrays.items()})
+                for name, (part, arrays) in parts.items()
+            }
+
+        return dict(jax.jit(all_of_them)(list(unique.values())))
+
+
 class Programs:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
@@ -156,6 +204,15 @@ class Programs:
         key = (owner, repr(prepared.constants))
         function = self.kept.setdefault(key, Jitted(prepared.function))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
+
+
+def together(calls: Mapping[str, PreparedCall]) -> dict[str, PreparedCall]:
+    """The calls, of which those through `jax.jit` are one program."""
+    functions = {n: call.function for n, call in calls.items() if isinstance(call.function, Jitted)}
+    if len(functions) < 2:
+        return dict(calls)
+    one = Together(calls, functions)
+    return {name: one.call(name) if name in functions else call for name, call in calls.items()}
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:

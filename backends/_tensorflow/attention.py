@@ -19,6 +19,7 @@ class Eager(Implementation):
     backend: TensorflowEngine
 
     name = "eager"
+    textbook = True
     declared = Declared(
         numerics=NUMERICS,
         features=TEXTBOOK_FEATURES | {"no-heads"},

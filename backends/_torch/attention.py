@@ -61,6 +61,7 @@ class Eager(Implementation):
     backend: TorchEngine
 
     name = "eager"
+    textbook = True
     declared = Declared(
         numerics="eager",
         features=TEXTBOOK_FEATURES | {"no-heads"},

@@ -73,6 +73,7 @@ class Textbook(Implementation):
             "nan-in-masked-value": "leaks",
         },
     )
+    textbook = True
     fill = -np.inf
     heads_apart = False
 

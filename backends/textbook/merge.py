@@ -21,6 +21,7 @@ class TextbookMerge(Implementation):
 
     operator = MERGE
     declared = Declared(numerics="exact", features=MERGE_FEATURES)
+    textbook = True
 
     def __init__(self, backend: Backend, ops: Operations) -> None:
         super().__init__(backend)

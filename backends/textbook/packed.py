@@ -24,6 +24,7 @@ class TextbookPacked(Implementation):
 
     operator = PACKED
     declared = Declared(features=PACKED_FEATURES)
+    textbook = True
 
     def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
         classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)

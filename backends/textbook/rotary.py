@@ -31,6 +31,7 @@ class TextbookRotary(Implementation):
     name = "textbook-rotary"
     operator = ROTARY
     declared = Declared(numerics="exact", features=ROTARY_FEATURES)
+    textbook = True
     casts_table = False
     """Whether sine and cosine are stored in the query's dtype, and all that follows is computed in it."""
 
