@@ -30,6 +30,9 @@ OPERANDS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
 EPSILON = 1e-6
 """What Flax's norms add to a variance by default; the modules hand on no other number."""
 
+NOTHING = 2.0**-60
+"""A rate of dropout that drops nothing: 1 less the rate is 1."""
+
 SEED = "dropout_seed"
 """The argument from which a call makes the key of its dropout."""
 

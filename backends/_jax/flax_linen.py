@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
+from backends._jax.flax_layers import NOTHING, FlaxLayer, biased, by_parts, decodes, one_by_one
 from suite.spec.inputs import Inputs
 
 
@@ -62,8 +62,9 @@ class Linen(FlaxLayer):
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
         ) -> tuple[Any, Any]:
             layer = kind(**{**own, **biased(attention, bias)})
-            # As people write it: random numbers are for training.
-            rngs = {"dropout": jax.random.key(seed)} if inputs.training else None
+            # As people write it: random numbers are for dropout.
+            drops = inputs.training or own.get("dropout_rate") == NOTHING
+            rngs = {"dropout": jax.random.key(seed)} if drops else None
             variables = {"params": by_parts(parameters)}
             if one_memory:
                 arguments["inputs_kv"] = arguments.pop("inputs_k")
@@ -132,6 +133,11 @@ class Linen(FlaxLayer):
                 **self.alias(inputs),
                 "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
                 "no dropout, not deterministic": {"dropout_rate": 0.0, "deterministic": False},
+                "dropout that drops nothing": {
+                    "dropout_rate": NOTHING,
+                    "deterministic": False,
+                    "broadcast_dropout": False,
+                },
             }
             # jax.nn's softmax is in float32 whatever the dtype.
             if inputs.returned == "none" and inputs.dtype.name != "f64":

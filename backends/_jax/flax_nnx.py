@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends._jax.flax_layers import FlaxLayer, biased, by_parts, decodes, one_by_one
+from backends._jax.flax_layers import (
+    NOTHING,
+    FlaxLayer,
+    biased,
+    by_parts,
+    decodes,
+    one_by_one,
+)
 from backends.declared import LOWEST_IN_FLOAT32
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -90,8 +97,11 @@ class Nnx(FlaxLayer):
         def run(
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
         ) -> tuple[Any, Any]:
-            # In the abstract: no initializer is computed.
-            layer = nnx.eval_shape(lambda: construct(bias))
+            if own_rngs and not deterministic:
+                layer = construct(bias)
+            else:
+                # In the abstract: no initializer is computed, and no random numbers are there.
+                layer = nnx.eval_shape(lambda: construct(bias))
             for part, arrays in by_parts(parameters).items():
                 for what, array in arrays.items():
                     setattr(getattr(layer, part), what, nnx.Param(array))
@@ -193,7 +203,11 @@ class NnxWeights(Nnx):
             "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
             "dropout, eval()": {"dropout_rate": 0.5, "view": "eval"},
             "no dropout, train()": {"dropout_rate": 0.0, "view": "train"},
-            "no dropout, not deterministic": {"dropout_rate": 0.0, "deterministic": False},
+            "dropout that drops nothing, own rngs": {
+                "dropout_rate": NOTHING,
+                "deterministic": False,
+                "own_rngs": True,
+            },
         }
         if inputs.returned == "none":
             flags["dropout, deterministic, no weights"] = {"dropout_rate": 0.5, "sow": False}

@@ -12,6 +12,7 @@ from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
 from backends.statistics import after_training, can_train, with_epsilon
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.layer_norm import LAYER_NORM
@@ -47,6 +48,8 @@ class FlaxNorm(Implementation):
             calls["mask"] = self.call(inputs, masked=True)
             other = self.call(inputs, masked=True, mask_dtype="int32", **slow)
             calls["mask of whole numbers, use_fast_variance=False"] = other
+        if inputs.dtype.is_half and "gain" in inputs.parameters:
+            calls["parameters in float32"] = self.call(inputs, wide_parameters=True)
         if can_train(inputs):
             calls["after training"] = after_training(self.call, inputs)
         return calls
@@ -65,18 +68,21 @@ class FlaxNorm(Implementation):
         masked: bool = False,
         steps: Sequence[float] = (),
         mask_dtype: str = "bool",
+        wide_parameters: bool = False,
         **flags: Any,
     ) -> PreparedCall:
         """The call with more settings; `masked`: of more than the query, which a mask hides; after so
-        many `steps` of training, each on a multiple of the query."""
+        many `steps` of training, each on a multiple of the query; `wide_parameters`: they are float32, as
+        most models keep them."""
         import flax.linen as linen
 
         backend, training = self.backend, inputs.training
-        number = backend.numpy.dtype(inputs.dtype.long_name)
+        stored = DTYPES["f32"] if wide_parameters else inputs.dtype
+        number, own_number = (backend.numpy.dtype(d.long_name) for d in (inputs.dtype, stored))
         affine = "gain" in inputs.parameters
         settings = {
             "dtype": number,
-            "param_dtype": number,
+            "param_dtype": own_number,
             "use_scale": affine,
             "use_bias": affine,
             **flags,
@@ -102,7 +108,7 @@ class FlaxNorm(Implementation):
             answer = module.apply(variables, query, **hidden, mutable=changed)
             return (answer[0] if training else answer)[:samples, :rows, :width], None
 
-        parameters = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
+        parameters = {n: backend.array(a, stored) for n, a in inputs.parameters.items()}
         arguments = {"query": sequences(backend, inputs)["query"], **parameters}
         constants = (settings, training, masked, mask_dtype, *steps)
         return backend.jitted(
