@@ -30,10 +30,10 @@ def test_every_check_kills_a_mutant() -> None:
     assert {check.name for check in all_checks()} == {mutant.killed_by for mutant in MUTANTS}
 
 
-def test_smoke_kills_nine_of_ten_and_the_table_lists_all() -> None:
+def test_smoke_kills_963_of_1000_and_the_table_lists_all() -> None:
     kills = kill_table(load("tests.mutants:mutants"), all_checks(), "smoke")
     killed = {kill.mutant for kill in kills if kill.killed}
-    assert len(killed) >= 0.9 * len(NAMES), sorted(set(NAMES) - killed)
+    assert len(killed) >= 0.963 * len(NAMES), sorted(set(NAMES) - killed)
     text = format_table(kills)
     assert all(re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE) for name in NAMES)
     assert f"{len(killed)} of {len(NAMES)} mutants killed" in text

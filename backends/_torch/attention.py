@@ -10,14 +10,7 @@ from typing import Any
 
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
-from backends.masks import (
-    Native,
-    dense_arguments,
-    dense_of,
-    fewer_axes,
-    merged_bias,
-    split_native,
-)
+from backends.masks import Native, dense_arguments, dense_of, fewer_axes, merged_bias, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source

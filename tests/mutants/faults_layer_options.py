@@ -94,7 +94,7 @@ class PaddingLostWithoutBatch(MultiHeadKernel):
 
 
 @mutant("values")
-class CausalLostWithPerHeadWeights(MultiHeadKernel):
+class CausalLostWithAverageWeights(MultiHeadKernel):
     """The causal flag is lost for average weights."""
 
     def causal(self, call):
@@ -140,14 +140,6 @@ class SelfAttentionNeedsBiases(SelfAttentionKernel):
 
     def bias(self, name, call):
         return self.load(call.parameters[f"{name}_bias"], call).reshape(-1)
-
-
-@mutant("values")
-class CausalLostForDecoding(MultiHeadKernel):
-    """A causal flag with one query has no effect."""
-
-    def causal(self, call):
-        return super().causal(call) | (call.sizes.Lq == 1)
 
 
 @mutant("values")

@@ -41,12 +41,12 @@ class NormWithoutMean(MultiHeadKernel):
 
 
 @mutant("values")
-class GainsExchanged(MultiHeadKernel):
-    """Queries have the gain of the keys, and keys that of the queries."""
+class GainOfTheKeysForgotten(MultiHeadKernel):
+    """Keys are normalised, and not multiplied by their gain."""
 
     def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
-        other = {"query": "key", "key": "query"}
-        return super().gain(other.get(name, name), call)
+        gain = super().gain(name, call)
+        return np.ones_like(gain) if name == "key" and gain is not None else gain
 
 
 @mutant("values")

@@ -72,7 +72,7 @@ LAYER_NORM = Operator(
         EVERY_DTYPE,
     ),
     gradients=listed(
-        ("layer-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",),
+        filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16")),
         (
             "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
             *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),

@@ -91,6 +91,7 @@ SMOKE = (
     "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "multi-head/none/mha/{dt}/b1h4q3k3d16/e1000.1000.1000.64/self/single",
+    "multi-head/causal/mha/f32/b2h2q1k9d6/e12.12.12.12/average",
     # 1e-6 is what Flax adds to a variance
     "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
     "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",

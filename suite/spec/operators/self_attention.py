@@ -33,10 +33,11 @@ SELF_ATTENTION = Operator(
     ties=layers.ties("1hg", "vo"),
     cases=designed(
         (
-            "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+            "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
             "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
         ),
         (
+            "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
             "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
             "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
         ),
