@@ -52,6 +52,13 @@ class Implementation(ABC):
         self.name = checked_name("an implementation", name or self.name, more)
         self.declared = (declared or self.declared).on(backend.device)
 
+    @property
+    def smoke_dtypes(self) -> tuple[str, ...]:
+        """The short names of the dtypes that smoke asks: of textbook code float32 alone, where every
+        dtype compiles programs of its own."""
+        costs = self.textbook and self.backend.compiles_shapes
+        return ("f32",) if costs else tuple(DTYPES)
+
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """Convert the inputs and return the call; a layer is a fresh one with the inputs' parameters.

@@ -279,6 +279,10 @@ class JaxNn(Implementation):
 
         return variations(call, own, changes)
 
+    @property
+    def smoke_dtypes(self) -> tuple[str, ...]:
+        return self.backend.jitted_dtypes
+
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""
         native = split_native(inputs, causal=True, window=True, lengths=True)

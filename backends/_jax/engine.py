@@ -14,7 +14,7 @@ from backends._jax.programs import Gradients, Programs, together
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
 from backends.user_layer import UserLayer
-from suite.spec.dtypes import DType
+from suite.spec.dtypes import DTYPES, DType
 from suite.spec.inputs import Inputs
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
@@ -97,14 +97,17 @@ class JaxEngine(Backend):
         that have equal constants."""
         return self.programs.jitted(owner.name, prepared)
 
+    @property
+    def jitted_dtypes(self) -> tuple[str, ...]:
+        """The dtypes in which `jax.nn.dot_product_attention` goes through `jax.jit`: on a CPU float16 can
+        only be called operation by operation (see finding float16-jit), each a program."""
+        return tuple(name for name in DTYPES if name != "f16" or self.device != "cpu")
+
     def jitted_native(
         self, owner: Implementation, prepared: PreparedCall, dtype: DType
     ) -> PreparedCall:
-        """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be: on a
-        CPU its float16 can only be called operation by operation (see finding float16-jit)."""
-        if dtype.name == "f16" and self.device == "cpu":
-            return prepared
-        return self.jitted(owner, prepared)
+        """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
+        return self.jitted(owner, prepared) if dtype.name in self.jitted_dtypes else prepared
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         return together(calls)

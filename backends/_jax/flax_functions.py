@@ -61,6 +61,11 @@ class FlaxFunction(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
 
+    @property
+    def smoke_dtypes(self) -> tuple[str, ...]:
+        """float32 alone: the layers, which are asked the others, call these functions."""
+        return ("f32",)
+
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if split_native(inputs, causal=self.causal_flag).causal:
             return {"mask as it broadcasts": self.call(inputs, written_out=False)}

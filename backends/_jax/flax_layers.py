@@ -81,6 +81,10 @@ class FlaxLayer(Implementation):
     causal_flag = False
     calls_native = False
 
+    @property
+    def smoke_dtypes(self) -> tuple[str, ...]:
+        return self.backend.jitted_dtypes if self.calls_native else super().smoke_dtypes
+
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("qk_norm") and case.option("epsilon") != EPSILON:
             return f"Flax's norms of queries and keys add {EPSILON:g} to a variance"

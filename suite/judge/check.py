@@ -49,8 +49,7 @@ class Check:
         """The cells of the level, case by case: every implementation is asked what its operator is.
 
         A case beyond the limits that an implementation declares is unsupported; its twin within the
-        limits is asked besides. Textbook code is asked in float32 alone at smoke where every dtype
-        compiles programs of its own.
+        limits is asked besides. Smoke leaves out dtypes that cost an implementation many programs.
         """
         of_these = [i for i in implementations if self.whom(i.declared)]
         eager = [i for i in of_these if i.mode == "eager"]
@@ -64,7 +63,7 @@ class Check:
                 for implementation in asked:
                     if implementation.operator is not case.operator:
                         continue
-                    if level == "smoke" and _costs(implementation) and case.dtype.name != "f32":
+                    if level == "smoke" and case.dtype.name not in implementation.smoke_dtypes:
                         continue
                     if case.id not in own and not implementation.declared.person:
                         continue
@@ -78,10 +77,6 @@ class Check:
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
         return implementation.unsupported(case) or implementation.missing(self.needs)
-
-
-def _costs(implementation: Implementation) -> bool:
-    return implementation.textbook and implementation.backend.compiles_shapes
 
 
 def check(
