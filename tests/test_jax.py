@@ -131,9 +131,8 @@ def test_smoke_leaves_out_dtypes_that_cost_many_programs(backend: Backend) -> No
     if find_spec("flax") is not None:
         expected |= flax
     assert {name: asked("smoke", name) for name in expected} == expected
-    assert {name: asked("standard", name) for name in expected} == dict.fromkeys(
-        expected, {*DTYPES}
-    )
+    for name in expected:
+        assert asked("standard", name) == {*DTYPES}, name
 
 
 def test_calls_together_are_one_program_that_has_all_answers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ NAMES = {
 
 OWN_EPSILON, FUNCTION_EPSILON = 1e-3, 1e-7
 """The defaults of Keras' norms, and of its function."""
+
+
+def _counted(learned: Sequence[str], **arguments: Any) -> Any:
+    """The call of a layer whose statistics an optimizer would train. It raises, since gradients would be
+    those of another layer."""
+    raise ValueError(f"{', '.join(learned)}: an optimizer would change what is counted")
 
 
 class KerasNorm(Implementation):
@@ -96,7 +103,7 @@ class KerasNorm(Implementation):
         own = self.variables(layer, inputs)
         learned = [name for name in statistics if name in own and own[name].trainable]
         if learned:
-            raise ValueError(f"{', '.join(learned)}: an optimizer would change what is counted")
+            return replace(self.call(inputs), function=partial(_counted, learned), constants=None)
         trained = {name: variable for name, variable in own.items() if name not in statistics}
         return with_leaves(self.call(inputs, layer), trained)
 

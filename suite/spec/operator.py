@@ -132,6 +132,9 @@ class Operator:
     `completed(sizes, numbers)` gives a random search other sizes, and the options that every case must
     have, of sizes and of two whole numbers or more.
 
+    `large_scores(inputs)` gives inputs whose scores pass 65504, the largest number of float16; None for
+    an operator that the election large-scores is not put to.
+
     `choose(inputs, order)` gives inputs with some of their samples, in an order, where samples are no
     axis of the arrays.
 
@@ -171,6 +174,7 @@ class Operator:
     squeezed_axis: str = "b"
     conjunctions_are_arrays: bool = False
     every_dtype: tuple[str, ...] = ()
+    large_scores: Callable[[Inputs], Inputs] | None = None
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs] | None = None
     completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]] | None = None
     work: Callable[[Inputs, str], Work] | None = None

@@ -318,13 +318,8 @@ def _overflow(p: Probe) -> str:
 
 
 def _large_scores(p: Probe) -> str:
-    base = p.inputs()
-    weight = base.parameters.get("concat_weight")
-    if weight is None:
-        inputs = base.replace(query=base.query * 256, key=base.key * 256)
-    else:
-        # A sum of D numbers below 1, weighed.
-        inputs = base.replace(concat_weight=weight * 2.0**15)
+    assert p.operator.large_scores is not None
+    inputs = p.operator.large_scores(p.inputs())
     got = p.values(inputs)
     if got is None:
         raise Deviation("election", "large float16 scores raised")

@@ -62,6 +62,10 @@ CONCAT = Operator(
     ),
     options=options("without_scale", "unscaled"),
     elections=("padded-sample", "padded-sample-gradient", "large-scores"),
+    # A score is a sum of D numbers below 1, weighed.
+    large_scores=lambda inputs: inputs.replace(
+        concat_weight=inputs.parameters["concat_weight"] * 2.0**15
+    ),
     probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
     gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     is_layer=True,
