@@ -119,6 +119,31 @@ def test_a_process_imports_the_change_and_the_file_stays(tmp_path: Path) -> None
     assert (folder / "code.py").read_text() == text
 
 
+def test_other_backends_are_asked_where_those_before_see_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Target(
+        "ours", "numpy", "backends._numpy.attention", ("definition",), "numpy", ("definition",),
+        others=("torch", "jax", "tf"),
+    )  # fmt: skip
+    change = changes(target.path.read_text(encoding="utf-8"), target.module, target.names)[0]
+    asked = []
+
+    def run(
+        self: Judge, target: Target, results: Path, limit: float | None, change: Change | None
+    ) -> tuple[int, str]:
+        asked.append(target.backend)
+        return (-11 if change and target.backend == "jax" else 0), ""
+
+    monkeypatch.setattr(Judge, "_run", run)
+    judge = Judge("smoke")
+    (record,) = judge.judged([Mutant(target, change)])
+    assert record.status == "killed"
+    # As it is, everywhere; changed, until it is seen.
+    assert asked[-3:] == ["numpy", "torch", "jax"]
+    assert {backend for backend, _ in judge.limits} == {"numpy", "torch", "jax", "tf"}
+
+
 def test_what_becomes_of_a_mutant(tmp_path: Path) -> None:
     target = Target(
         "ours", "numpy", "backends._numpy.attention", ("definition",), "numpy", ("definition",)

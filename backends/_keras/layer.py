@@ -48,6 +48,8 @@ class KerasLayer(Implementation):
     """Numerics classes by engine."""
     elections: Mapping[str, Mapping[str, Election]] = {}
     """What an engine answers otherwise than the others, by engine."""
+    says_scores = False
+    """Whether models say the shape of its scores right (see the finding keras-scores-shape)."""
 
     def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
         declared = self.declared.electing(self.elections.get(engine, {})).but(
@@ -182,7 +184,9 @@ class KerasLayer(Implementation):
         elif through == "hidden":
             function = models.shown(plain)
         elif through:
-            function = models.functional(self.backend, plain, names, inputs, through)
+            function = models.functional(
+                self.backend, plain, names, inputs, through, self.says_scores
+            )
         wanted = inputs.returned != "none"
 
         def run(**arrays: Any) -> tuple[Any, Any]:

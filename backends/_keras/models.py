@@ -78,10 +78,12 @@ def functional(
     names: Mapping[str, str],
     inputs: Inputs,
     through: str,
+    scores: bool = False,
 ) -> Callable[..., Any]:
     """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict");
     `names` says for every argument of the layer which array it is. Raises RuntimeError where the model
-    says that its output has another shape than what it answers."""
+    says that its output, or its `scores`, have another shape than what it answers, or does not say it,
+    but for the number of samples."""
 
     def call(**arrays: Any) -> Any:
         import keras
@@ -93,10 +95,12 @@ def functional(
         answer = plain(**{name: symbols[one] for name, one in names.items()})
         model = keras.Model(symbols, answer)
         if through != "predict":
-            said, answer = _output(answer).shape, model(arrays)
-            shape = tuple(_output(answer).shape)
-            if not all(n in (None, m) for n, m in zip(said, shape, strict=True)):
-                raise RuntimeError(f"the model says shape {said}, and answers {shape}")
+            symbols_out, answer = answer, model(arrays)
+            for said, shape in zip(
+                _shapes(symbols_out, scores), _shapes(answer, scores), strict=True
+            ):
+                if said[0] not in (None, shape[0]) or said[1:] != shape[1:]:
+                    raise RuntimeError(f"the model says shape {said}, and answers {shape}")
             return answer
         answer = model.predict_on_batch(arrays)
         if isinstance(answer, list | tuple):
@@ -106,9 +110,10 @@ def functional(
     return call
 
 
-def _output(answer: Any) -> Any:
-    """The output, without scores: these are said to have other shapes (finding keras-scores-shape)."""
-    return answer[0] if isinstance(answer, list | tuple) else answer
+def _shapes(answer: Any, scores: bool) -> list[tuple[int | None, ...]]:
+    """Those of the output, and of `scores` where these are asked for and there are any."""
+    several = list(answer) if isinstance(answer, list | tuple) else [answer]
+    return [tuple(each.shape) for each in (several if scores else several[:1])]
 
 
 def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:

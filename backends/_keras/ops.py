@@ -6,7 +6,7 @@ Arrays are the engine's own, made by the adapter; Keras is imported when the fir
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from backends.prepared import PreparedCall
 from backends.protocol import BackendUnavailable, Implementation
 from backends.sources import call_source
 from backends.user import NativeSignature, UserFunction
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 
 NATIVE = "keras.ops.dot_product_attention"
@@ -82,7 +83,12 @@ class KerasOps(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
-        return {**self.prepare(inputs).written_out(ways), "in a model": self.in_a_model(inputs)}
+        paths = {**self.prepare(inputs).written_out(ways), "in a model": self.in_a_model(inputs)}
+        if inputs.dtype.is_half:
+            for names in (("query",), ("key", "value"), ("bias",)):
+                if all(name in inputs.arrays for name in names):
+                    paths[f"{' and '.join(names)} in float32"] = self.widened(inputs, names)
+        return paths
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -91,6 +97,14 @@ class KerasOps(Implementation):
 
         function: Callable[..., Any] = keras.ops.dot_product_attention
         return function
+
+    def widened(self, inputs: Inputs, names: Sequence[str]) -> PreparedCall:
+        """The call with some operands in float32, in which it answers then; a bias is narrowed."""
+        plain, operands = self.prepare(inputs), {n for n in names if n != "bias"}
+        problem = inputs.replace(dtype=DTYPES["f32"]) if operands else None
+        wide = self.prepare(inputs.replace(dtype=DTYPES["f32"])).arguments
+        own = {plain.argument(name): wide[plain.argument(name)] for name in names}
+        return replace(plain, arguments=plain.arguments | own, problem=problem)
 
     def in_a_model(self, inputs: Inputs) -> PreparedCall:
         """The call of a functional model that takes query, key and value."""
@@ -106,6 +120,9 @@ class KerasOps(Implementation):
         query, key, value = (arguments[name] for name in ("query", "key", "value"))
         return {
             "operands of rank 3": lambda: self.function(query[0], key[0], value[0]),
+            "attn_logits_soft_cap without a TPU": lambda: self.function(
+                query, key, value, attn_logits_soft_cap=1.0
+            ),
         }
 
 

@@ -37,6 +37,7 @@ class SingleHead(KerasLayer):
             "returned-weights": "after-dropout",
         }
     )
+    says_scores = True
     numerics: Mapping[str, Numerics] = {
         "tensorflow": TENSORFLOW,
         # keras.ops.matmul gives float32 for float64.

@@ -81,7 +81,8 @@ class Judge:
 
     def judged(self, chosen: Sequence[Mutant]) -> Iterator[FaultRecord]:
         """What becomes of each mutant, in their order. Raises NotGreen."""
-        for target in dict.fromkeys(mutant.target for mutant in chosen):
+        asked = dict.fromkeys(one for mutant in chosen for one in mutant.target.everywhere)
+        for target in asked:
             key = (target.backend, target.implementations)
             if key not in self.limits:
                 self.limits[key] = self.limit(target)
@@ -94,14 +95,16 @@ class Judge:
 
     def judge(self, mutant: Mutant) -> FaultRecord:
         """What becomes of one mutant."""
-        target, change = mutant.target, mutant.change
-        limit = self.limits[target.backend, target.implementations]
-        with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
-            results = Path(folder) / "cells.jsonl"
-            start = time.perf_counter()
-            code, said = self._run(target, results, limit, change)
-            seconds = time.perf_counter() - start
-            status, fields = _outcome(code, said, results)
+        start = time.perf_counter()
+        for target in mutant.target.everywhere:
+            limit = self.limits[target.backend, target.implementations]
+            with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
+                results = Path(folder) / "cells.jsonl"
+                code, said = self._run(target, results, limit, mutant.change)
+                status, fields = _outcome(code, said, results)
+            if status != "survived":
+                break
+        seconds = time.perf_counter() - start
         return self.record(mutant, status=status, seconds=round(seconds, 3), **fields)
 
     def record(self, mutant: Mutant, **what: Any) -> FaultRecord:

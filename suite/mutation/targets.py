@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +12,8 @@ class Target:
     """Functions of one module of a framework, and the implementations of a backend that call them.
 
     `names` are qualified names in the module; one that ends in `.*` stands for all methods of a class.
-    `distribution` is what has the version.
+    `distribution` is what has the version. `others` are backends besides, that run other branches of the
+    module: each is asked where those before it see nothing.
     """
 
     framework: str
@@ -21,6 +22,12 @@ class Target:
     names: tuple[str, ...]
     backend: str
     implementations: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def everywhere(self) -> tuple[Target, ...]:
+        """The target on each of its backends."""
+        return tuple(replace(self, backend=b, others=()) for b in (self.backend, *self.others))
 
     @property
     def path(self) -> Path:
@@ -103,7 +110,7 @@ TARGETS = (
     Target(
         "keras", "keras", "keras.src.ops.nn",
         ("dot_product_attention", "layer_normalization", "_layer_normalization"),
-        "tf", ("keras-ops", "keras-layer-norm"),
+        "tf", ("keras-ops", "keras-layer-norm"), ("keras-torch", "keras-jax"),
     ),
     Target(
         "keras", "keras", "keras.src.layers.activations.softmax", ("Softmax.*", "_large_negative_number"),

@@ -24,7 +24,7 @@ from suite.spec.recipes import draw_bias, generator
 from suite.spec.sizes import Index, Sizes
 from suite.spec.vocabulary import BY_HEAD
 
-_OF_CASE = ("mask", "form", "axis_order", "recipe")
+_OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,8 @@ class Inputs:
 
     def replace(self, **changes: Any) -> Inputs:
         """A variation: other arrays (None takes one away), another `mask`, `mask_array`, `form`,
-        `axis_order` or `recipe`, other options, sizes or seeds, each by its name.
+        `axis_order` or `recipe`, another `dtype` that holds the values, other options, sizes or seeds,
+        each by its name.
 
         Sizes follow the arrays. Raises ValueError for a name that is none of these.
         """
