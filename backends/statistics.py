@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from backends.implementation import Implementation
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
@@ -39,8 +41,9 @@ def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> 
     mean, variance = inputs.parameters["mean"], inputs.parameters["variance"]
     count = inputs.query.shape[0] * inputs.query.shape[1]
     for factor, share in zip(STEPS, shares, strict=True):
-        batch = factor * inputs.query
+        batch = factor * inputs.query.astype(np.longdouble)
         spread = batch.var((0, 1)) * (count / (count - 1) if unbiased else 1.0)
         mean = (1 - share) * mean + share * batch.mean((0, 1))
         variance = (1 - share) * variance + share * spread
-    return inputs.replace(mean=mean, variance=variance, averaged=max(STEPS))
+    statistics = {"mean": np.float64(mean), "variance": np.float64(variance)}
+    return inputs.replace(**statistics, averaged=max(STEPS))

@@ -9,7 +9,8 @@ Statistics that training leaves (the option `averaged`) carry what their average
 tokens t of at most `averaged` times the query, of which each batch has statistics as in training, and s
 the share of a batch, m <- (1 - s) m + s mean(t) rounds 1 - s, two products and a sum, each relative to no
 more than |m| + 2 mean(|t|), where m is what comes out last; a variance that is divided by n - 1 twice
-more. In two steps these are no more than 12 roundings.
+more, and what it inherits grows by n / (n - 1). In two steps these are no more than 12 roundings. The
+value m itself is rounded once.
 
 Source: Ioffe, Szegedy, ICML 2015, section 3.
 """
@@ -43,8 +44,13 @@ def _learned(inputs: Inputs, u: Roundoffs) -> Statistics:
     tokens = narrowed(factor * arrays["query"], u)
     sizes = magnitude(tokens.value).mean(AXES), np.square(magnitude(tokens.value)).mean(AXES)
     unit = max(u.accumulate, u.step, u.output)
+    count = inputs.sizes.B * inputs.sizes.Lq
+    unbiased = count / max(count - 1, 1)
     mean, variance = (
-        Bounded(x.value, x.error + batch.error.reshape(-1) + 12 * unit * (x.size + 2 * size))
+        Bounded(
+            x.value,
+            x.error + unbiased * (batch.error.reshape(-1) + 13 * unit * (x.size + 2 * size)),
+        )
         for x, batch, size in zip(given, statistics(tokens, AXES, u), sizes, strict=True)
     )
     return mean, variance

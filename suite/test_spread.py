@@ -51,6 +51,8 @@ KINKED = (
 
 WIDE_LAYERS = (
     "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24",
+    # Bounds of norms of so few numbers say little in 16 bits.
+    "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24/qknorm/eps1e-06",
     "self-attention/none/mha/{dt}/b8h1q17k17d8v12/e24.24.24.12/self",
     "additive/none/mha/{dt}/b8h1q17k23d16v14/e12.10.14.14",
     "dot/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",

@@ -158,11 +158,24 @@ def test_calls_together_are_one_program_that_has_all_answers(
     assert np.array_equal(answers["half"], np.asarray(query) / 2)
     with pytest.raises(RuntimeError, match="not this one"):
         calls["raises"]()
+    mixed = backend.together(
+        {"half": call(half), "double": call(double, flag=True), "odd": call(odd)}
+    )
+    assert np.array_equal(np.asarray(mixed["half"]()), answers["half"])
+    with pytest.raises(Exception, match="is not supported"):
+        mixed["odd"]()
     # Other arguments than its own: a gradient asks so.
     other = calls["half"].call({"query": query + 1})
     assert np.array_equal(np.asarray(other), (np.asarray(query) + 1) / 2)
     alone = backend.together({"half": call(half)})["half"]
     assert np.array_equal(np.asarray(alone()), answers["half"])
+
+
+def odd(query: Any) -> Any:
+    """What JAX traces, and XLA does not compile for the CPU."""
+    import jax
+
+    return jax.lax.dot(query[0, 0], query[0, 0].T, precision="BF16_BF16_F32_X9")
 
 
 def half(query: Any) -> Any:

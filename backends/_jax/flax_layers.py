@@ -28,7 +28,7 @@ OPERANDS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
 """What the modules call their inputs."""
 
 EPSILON = 1e-6
-"""What Flax's norms add to a variance by default; the modules hand on no other number."""
+"""What Flax's layer norms add to a variance by default; attention modules hand on no other number."""
 
 NOTHING = 2.0**-60
 """A rate of dropout that drops nothing: 1 less the rate is 1."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends._jax.engine import JaxEngine
+from backends._jax.flax_layers import EPSILON
 from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -121,7 +122,7 @@ class LinenLayerNorm(FlaxNorm):
 
     name = "flax-layer-norm"
     operator = LAYER_NORM
-    own_epsilon = 1e-6
+    own_epsilon = EPSILON
     declared = Declared(numerics="exact", features=LAYER_FEATURES)
 
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:

@@ -159,7 +159,8 @@ class Together:
 
     @cached_property
     def answers(self) -> dict[str, Any]:
-        """The answers of those that JAX can trace, by name; the others raise when they are called."""
+        """The answers by name, of those that JAX can trace; none where they cannot be compiled together.
+        The others are programs of their own, and raise when they are called."""
         import jax
 
         parts = {}
@@ -181,7 +182,11 @@ class Together:
                 for name, (part, arrays) in parts.items()
             }
 
-        return dict(jax.jit(all_of_them)(list(unique.values())))
+        try:
+            return dict(jax.jit(all_of_them)(list(unique.values())))
+        except Exception:
+            # One that JAX traces and cannot compile must not be the others' failure.
+            return {}
 
 
 class Programs:

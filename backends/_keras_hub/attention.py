@@ -18,6 +18,7 @@ class AlibiAttention(Eager):
     """Textbook attention, to whose scores the layer adds its bias."""
 
     name = "alibi-bias"
+    textbook = False
     declared = Eager.declared.refusing(NO_OPERAND)
 
     def unsupported(self, case: AnyCase) -> str | None:

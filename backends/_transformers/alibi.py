@@ -16,6 +16,7 @@ from suite.spec.inputs import Inputs
 class ModelAlibi(Eager):
     """Scores to which the bias (1, H, 1, Lk) of one model is added."""
 
+    textbook = False
     declared = Eager.declared.refusing(NO_OPERAND).but(
         # Slopes are made in float32, in float64 calls, too.
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}

@@ -81,8 +81,7 @@ class Judge:
 
     def judged(self, chosen: Sequence[Mutant]) -> Iterator[FaultRecord]:
         """What becomes of each mutant, in their order. Raises NotGreen."""
-        asked = dict.fromkeys(one for mutant in chosen for one in mutant.target.everywhere)
-        for target in asked:
+        for target in dict.fromkeys(mutant.target for mutant in chosen):
             key = (target.backend, target.implementations)
             if key not in self.limits:
                 self.limits[key] = self.limit(target)
@@ -94,10 +93,14 @@ class Judge:
         return 3 * self._as_it_is(target) + BESIDES
 
     def judge(self, mutant: Mutant) -> FaultRecord:
-        """What becomes of one mutant."""
+        """What becomes of one mutant. A backend without a limit is run as it is first. Raises
+        NotGreen."""
         start = time.perf_counter()
         for target in mutant.target.everywhere:
-            limit = self.limits[target.backend, target.implementations]
+            key = (target.backend, target.implementations)
+            if key not in self.limits:
+                self.limits[key] = self.limit(target)
+            limit = self.limits[key]
             with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
                 results = Path(folder) / "cells.jsonl"
                 code, said = self._run(target, results, limit, mutant.change)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 STATISTICS = ("mean", "variance")
 """The parameters that are learned by averaging: they have no gradient."""
 
-AVERAGED = number("averaged", "averaged")
+AVERAGED = replace(number("averaged", "averaged"), limits=(1.0, 2.0))
 """The statistics are averages that the layer made itself, of two batches of the query, each multiplied by
 at most this number."""
 
@@ -37,6 +38,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 def validate(case: Case) -> None:
     if case.option("training") and case.sizes.B * case.sizes.Lq == 1:
         raise ValueError(f"one token has no variance to train with: {case.id}")
+    if case.option("training") and case.option("averaged") is not None:
+        raise ValueError(f"training takes no statistics that were averaged before: {case.id}")
 
 
 BATCH_NORM = Operator(

@@ -94,7 +94,7 @@ SMOKE = (
     "multi-head/causal/mha/f32/b2h2q1k9d6/e12.12.12.12/average",
     # 1e-6 is what Flax adds to a variance
     "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
-    "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
+    "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/self",
 )
 
 STANDARD = (
@@ -107,9 +107,10 @@ STANDARD = (
     "multi-head/padempty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
     "multi-head/bool.qk.empty/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
     "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/head/dense",
+    "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
     "multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06",
     "multi-head/bool.b1qk/mha/{dt}/b2h2q5k9d6/e12.10.14.12/nobias/qknorm/head/dense",
-    "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
+    "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
 )
 
 EVERY_DTYPE = tuple(sizes_of(shape).token for shape in SHAPES)
