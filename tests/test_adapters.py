@@ -393,22 +393,3 @@ def test_the_kernels_of_torch_are_named() -> None:
     assert seen["sdpa-flash"] == "_scaled_dot_product_flash_attention_for_cpu"
     assert seen["sdpa-math"] == "_scaled_dot_product_attention_math"
     assert seen["eager"] == "bmm, matmul"
-
-
-def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keras = pytest.importorskip("keras")
-    norm = next(i for i in registry.load("tf").implementations() if i.name == "keras-batch-norm")
-    build = keras.layers.BatchNormalization.build
-
-    def trained(self: Any, shape: Any) -> None:
-        build(self, shape)
-        self.moving_mean.trainable = True
-
-    text = "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"
-    assert run(Cell(CHECKS["gradients"], Case.parse(text), norm)).status == "pass"
-    monkeypatch.setattr(keras.layers.BatchNormalization, "build", trained)
-    verdict = run(Cell(CHECKS["gradients"], Case.parse(text), norm))
-    assert (verdict.status, verdict.kind) == ("fail", "raised")
-    assert "mean: an optimizer would change what is counted" in verdict.message

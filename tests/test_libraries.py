@@ -172,3 +172,23 @@ def test_keras_hub_scales_as_it_is_told(scaling: str) -> None:
     assert judged(rotary, f"{ROTATION}/{scaling}/at4097").status == "pass"
     for other in ("ntk", "llama3", "longrope"):
         assert rotary.unsupported(Case.parse(f"{ROTATION}/{other}"))
+
+
+def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    norm = of("tf", "keras-batch-norm")
+    import keras
+
+    build = keras.layers.BatchNormalization.build
+
+    def trained(self: Any, shape: Any) -> None:
+        build(self, shape)
+        self.moving_mean.trainable = True
+
+    text = "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"
+    assert judged(norm, text, "gradients").status == "pass"
+    monkeypatch.setattr(keras.layers.BatchNormalization, "build", trained)
+    verdict = judged(norm, text, "gradients")
+    assert (verdict.status, verdict.kind) == ("fail", "raised")
+    assert "mean: an optimizer would change what is counted" in verdict.message
