@@ -12,7 +12,9 @@ from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
 from suite.judge.run import run
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable, Verdict
+from suite.spec.case import Case
 from suite.spec.catalogue import find
+from suite.spec.dtypes import DTYPES
 from suite.spec.vocabulary import KINDS
 from suite.test_contract import test_contract as contract
 from suite.test_elections import test_election as election
@@ -176,3 +178,15 @@ def test_the_worst_comparison_of_an_operand_is_kept() -> None:
     assert kept.ratios["query"] == 0.25
     assert math.isnan(kept.ratios["key"])
     assert math.isnan(kept.error_ratio or 0.0)
+
+
+def test_what_is_answered_in_another_dtype_is_held_to_its_bound() -> None:
+    """A path may widen operands of 16 bits."""
+    implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
+    narrow, wide = (
+        Cell(CHECKS[values], Case.parse(PLAIN.replace("f32", dt)), implementation)
+        for dt in ("bf16", "f32")
+    )
+    widened = narrow.inputs.replace(dtype=DTYPES["f32"])
+    assert np.array_equal(narrow.bound(widened), wide.bound(widened))
+    assert narrow.bound(widened).max() < narrow.bound(narrow.inputs).max() / 100

@@ -165,6 +165,10 @@ class Cell:
         if not self.implementation.declared.takes_parameters:
             raise NotApplicable("the layer takes no parameters: only what needs none is judged")
         inputs = self.inputs if inputs is None else inputs
+        if inputs.dtype is not self.dtype:
+            # A path whose operands are widened answers as in the wider dtype.
+            other = Cell(self.check, inputs.case, self.implementation, self.seed)
+            return other.oracle(inputs, numerics)
         oracle = Oracle.forward(inputs, self.rounding, self.rows(inputs))
         return oracle if numerics is None else oracle.in_class(numerics)
 
