@@ -92,7 +92,7 @@ def test_a_right_function_passes_and_its_report_has_every_cell(tmp_path: Path) -
 
 
 def test_a_wrong_closure_fails_and_says_what_separates_its_failures() -> None:
-    with pytest.raises(AttentionFailure, match=r"all \d+ failures have Lq >= 17") as caught:
+    with pytest.raises(AttentionFailure, match=r"all \d+ failures have Lk >= 23") as caught:
         check_attention(scaled(1.01), checks=["values"], dtypes=("f32",), name="mine")
     report = caught.value.report
     assert not report.passed
