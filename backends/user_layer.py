@@ -40,6 +40,11 @@ CONFIGURATION = {
 """What a factory is told, by keyword, where it takes the keyword; and the feature that its layer lacks
 where it does not (see `UserLayer`)."""
 
+OF_NORMS = {
+    "epsilon": "epsilon", "qk_norm": "qk_norm", "norm_first": "pre", "activation": "activation",
+}  # fmt: skip
+"""Those of `CONFIGURATION` that are options of a case, where its operator has them, by option."""
+
 CALL = {
     "mask": ("mask", "mask-array", "window"),
     "valid": (),
@@ -211,19 +216,9 @@ class UserLayer(Implementation):
 
     def own_configuration(self, inputs: Inputs) -> dict[str, Any]:
         """What factories of norms, and of layers that have norms, are told besides."""
-        if self.operator.option("epsilon") is None:
-            return {}
-        told = {"epsilon": inputs.epsilon}
-        if self.operator.option("qk_norm") is not None:
-            return {**told, "qk_norm": inputs.case.option("qk_norm")}
-        if self.operator.option("pre") is None:
-            return told
-        return {
-            **told,
-            "hidden_width": inputs.letters["o"],
-            "norm_first": inputs.case.option("pre"),
-            "activation": inputs.case.option("activation"),
-        }
+        values = {keyword: inputs.case.option(name) for keyword, name in OF_NORMS.items()}
+        told = {keyword: value for keyword, value in values.items() if value is not None}
+        return told | {"hidden_width": inputs.letters["o"]} if "norm_first" in told else told
 
     def layer(self, inputs: Inputs) -> Any:
         """The factory's layer for the inputs' sizes, with parameters of its own."""

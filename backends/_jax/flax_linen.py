@@ -52,7 +52,9 @@ class Linen(FlaxLayer):
         if own.pop("einsums", False):
             for product in ("qk_attn_weights", "attn_weights_value"):
                 own[f"{product}_einsum_cls"] = lambda: jax.numpy.einsum
-        static = {"deterministic": own.pop("deterministic", not inputs.training)}
+        deterministic = own.pop("deterministic", not inputs.training)
+        drops = not deterministic and own.get("dropout_rate", 0.0) > 0
+        static = {"deterministic": deterministic}
         if own.pop("constructor", False):
             own["deterministic"] = static.pop("deterministic")
         if sows:
@@ -62,9 +64,8 @@ class Linen(FlaxLayer):
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
         ) -> tuple[Any, Any]:
             layer = kind(**{**own, **biased(attention, bias)})
-            # As people write it: random numbers are for dropout.
-            drops = inputs.training or own.get("dropout_rate") == NOTHING
-            rngs = {"dropout": jax.random.key(seed)} if drops else None
+            # As people write it: random numbers are for training, and for dropout.
+            rngs = {"dropout": jax.random.key(seed)} if inputs.training or drops else None
             variables = {"params": by_parts(parameters)}
             if one_memory:
                 arguments["inputs_kv"] = arguments.pop("inputs_k")

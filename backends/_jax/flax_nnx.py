@@ -6,14 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends._jax.flax_layers import (
-    NOTHING,
-    FlaxLayer,
-    biased,
-    by_parts,
-    decodes,
-    one_by_one,
-)
+from backends._jax.flax_layers import NOTHING, FlaxLayer, biased, by_parts, decodes, one_by_one
 from backends.declared import LOWEST_IN_FLOAT32
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase

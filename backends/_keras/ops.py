@@ -6,7 +6,7 @@ Arrays are the engine's own, made by the adapter; Keras is imported when the fir
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -84,11 +84,7 @@ class KerasOps(Implementation):
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
         paths = {**self.prepare(inputs).written_out(ways), "in a model": self.in_a_model(inputs)}
-        if inputs.dtype.is_half:
-            for names in (("query",), ("key", "value"), ("bias",)):
-                if all(name in inputs.arrays for name in names):
-                    paths[f"{' and '.join(names)} in float32"] = self.widened(inputs, names)
-        return paths
+        return paths | self.widened(inputs) if inputs.dtype.is_half else paths
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -98,13 +94,19 @@ class KerasOps(Implementation):
         function: Callable[..., Any] = keras.ops.dot_product_attention
         return function
 
-    def widened(self, inputs: Inputs, names: Sequence[str]) -> PreparedCall:
+    def widened(self, inputs: Inputs) -> dict[str, PreparedCall]:
         """The call with some operands in float32, in which it answers then; a bias is narrowed."""
-        plain, operands = self.prepare(inputs), {n for n in names if n != "bias"}
-        problem = inputs.replace(dtype=DTYPES["f32"]) if operands else None
-        wide = self.prepare(inputs.replace(dtype=DTYPES["f32"])).arguments
-        own = {plain.argument(name): wide[plain.argument(name)] for name in names}
-        return replace(plain, arguments=plain.arguments | own, problem=problem)
+        problem = inputs.replace(dtype=DTYPES["f32"])
+        plain, wide = self.prepare(inputs), self.prepare(problem).arguments
+        ways = {
+            f"{' and '.join(names)} in float32": {name: wide[name] for name in names}
+            for names in (("query",), ("key", "value"), ("bias",))
+            if all(name in wide for name in names)
+        }
+        return {
+            name: replace(call, problem=None if "bias" in ways[name] else problem)
+            for name, call in plain.written_out(ways).items()
+        }
 
     def in_a_model(self, inputs: Inputs) -> PreparedCall:
         """The call of a functional model that takes query, key and value."""

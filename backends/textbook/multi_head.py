@@ -89,11 +89,11 @@ class PerHead(Textbook):
         for name, array in inputs.parameters.items():
             if name == "output_kernel":
                 apart[name] = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
-            elif name == "output_bias" or name.endswith("gain"):
-                apart[name] = array
-            else:
-                heads = array.swapaxes(0, 1) if name.endswith("kernel") else array
+            elif name in PER_HEAD or name.endswith("kernel"):
+                heads = array if name in PER_HEAD else array.swapaxes(0, 1)
                 apart |= {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(heads)}
+            else:
+                apart[name] = array
         return apart
 
     def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:

@@ -82,32 +82,32 @@ class Judge:
     def judged(self, chosen: Sequence[Mutant]) -> Iterator[FaultRecord]:
         """What becomes of each mutant, in their order. Raises NotGreen."""
         for target in dict.fromkeys(mutant.target for mutant in chosen):
-            key = (target.backend, target.implementations)
-            if key not in self.limits:
-                self.limits[key] = self.limit(target)
+            self.limit(target)
         with ThreadPoolExecutor(self.jobs) as threads:
             yield from threads.map(self.judge, chosen)
 
     def limit(self, target: Target) -> float:
-        """The seconds that a mutant of the target has; runs the target as it is. Raises NotGreen."""
-        return 3 * self._as_it_is(target) + BESIDES
+        """The seconds that a mutant of the target has; the target is run as it is, once. Raises
+        NotGreen."""
+        key = (target.backend, target.implementations)
+        if key not in self.limits:
+            self.limits[key] = 3 * self._as_it_is(target) + BESIDES
+        return self.limits[key]
 
     def judge(self, mutant: Mutant) -> FaultRecord:
         """What becomes of one mutant. A backend without a limit is run as it is first. Raises
         NotGreen."""
-        start = time.perf_counter()
+        seconds = 0.0
         for target in mutant.target.everywhere:
-            key = (target.backend, target.implementations)
-            if key not in self.limits:
-                self.limits[key] = self.limit(target)
-            limit = self.limits[key]
+            limit = self.limit(target)
             with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
                 results = Path(folder) / "cells.jsonl"
+                start = time.perf_counter()
                 code, said = self._run(target, results, limit, mutant.change)
+                seconds += time.perf_counter() - start
                 status, fields = _outcome(code, said, results)
             if status != "survived":
                 break
-        seconds = time.perf_counter() - start
         return self.record(mutant, status=status, seconds=round(seconds, 3), **fields)
 
     def record(self, mutant: Mutant, **what: Any) -> FaultRecord:

@@ -54,11 +54,7 @@ class EncoderKernel(MultiHeadKernel):
 
     def norm(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         gain, offset = (self.number(f"{name}_{part}", call) for part in ("gain", "offset"))
-        mean = x.mean(-1, keepdims=True)
-        variance = np.square(x - mean).mean(-1, keepdims=True)
-        return self.keep(
-            (x - mean) * self.reciprocal(variance, call) * gain + offset, "features", call
-        )
+        return self.keep(self.standardised(x, call) * gain + offset, "features", call)
 
     def attended(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
         query, key, value = (self.projected(x, n, call) for n in ("query", "key", "value"))

@@ -23,13 +23,7 @@ class QueriesAloneNormalised(MultiHeadKernel):
 class NormOfAllHeads(MultiHeadKernel):
     """Mean and variance are taken over the features of all heads."""
 
-    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
-        gain = self.gain(name, call)
-        if gain is None:
-            return x
-        shifted = x - x.mean((1, 3), keepdims=True)
-        variance = np.square(shifted).mean((1, 3), keepdims=True)
-        return shifted * self.reciprocal(variance, call) * gain
+    normed_axes = (1, 3)
 
 
 @mutant("values")

@@ -274,6 +274,7 @@ class MultiHeadKernel(LayerKernel):
 
     operator = MULTI_HEAD
     features = LAYER_FEATURES | {"qk-norm"}
+    normed_axes: tuple[int, ...] = (-1,)
     dropout = "elements"
     refusals = {"splits-width": "is given kernels, not a width to split"}
     elections = LayerKernel.elections | {
@@ -301,13 +302,17 @@ class MultiHeadKernel(LayerKernel):
         gain = self.gain(name, call)
         if gain is None:
             return x
+        return self.keep(self.standardised(x, call) * gain, "features", call)
+
+    def standardised(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+        """(x - mean) / sqrt(variance + epsilon), mean and variance over `normed_axes`."""
         shifted = x - self.level(x)
-        variance = np.square(shifted).mean(-1, keepdims=True)
-        return self.keep(shifted * self.reciprocal(variance, call) * gain, "features", call)
+        variance = np.square(shifted).mean(self.normed_axes, keepdims=True)
+        return shifted * self.reciprocal(variance, call)
 
     def level(self, x: np.ndarray) -> np.ndarray:
         """What a norm subtracts."""
-        return x.mean(-1, keepdims=True)
+        return x.mean(self.normed_axes, keepdims=True)
 
     def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
         """That of the norm of query, key or value; None where there is none."""
