@@ -240,7 +240,23 @@ class KerasLayerNorm(KerasNorm):
             flags = {"axis": (3, 1)}
             found[self.turn] = self.call(inputs, through=self.turn, flags=flags)
             found[f"keras.ops, {self.turn}, in a model"] = self.function(inputs, [1, 3])
-        return found
+        return found | self.rms_scaled(inputs)
+
+    def rms_scaled(self, inputs: Inputs) -> dict[str, PreparedCall]:
+        """The calls with `rms_scaling`, which scales by the variance without a shift: a layer norm of
+        tokens whose mean is 0. Keras warns that the argument is deprecated."""
+        half = inputs.query[..., : inputs.widths.query // 2]
+        rest = np.zeros_like(inputs.query[..., : inputs.widths.query % 2])
+        offset = {
+            name: np.zeros_like(a) for name, a in inputs.parameters.items() if name == "offset"
+        }
+        problem = inputs.replace(query=np.concatenate([half, rest, -half], -1), **offset)
+        return {
+            "rms_scaling": replace(
+                self.call(problem, flags={"rms_scaling": True}), problem=problem
+            ),
+            "keras.ops, rms_scaling": self.function(problem, rms_scaling=True),
+        }
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         import keras
@@ -251,16 +267,16 @@ class KerasLayerNorm(KerasNorm):
             "tokens without the axis": lambda: layer.compute_output_shape(inputs.query.shape),
         }
 
-    def function(self, inputs: Inputs, axes: list[int] | None = None) -> PreparedCall:
-        """The function by its defaults; with `axes`, in a functional model, of tokens in another
-        shape."""
+    def function(self, inputs: Inputs, axes: list[int] | None = None, **flags: Any) -> PreparedCall:
+        """The function by its defaults but for `flags`; with `axes`, in a functional model, of tokens
+        in another shape."""
 
         def run(query: Any, gain: Any = None, offset: Any = None) -> tuple[Any, None]:
             import keras
 
             normalized = keras.ops.layer_normalization
             if axes is None:
-                return normalized(query, gain, offset), None
+                return normalized(query, gain, offset, **flags), None
             x = self.turned(query)
             shape = [x.shape[axis] for axis in axes]
             own = [a if a is None else keras.ops.reshape(a, shape) for a in (gain, offset)]
@@ -271,7 +287,7 @@ class KerasLayerNorm(KerasNorm):
         own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
         arrays = {"query": sequences(self.backend, inputs)["query"], **own}
         problem = inputs.replace(epsilon=FUNCTION_EPSILON)
-        constants = ("function", axes, inputs.dtype.name)
+        constants = ("function", axes, *flags, inputs.dtype.name)
         plain = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=constants, problem=problem)
         return plain if self.called is None else self.called(self, plain, inputs.dtype)
 
