@@ -138,7 +138,7 @@ def test_other_backends_are_asked_where_those_before_see_nothing(
     monkeypatch.setattr(Judge, "_run", run)
     judge = Judge("smoke")
     (record,) = judge.judged([Mutant(target, change)])
-    assert record.status == "killed"
+    assert (record.status, record.backend) == ("killed", "jax")
     # Each as it is, and changed, until it is seen.
     assert asked == ["numpy", "numpy", "torch", "torch", "jax", "jax"]
     # A sweep hands over the limit of the first alone.

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from backends.registry import UsageError
 from suite.records import sweeps
+from suite.sweep import cluster as clusters
 
 pytest.importorskip("ray")
 
@@ -102,9 +104,33 @@ def test_a_sweep_on_a_cluster(cluster: Cluster, tmp_path: Path, way: str) -> Non
     words = ["sweep", str(plan), f"--results={tmp_path / 's'}", f"--cluster={where}"]
     done = subprocess.run(
         [sys.executable, "-m", "suite", *words], cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     (run,) = sweeps.runs(tmp_path / "s")
     run.check()
     assert run.complete
+
+
+@pytest.mark.parametrize("failures", [0, 2, 3])
+def test_a_server_that_died_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    import ray
+
+    asked: list[str] = []
+
+    def init(address: str, **options: object) -> None:
+        asked.append(address)
+        if len(asked) <= failures:
+            raise ConnectionError("Starting Ray client server failed.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(clusters, "check_answers", lambda cluster: None)
+    if failures < clusters.ATTEMPTS:
+        with clusters.RayEngine("ray://there"):
+            assert asked == ["ray://there"] * (failures + 1)
+    else:
+        with pytest.raises(UsageError, match="client server failed"):
+            clusters.RayEngine("ray://there")
+        assert len(asked) == clusters.ATTEMPTS

@@ -99,6 +99,8 @@ def seen_below(path: str, level: str) -> dict[tuple[Any, ...], FaultRecord]:
 
 def _line(record: FaultRecord, place: str) -> str:
     by = f" by {record.check} of {record.implementation}" if record.implementation else ""
+    if record.implementation and record.backend:
+        by += f" on {record.backend}"
     return printable(
         f"{place:>7} {record.status + by:40} {record.module}:{record.line} in {record.function}: "
         f"{record.described}  ({record.seconds:.0f} s)"

@@ -108,7 +108,8 @@ class Judge:
                 status, fields = _outcome(code, said, results)
             if status != "survived":
                 break
-        return self.record(mutant, status=status, seconds=round(seconds, 3), **fields)
+        seconds = round(seconds, 3)
+        return self.record(mutant, backend=target.backend, status=status, seconds=seconds, **fields)
 
     def record(self, mutant: Mutant, **what: Any) -> FaultRecord:
         """The record of a mutant that says `what` became of it."""

@@ -30,8 +30,8 @@ SEEN = ("killed", "timed-out")
 class FaultRecord:
     """One change in one module of a framework, and what a run of the suite made of it.
 
-    `line` and `start` say where (line, and character of the file), `old` became `new`. `check`, `case`
-    and `implementation` are those of the first cell that failed.
+    `line` and `start` say where (line, and character of the file), `old` became `new`. `backend` is the
+    last that was asked; `check`, `case` and `implementation` are those of its first cell that failed.
     """
 
     framework: str
@@ -50,6 +50,7 @@ class FaultRecord:
     implementation: str = ""
     message: str = ""
     seconds: float = 0.0
+    backend: str = ""
 
     @property
     def texts(self) -> tuple[str, str]:

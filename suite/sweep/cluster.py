@@ -36,6 +36,10 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 ANSWER_SECONDS = 5.0
 """Seconds in which somebody has to listen where a cluster is said to be."""
 
+ATTEMPTS = 3
+"""How often a cluster is joined. A server that Ray forks for a client may die as it begins, while
+another thread calls into gRPC; half a minute later the client is told."""
+
 CLIENT_PORT = 10001
 """Where Ray listens for ray://, unless it is told otherwise."""
 
@@ -99,10 +103,17 @@ class RayEngine:
                 ROOT / name, Path(self._folder.name, name),
                 ignore=shutil.ignore_patterns("__pycache__"),
             )  # fmt: skip
-        self._ray.init(
-            address=cluster, log_to_driver=False, logging_level=logging.ERROR,
-            runtime_env={"working_dir": self._folder.name},
-        )  # fmt: skip
+        for attempt in range(ATTEMPTS):
+            try:
+                self._ray.init(
+                    address=cluster, log_to_driver=False, logging_level=logging.ERROR,
+                    runtime_env={"working_dir": self._folder.name},
+                )  # fmt: skip
+                return
+            except ConnectionError:
+                self._ray.shutdown()
+                if attempt + 1 == ATTEMPTS:
+                    raise
 
     def __enter__(self) -> Self:
         return self
