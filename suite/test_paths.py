@@ -43,6 +43,7 @@ MORE = (
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self/head",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/average",
     "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
+    "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
     "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
     "multi-head/pad/mha/{dt}/b2h2q5k9d6/e12.10.14.12",
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",

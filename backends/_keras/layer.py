@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from backends._keras import models
-from backends._keras.variables import by_values, kept, random_state, with_leaves
+from backends._keras.variables import INITIAL, by_values, initial, kept, random_state, with_leaves
 from backends.declared import LAYER_FEATURES, Declared, Election
 from backends.masks import LayerMasks
 from backends.memory import sequences
@@ -99,11 +100,20 @@ class KerasLayer(Implementation):
         rate = {"dropout": inputs.rate} if inputs.rate else {}
         return self.bare(inputs, **{**common, **rate, **flags})
 
-    def assigned(self, layer: Any, inputs: Inputs) -> Any:
-        """The layer with the inputs' parameters in its variables."""
+    def assigned(self, layer: Any, inputs: Inputs, drawn_alone: bool = False) -> Any:
+        """The layer with the inputs' parameters in its variables; or `drawn_alone`, in those that it
+        draws."""
         for name, variable in self.variables(layer).items():
-            variable.assign(inputs.parameters[name])
+            if not (drawn_alone and name in INITIAL):
+                variable.assign(inputs.parameters[name])
         return layer
+
+    def as_made(self, inputs: Inputs) -> PreparedCall:
+        """The call of a layer whose biases and scales nobody has set."""
+        layer = self.unbuilt(inputs)
+        self.build(layer, inputs)
+        call = self.call(inputs, layer=self.assigned(layer, inputs, drawn_alone=True))
+        return replace(call, problem=inputs.replace(**initial(inputs.parameters)))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
@@ -201,7 +211,10 @@ class KerasLayer(Implementation):
         return called(self, stateless, inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        return {name: self.call(inputs, **ways) for name, ways in self.ways(inputs).items()}
+        calls = {name: self.call(inputs, **ways) for name, ways in self.ways(inputs).items()}
+        if self.called is None and initial(inputs.parameters):
+            calls["as it is made"] = self.as_made(inputs)
+        return calls
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         """What `call` is given for every path."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from backends._keras import models
 from backends._keras.layer import Called
-from backends._keras.variables import by_values, kept, with_leaves
+from backends._keras.variables import by_values, initial, kept, with_leaves
 from backends.declared import LAYER_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -76,7 +76,8 @@ class KerasNorm(Implementation):
         query = self.turned(inputs.query) if through == self.turn else inputs.query
         layer.build(tuple(query.shape))
         for name, variable in self.variables(layer, inputs).items():
-            variable.assign(p[name].reshape(variable.shape))
+            if through != "made":
+                variable.assign(p[name].reshape(variable.shape))
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
@@ -120,6 +121,8 @@ class KerasNorm(Implementation):
                 problem = inputs.replace(**{name: plain})
                 found[f"{flag}=False"] = replace(self.call(problem, flags=flags), problem=problem)
         if self.called is None:
+            made = inputs.replace(**initial(inputs.parameters))
+            found["as it is made"] = replace(self.call(inputs, through="made"), problem=made)
             found["attached mask"] = self.with_mask(inputs)
             if inputs.dtype.is_half:
                 found["mixed policy"] = self.mixed(inputs)
@@ -168,8 +171,8 @@ class KerasNorm(Implementation):
     ) -> PreparedCall:
         """The call of a layer, by default one with the inputs' parameters, after so many `steps` of
         training, each on a multiple of the query. `flags` go to the constructor. `through` "config" is a
-        layer made from another one's configuration, "function" a functional model, and `turn` tokens of
-        another shape."""
+        layer made from another one's configuration, "made" one whose variables nobody has set,
+        "function" a functional model, and `turn` tokens of another shape."""
         own = dict(flags or {})
         options = {"training": inputs.training} if self.trains else {}
         constants = (
@@ -243,19 +246,33 @@ class KerasLayerNorm(KerasNorm):
         return found | self.rms_scaled(inputs)
 
     def rms_scaled(self, inputs: Inputs) -> dict[str, PreparedCall]:
-        """The calls with `rms_scaling`, which scales by the variance without a shift: a layer norm of
-        tokens whose mean is 0. Keras warns that the argument is deprecated."""
-        half = inputs.query[..., : inputs.widths.query // 2]
-        rest = np.zeros_like(inputs.query[..., : inputs.widths.query % 2])
-        offset = {
-            name: np.zeros_like(a) for name, a in inputs.parameters.items() if name == "offset"
-        }
-        problem = inputs.replace(query=np.concatenate([half, rest, -half], -1), **offset)
+        """The calls with `rms_scaling`, which scales by the variance and takes no mean away: a layer norm
+        of tokens whose mean is 0, and one whose offset brings the mean back, where every token has the
+        features of one, in turn. Keras warns that the argument is deprecated."""
+        if "offset" not in inputs.parameters:
+            return {}
+        width, flags = inputs.widths.query, dict[str, Any](rms_scaling=True)
+        half, rest = inputs.query[..., : width // 2], inputs.query[..., : width % 2]
+        level = inputs.replace(
+            query=np.concatenate([half, 0.0 * rest, -half], -1),
+            offset=np.zeros_like(inputs.parameters["offset"]),
+        )
+        token = inputs.query.reshape(-1)[:width]
+        count = inputs.query.size // max(width, 1)
+        turns = np.add.outer(np.arange(count), np.arange(width)) % width
+
+        def in_turn(epsilon: float) -> Inputs:
+            mean = token.mean() / np.sqrt(token.var() + epsilon) if count else 0.0
+            return inputs.replace(
+                query=token[turns].reshape(inputs.query.shape),
+                offset=mean * inputs.parameters["gain"],
+            )
+
+        layer = in_turn(inputs.epsilon)
         return {
-            "rms_scaling": replace(
-                self.call(problem, flags={"rms_scaling": True}), problem=problem
-            ),
-            "keras.ops, rms_scaling": self.function(problem, rms_scaling=True),
+            "rms_scaling": replace(self.call(layer, flags=flags), problem=layer),
+            "keras.ops, rms_scaling": self.function(in_turn(FUNCTION_EPSILON), **flags),
+            "keras.ops, rms_scaling, mean 0": self.function(level, **flags),
         }
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from backends._keras.layer import KerasLayer, Numerics, without_dropout
 from backends._keras.multi_head import TENSORFLOW
 from backends.declared import Election
 from backends.masks import LayerMasks
+from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
 from suite.spec.operators.additive import ADDITIVE
 from suite.spec.operators.concat import CONCAT
@@ -81,6 +83,15 @@ class SingleHead(KerasLayer):
         seen = self.backend.array(models.shown_rows(inputs), None)
         masks = {**self.masks(inputs), "query_mask": seen}
         return ways | {"query_mask": {"masks": masks, "through": "hidden"}}
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        found = dict(super().paths(inputs))
+        if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
+            problem = inputs.replace(key=inputs.value)
+            for name, through in (("two inputs", ""), ("function, two inputs", "function")):
+                call = self.call(problem, without=("key",), through=through)
+                found[name] = replace(call, problem=problem)
+        return found
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         layer = self.layer(inputs)

@@ -15,6 +15,17 @@ from suite.spec.inputs import Inputs
 SEED = "dropout_seed"
 """The argument that is the state of a layer's generator of random numbers."""
 
+INITIAL = {
+    "gain": 1.0, "offset": 0.0, "mean": 0.0, "variance": 1.0, "scale": 1.0, "concat_weight": 1.0,
+    "query_bias": 0.0, "key_bias": 0.0, "value_bias": 0.0, "output_bias": 0.0,
+}  # fmt: skip
+"""What variables hold before anybody sets them, by their canonical names; others are drawn."""
+
+
+def initial(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of the parameters that no layer draws, as it makes them."""
+    return {n: np.full_like(a, INITIAL[n]) for n, a in parameters.items() if n in INITIAL}
+
 
 def kept(layers: dict[str, Any], constants: tuple[Any, ...], made: Callable[[], Any]) -> Any:
     """The layer of these constants among those that serve all calls of one configuration; made where it
