@@ -1,4 +1,4 @@
-"""What JAX keeps: what it compiled, which a second run needs, and what it lowered, which nobody does."""
+"""What JAX keeps: what it compiled, on disk for a second run and in memory, and what it lowered."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from pathlib import Path
 
 FORGET_EVERY = 20
 """Cells after which `forget_lowered` is called."""
+
+COUNT_EVERY = 100
+"""Cells after which `forget` counts areas of memory."""
+
+AREAS = 30_000
+"""Areas of memory that a process may have before `forget_programs` is called. A program of XLA takes some
+25 of them, and Linux allows 65,530 (vm.max_map_count): beyond them LLVM says "Cannot allocate memory",
+and the process dies. At smoke it has 24,000, at standard it would have 100,000."""
 
 LOWERED = (
     ("jax._src.interpreters.pxla", "_cached_lowering_to_hlo"),
@@ -36,6 +44,28 @@ def compilations_in(folder: str | Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
+def forget(judged: int) -> None:
+    """Forget what is to be forgotten when so many cells are judged."""
+    if judged % FORGET_EVERY == 0:
+        forget_lowered()
+    if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > AREAS:
+        forget_programs()
+
+
+def areas() -> int:
+    """The areas of memory that this process has; 0 where no system says so."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def forget_programs() -> None:
+    """Have JAX forget what it traced and compiled, as its public function does. A program that is called
+    again is traced again, and found among the compilations that are kept on disk."""
+    sys.modules["jax"].clear_caches()
 
 
 def forget_lowered() -> None:

@@ -136,8 +136,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     found = record(cell, verdict)
     pyfuncitem.stash[RECORD] = found
     _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
-    if judged % jax_caches.FORGET_EVERY == 0:
-        jax_caches.forget_lowered()
+    jax_caches.forget(judged)
     if found.status == "unsupported":
         pytest.skip(found.message)
     if found.status == "known":

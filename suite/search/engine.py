@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
 from suite.checks import all_checks
-from suite.front.jax_caches import FORGET_EVERY, forget_lowered
+from suite.front import jax_caches
 from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
@@ -181,8 +181,7 @@ class Search:
         """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
         one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
         self.judged += 1
-        if self.judged % FORGET_EVERY == 0:
-            forget_lowered()
+        jax_caches.forget(self.judged)
         self.judging(cell)
         verdict = self.plan.judge(cell)
         if verdict.kind == "unexpected-pass":

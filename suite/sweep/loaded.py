@@ -17,7 +17,7 @@ from typing import Any
 
 from suite.checks import all_checks
 from suite.front import plan as front
-from suite.front.jax_caches import FORGET_EVERY, forget_lowered, keep_compilations
+from suite.front.jax_caches import forget, keep_compilations
 from suite.front.options import Options
 from suite.front.order import Order
 from suite.front.plan import Plan, cell_name
@@ -94,8 +94,7 @@ class Loaded:
             gc.collect()
             verdict = leaks.held_against(verdict, [], leaks.died())
         self._judged += 1
-        if self._judged % FORGET_EVERY == 0:
-            forget_lowered()
+        forget(self._judged)
         return front.record(cell, verdict)
 
     def header(self, seed: int, identity: Mapping[str, Any], **more: Any) -> Header:
