@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from backends._keras import models
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import flagged_arguments, split_native
@@ -84,7 +86,12 @@ class KerasOps(Implementation):
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
         paths = {**self.prepare(inputs).written_out(ways), "in a model": self.in_a_model(inputs)}
-        return paths | self.widened(inputs) if inputs.dtype.is_half else paths
+        if inputs.dtype.is_half:
+            return paths | self.widened(inputs)
+        if inputs.dense_mask is not None:
+            problem = lowered(inputs)
+            paths["low scores"] = replace(self.prepare(problem), problem=problem)
+        return paths
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -120,12 +127,23 @@ class KerasOps(Implementation):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         arguments = self.prepare(inputs).arguments
         query, key, value = (arguments[name] for name in ("query", "key", "value"))
+        flash = partial(self.function, query, key, value, flash_attention=True)
         return {
             "operands of rank 3": lambda: self.function(query[0], key[0], value[0]),
             "attn_logits_soft_cap without a TPU": lambda: self.function(
                 query, key, value, attn_logits_soft_cap=1.0
             ),
+            **({"flash_attention on a CPU": flash} if self.backend.device == "cpu" else {}),
         }
+
+
+def lowered(inputs: Inputs) -> Inputs:
+    """Inputs whose scores are all lower, by 60000 with the default scale, which a softmax does not see:
+    below what some take for the lowest of all scores."""
+    number = np.ceil(np.sqrt(60_000 * np.sqrt(inputs.sizes.D)))
+    query, key = inputs.query.copy(), inputs.key.copy()
+    query[..., 0], key[..., 0] = number, -number
+    return inputs.replace(query=query, key=key)
 
 
 class KerasFunction(UserFunction):
