@@ -173,12 +173,6 @@ def test_what_dies_beside_a_call_is_in_its_record(tmp_path: Path, act: str, mess
         assert statuses(loaded, "k9") == {("pass", "")}
 
 
-def test_garbage_of_the_last_cell_is_in_its_record(tmp_path: Path) -> None:
-    out, loaded = judged("garbage", tmp_path / "r.jsonl", "-k", "b3h3q11k17d8/bias")
-    assert out.returncode == 1
-    assert statuses(loaded) == {("fail", "raised")}
-
-
 @pytest.mark.parametrize("words", [(), ISOLATED])
 def test_messages_hold_nothing_that_a_terminal_obeys(
     tmp_path: Path, words: tuple[str, ...]
@@ -320,25 +314,6 @@ def test_a_run_knows_which_cells_it_owes(tmp_path: Path, words: tuple[str, ...])
     assert out.returncode == 1
     assert "cells have no verdict, the first is suite/test_values.py" in out.stdout
     assert not records.load(path, partial=True).complete
-
-
-LOOKS_FOR_CYCLES = """
-import gc, pathlib, os
-
-def pytest_runtest_protocol(item, nextitem):
-    path = pathlib.Path(os.environ["SAID"])
-    path.write_text(f"{gc.isenabled()} {gc.get_freeze_count() > 50_000}")
-"""
-
-
-@pytest.mark.parametrize("words", [(), ISOLATED])
-def test_garbage_is_looked_for_among_what_cells_make_alone(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    (tmp_path / "looks.py").write_text(LOOKS_FOR_CYCLES)
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "SAID": str(tmp_path / "said")}
-    assert run(*FEW, "--backend=numpy", "-p", "looks", *words, env=env).returncode == 0
-    assert (tmp_path / "said").read_text() == "True True"
 
 
 def test_what_breaks_after_the_verdict_is_in_the_record(tmp_path: Path) -> None:
