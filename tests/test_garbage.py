@@ -33,3 +33,14 @@ def test_garbage_is_looked_for_among_what_cells_make_alone(
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "SAID": str(tmp_path / "said")}
     assert run(*FEW, "--backend=numpy", "-p", "looks", *words, env=env).returncode == 0
     assert (tmp_path / "said").read_text() == "True True"
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_garbage_of_other_peoples_tests_is_looked_for(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_theirs.py").write_text(
+        "import gc\n\ndef test():\n    assert gc.isenabled()\n"
+    )
+    out = run(*words, "-p", "suite.plugin", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert out.returncode == 0, out.stdout

@@ -75,9 +75,10 @@ class KerasNorm(Implementation):
             layer = models.restored(layer)
         query = self.turned(inputs.query) if through == self.turn else inputs.query
         layer.build(tuple(query.shape))
+        if through == "made":
+            return layer
         for name, variable in self.variables(layer, inputs).items():
-            if through != "made":
-                variable.assign(p[name].reshape(variable.shape))
+            variable.assign(p[name].reshape(variable.shape))
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:

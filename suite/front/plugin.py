@@ -216,9 +216,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if worker is None:
         _STATE["run"].owe(item.nodeid for item in session.items)
         _STATE["run"].begin(_identity(plan))
-    if _ends_with_session(session.config):
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -240,12 +237,19 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_collection(session: pytest.Session) -> None:
     """Load what was asked for before anything is collected: a usage error is one line then."""
     config = session.config
-    if _ends_with_session(config):
-        # Frameworks are half a million objects, and stay. A tenth of the time of a short run went into
-        # looking for cycles among them.
-        gc.disable()
-    if config.stash[OPTIONS].backend and not _has_workers(config):
+    if not config.stash[OPTIONS].backend or _has_workers(config):
+        return
+    if BOARD not in config.stash and not hasattr(config, "workerinput"):
         _plan(config)
+        return
+    # The process is of this session alone. Frameworks are half a million objects, and stay: a tenth of a
+    # short run's time went into looking for cycles among them.
+    gc.disable()
+    try:
+        _plan(config)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -271,11 +275,6 @@ def _announce(item: pytest.Item) -> None:
         board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=owed)
         if orphaned(board):
             pytest.exit("the process that started this one is gone")
-
-
-def _ends_with_session(config: pytest.Config) -> bool:
-    """Whether this process was made for this session alone."""
-    return BOARD in config.stash or hasattr(config, "workerinput")
 
 
 def _has_workers(config: pytest.Config) -> bool:
