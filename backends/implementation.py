@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from backends.protocol import Backend
 
 
+ALL_BUT_FLOAT32 = tuple(name for name in DTYPES if name != "f32")
+
 ORDINARY = ("normal", "ties", "integers", "onehot")
 """Recipes whose values mean the same in every dtype."""
 
@@ -53,11 +55,11 @@ class Implementation(ABC):
         self.declared = (declared or self.declared).on(backend.device)
 
     @property
-    def smoke_dtypes(self) -> tuple[str, ...]:
-        """The short names of the dtypes that smoke asks: of textbook code float32 alone, where every
-        dtype compiles programs of its own."""
-        costs = self.textbook and self.backend.compiles_shapes
-        return ("f32",) if costs else tuple(DTYPES)
+    def later_dtypes(self) -> tuple[str, ...]:
+        """The short names of the dtypes that are asked a level later: nothing at smoke, smoke's cases at
+        standard, all at full. Of textbook code all but float32: it is the suite's own, in operations
+        that functions and layers are asked in every dtype."""
+        return ALL_BUT_FLOAT32 if self.textbook else ()
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from suite.checks import all_checks
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
+from suite.spec.vocabulary import LEVELS
 
 pytest.importorskip("jax")
 
@@ -114,13 +116,21 @@ def test_what_a_program_hangs_on_has_a_program_of_its_own(
         assert counted.programs == 1
 
 
-def test_smoke_leaves_out_dtypes_that_cost_many_programs(backend: Backend) -> None:
-    """Standard asks them all."""
+def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> None:
+    """Smoke asks nothing in them, standard the cases of smoke, full everything. (Elections have cases of
+    their own, which smoke asks of few.)"""
+
+    def cells(level: str, name: str) -> dict[str, set[str]]:
+        """The cells of an implementation, by the dtype of their cases."""
+        (one,) = (i for i in backend.implementations() if i.name == name)
+        found: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
+        for check in all_checks():
+            for cell in check.cells(level, [one]) if check.name != "election" else ():
+                found[cell.case.dtype.name].add(f"{check.name} {cell.case.id}")
+        return found
 
     def asked(level: str, name: str) -> set[str]:
-        (one,) = (i for i in backend.implementations() if i.name == name)
-        cells = [cell for check in all_checks() for cell in check.cells(level, [one])]
-        return {cell.case.dtype.name for cell in cells}
+        return {dtype for dtype, found in cells(level, name).items() if found}
 
     expected = {"eager": {"f32"}, "packed-heads": {"f32"}, "jax-nn": {"f64", "f32", "bf16"}}
     flax = {
@@ -133,6 +143,13 @@ def test_smoke_leaves_out_dtypes_that_cost_many_programs(backend: Backend) -> No
     assert {name: asked("smoke", name) for name in expected} == expected
     for name in expected:
         assert asked("standard", name) == {*DTYPES}, name
+    with patch.object(type(implementation(backend, "jax-nn")), "later_dtypes", ()):
+        all_of = {level: cells(level, "jax-nn") for level in LEVELS}
+    of = {level: cells(level, "jax-nn") for level in LEVELS}
+    assert not of["smoke"]["f16"]
+    assert of["standard"]["f16"] == all_of["smoke"]["f16"]
+    assert of["full"] == all_of["full"]
+    assert of["standard"]["f32"] == all_of["standard"]["f32"] > of["smoke"]["f32"]
 
 
 def test_calls_together_are_one_program_that_has_all_answers(

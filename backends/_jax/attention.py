@@ -280,8 +280,8 @@ class JaxNn(Implementation):
         return variations(call, own, changes)
 
     @property
-    def smoke_dtypes(self) -> tuple[str, ...]:
-        return self.backend.jitted_dtypes
+    def later_dtypes(self) -> tuple[str, ...]:
+        return self.backend.stepwise_dtypes
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""

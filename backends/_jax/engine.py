@@ -14,7 +14,7 @@ from backends._jax.programs import Gradients, Programs, together
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
 from backends.user_layer import UserLayer
-from suite.spec.dtypes import DTYPES, DType
+from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
@@ -98,16 +98,16 @@ class JaxEngine(Backend):
         return self.programs.jitted(owner.name, prepared)
 
     @property
-    def jitted_dtypes(self) -> tuple[str, ...]:
-        """The dtypes in which `jax.nn.dot_product_attention` goes through `jax.jit`: on a CPU float16 can
-        only be called operation by operation (see finding float16-jit), each a program."""
-        return tuple(name for name in DTYPES if name != "f16" or self.device != "cpu")
+    def stepwise_dtypes(self) -> tuple[str, ...]:
+        """The dtypes in which `jax.nn.dot_product_attention` cannot go through `jax.jit`: a CPU is asked
+        float16 operation by operation (see finding float16-jit), and each is a program."""
+        return ("f16",) if self.device == "cpu" else ()
 
     def jitted_native(
         self, owner: Implementation, prepared: PreparedCall, dtype: DType
     ) -> PreparedCall:
         """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
-        return self.jitted(owner, prepared) if dtype.name in self.jitted_dtypes else prepared
+        return self.jitted(owner, prepared) if dtype.name not in self.stepwise_dtypes else prepared
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         return together(calls)

@@ -12,9 +12,9 @@ import numpy as np
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends._jax.flax_layers import SEED
 from backends.declared import ATTENTION_FEATURES, Declared
+from backends.implementation import ALL_BUT_FLOAT32, Implementation
 from backends.masks import dense_of, flagged_arguments, full, split_native
 from backends.prepared import PreparedCall, variations
-from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 
 
@@ -62,9 +62,9 @@ class FlaxFunction(Implementation):
         return self.call(inputs)
 
     @property
-    def smoke_dtypes(self) -> tuple[str, ...]:
-        """float32 alone: the layers, which are asked the others, call these functions."""
-        return ("f32",)
+    def later_dtypes(self) -> tuple[str, ...]:
+        """All but float32: the layers, which are asked the others, call these functions."""
+        return ALL_BUT_FLOAT32
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if split_native(inputs, causal=self.causal_flag).causal:

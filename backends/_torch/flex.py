@@ -23,7 +23,7 @@ Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]
 """Samples and heads of a mask; None where they have one."""
 
-KEPT, SMALL = 16, 2**18
+KEPT, SMALL = 128, 2**18
 """How many block masks are kept, each of a mask of so many pairs at most."""
 
 

@@ -132,6 +132,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     verdict = plan.judge(cell, pyfuncitem.stash.get(SECONDS, None))
     if pyfuncitem.stash.get(LAST, False):
         gc.collect()
+        if _alone(pyfuncitem.config):
+            gc.freeze()  # pytest looks for cycles twice more
         verdict = leaks.held_against(verdict, [], leaks.died())
     found = record(cell, verdict)
     pyfuncitem.stash[RECORD] = found
@@ -239,11 +241,11 @@ def pytest_collection(session: pytest.Session) -> None:
     config = session.config
     if not config.stash[OPTIONS].backend or _has_workers(config):
         return
-    if BOARD not in config.stash and not hasattr(config, "workerinput"):
+    if not _alone(config):
         _plan(config)
         return
-    # The process is of this session alone. Frameworks are half a million objects, and stay: a tenth of a
-    # short run's time went into looking for cycles among them.
+    # Frameworks are half a million objects, and stay: a tenth of a short run's time went into looking for
+    # cycles among them.
     gc.disable()
     try:
         _plan(config)
@@ -275,6 +277,11 @@ def _announce(item: pytest.Item) -> None:
         board.say(cell=item.nodeid, judged=_STATE.get("judged", 0), owed=owed)
         if orphaned(board):
             pytest.exit("the process that started this one is gone")
+
+
+def _alone(config: pytest.Config) -> bool:
+    """Whether the process is of this session alone: it was started for it."""
+    return BOARD in config.stash or hasattr(config, "workerinput")
 
 
 def _has_workers(config: pytest.Config) -> bool:

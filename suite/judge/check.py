@@ -19,6 +19,10 @@ Asked = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
 
 
+LEVEL_BEFORE = {"smoke": None, "standard": "smoke", "full": "full"}
+"""The level whose cases a level asks in dtypes that come a level later."""
+
+
 def everybody(declared: Declared) -> bool:
     """Whom most checks are asked of: every implementation."""
     return True
@@ -49,21 +53,25 @@ class Check:
         """The cells of the level, case by case: every implementation is asked what its operator is.
 
         A case beyond the limits that an implementation declares is unsupported; its twin within the
-        limits is asked besides. Smoke leaves out dtypes that cost an implementation many programs.
+        limits is asked besides. Dtypes that an implementation names are asked a level later.
         """
         of_these = [i for i in implementations if self.whom(i.declared)]
         eager = [i for i in of_these if i.mode == "eager"]
         compiled = [i for i in of_these if i.mode != "eager"]
         for cases, asked in ((self.cases, eager), (self.compiled, compiled)):
-            of_level = tuple(cases(level)) if cases and asked else ()
+            if cases is None or not asked:
+                continue
+            of_level = tuple(cases(level))
             ids = {case.id for case in of_level}
             own = {case.id for case in self.own(level)} if self.own else ids
+            before = LEVEL_BEFORE[level]
+            later = {case.id for case in cases(before)} if before else set()
             twins: set[tuple[Implementation, str]] = set()
             for case in of_level:
                 for implementation in asked:
                     if implementation.operator is not case.operator:
                         continue
-                    if level == "smoke" and case.dtype.name not in implementation.smoke_dtypes:
+                    if case.id not in later and case.dtype.name in implementation.later_dtypes:
                         continue
                     if case.id not in own and not implementation.declared.person:
                         continue
