@@ -62,6 +62,8 @@ class RuntimeArrays(NumpyArrays):
     """NumPy arrays as a runtime is given them. `thread_count` is how many threads calls have, of
     runtimes that are told."""
 
+    runs_models = True
+
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.thread_count = threads_asked()

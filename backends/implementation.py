@@ -58,8 +58,8 @@ class Implementation(ABC):
     def later_dtypes(self) -> tuple[str, ...]:
         """The short names of the dtypes that are asked a level later: nothing at smoke, smoke's cases at
         standard, all at full. Of textbook code all but float32: it is the suite's own, in operations
-        that functions and layers are asked in every dtype."""
-        return ALL_BUT_FLOAT32 if self.textbook else ()
+        that functions and layers are asked in every dtype. Runtimes make kernels of their own of it."""
+        return ALL_BUT_FLOAT32 if self.textbook and not self.backend.runs_models else ()
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -106,6 +106,8 @@ class Backend(ABC):
     shares_programs = True
     """Whether compiled programs can be kept side by side, for more calls than they were made for."""
     compiles_shapes = False
+    runs_models = False
+    """Whether a call is a model that a runtime rewrites, textbook code, too."""
     dialect: Dialect | None = None
 
     def __init__(self, device: str = "cpu") -> None:

@@ -4,6 +4,7 @@ over what it says."""
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -301,3 +302,13 @@ def test_known_faults_are_seen(runtime: Any, evaluator: Any) -> None:
         (evaluator, "attention-23", padded, "values", "value"),
     ):
         assert judged(backend, name, text, check).kind == kind, (name, text)
+
+
+def test_textbook_code_is_asked_every_dtype_where_a_runtime_rewrites_it(runtime: Any) -> None:
+    """In frameworks it comes a level later in all dtypes but float32."""
+    layers = [i for i in runtime.implementations() if i.textbook]
+    assert layers
+    assert not any(layer.later_dtypes for layer in layers)
+    one = layers[0]
+    with patch.object(one.backend, "runs_models", False):
+        assert one.later_dtypes == ("f64", "bf16", "f16")
