@@ -107,7 +107,7 @@ class JaxEngine(Backend):
         self, owner: Implementation, prepared: PreparedCall, dtype: DType
     ) -> PreparedCall:
         """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
-        return self.jitted(owner, prepared) if dtype.name not in self.stepwise_dtypes else prepared
+        return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         return together(calls)

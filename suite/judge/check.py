@@ -19,10 +19,6 @@ Asked = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
 
 
-LEVEL_BEFORE = {"smoke": None, "standard": "smoke", "full": "full"}
-"""The level whose cases a level asks in dtypes that come a level later."""
-
-
 def everybody(declared: Declared) -> bool:
     """Whom most checks are asked of: every implementation."""
     return True
@@ -64,14 +60,16 @@ class Check:
             of_level = tuple(cases(level))
             ids = {case.id for case in of_level}
             own = {case.id for case in self.own(level)} if self.own else ids
-            before = LEVEL_BEFORE[level]
-            later = {case.id for case in cases(before)} if before else set()
+            later = {i: i.later_dtypes for i in asked if level != "full"}
+            waits = level == "standard" and any(later.values())
+            in_every_dtype = {case.id for case in cases("smoke")} if waits else set()
             twins: set[tuple[Implementation, str]] = set()
             for case in of_level:
                 for implementation in asked:
                     if implementation.operator is not case.operator:
                         continue
-                    if case.id not in later and case.dtype.name in implementation.later_dtypes:
+                    dtypes = later.get(implementation, ())
+                    if case.dtype.name in dtypes and case.id not in in_every_dtype:
                         continue
                     if case.id not in own and not implementation.declared.person:
                         continue
