@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,14 @@ class JaxNnPacked(Implementation):
         elections={"nan-in-other-segment": "nobody"},
     )
 
+    @cached_property
+    def layouts(self) -> tuple[Any, Any]:
+        """`laid_out` and `put_back`, a program each in every dtype: no operation of theirs is judged."""
+        jit = self.backend.jax.jit
+        return jit(laid_out), jit(partial(put_back, self.backend.numpy))
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, jnp = self.backend, self.backend.numpy
+        backend, (rows_of, tokens_of) = self.backend, self.layouts
         if len(inputs.key) != len(inputs.value):
             raise ValueError("rows of the batch are laid out for as many values as keys")
         arguments = sequences(backend, inputs)
@@ -56,22 +62,27 @@ class JaxNnPacked(Implementation):
             query: Any, key: Any, value: Any, query_lengths: Any, key_lengths: Any,
             query_places: Any, key_places: Any,
         ) -> Any:  # fmt: skip
-            def rows(x: Any, at: Any) -> Any:
-                return x.at[at].get(mode="fill", fill_value=0)  # (B, longest, H, D)
-
+            rows = rows_of(query, key, value, query_places, key_places)
             answer = attend(
-                rows(query, query_places), rows(key, key_places), rows(value, key_places),
-                query_seq_lengths=query_lengths, key_value_seq_lengths=key_lengths,
-            )  # fmt: skip
-            return (
-                jnp.zeros_like(answer, shape=(len(query), *answer.shape[2:]))
-                .at[query_places]
-                .set(answer, mode="drop")
+                *rows, query_seq_lengths=query_lengths, key_value_seq_lengths=key_lengths
             )
+            return tokens_of(query, answer, query_places)
 
         constants = (inputs.scale, inputs.case.option("alignment"))
         plain = PreparedCall(call, arguments, constants=constants)
         return backend.jitted_native(self, plain, inputs.dtype)
+
+
+def laid_out(query: Any, key: Any, value: Any, query_places: Any, key_places: Any) -> list[Any]:
+    """Tokens (L, H, D) as rows (B, longest, H, D), zeros behind the tokens of a segment."""
+    of = ((query, query_places), (key, key_places), (value, key_places))
+    return [tokens.at[at].get(mode="fill", fill_value=0) for tokens, at in of]
+
+
+def put_back(numpy: Any, query: Any, answer: Any, query_places: Any) -> Any:
+    """Rows (B, longest, H, Dv) as tokens (Lq, H, Dv), as many as `query` has; `numpy` is `jax.numpy`."""
+    tokens = numpy.zeros_like(answer, shape=(len(query), *answer.shape[2:]))
+    return tokens.at[query_places].set(answer, mode="drop")
 
 
 def places(lengths: np.ndarray) -> np.ndarray:
