@@ -3,6 +3,7 @@ nothing else."""
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from suite.spec.inputs import draw, draw_cotangent, draw_tangents, dtype_of
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.operators.sdpa import SDPA
+from suite.spec.recipes import exponentials
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES
 
@@ -180,3 +182,11 @@ def test_rows_without_keys_and_the_arrays_they_touch() -> None:
     assert np.array_equal(x.rows_along(x.keyless, "bgkd")[:, :, 0, 0], shared)
     sunk = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/sinks/dense"))
     assert not sunk.has_empty_rows, "a sink takes the row"
+
+
+def test_exponentials_are_those_of_every_cpu() -> None:
+    values = np.random.default_rng(0).standard_normal((40, 50))
+    with mpmath.workdps(60):
+        expected = [float(mpmath.exp(mpmath.mpf(value))) for value in values.ravel().tolist()]
+    assert exponentials(values).ravel().tolist() == expected
+    assert exponentials(np.zeros((0, 3))).shape == (0, 3)

@@ -13,6 +13,7 @@ from suite.spec.levels import designed, filled, listed
 from suite.spec.operator import Axes, Operator, number
 from suite.spec.operators import layer_norm, layers
 from suite.spec.operators.layers import options
+from suite.spec.recipes import exponentials
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -32,7 +33,7 @@ def axes(case: Case) -> Axes:
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays, width = layer_norm.draw(case, rng, seed), case.letters["x"]
     mean = rng.standard_normal(width)
-    return arrays | {"mean": mean, "variance": np.exp(rng.standard_normal(width))}
+    return arrays | {"mean": mean, "variance": exponentials(rng.standard_normal(width))}
 
 
 def validate(case: Case) -> None:

@@ -13,6 +13,7 @@ from suite.spec.levels import designed, filled, listed
 from suite.spec.operator import NUMBER, Axes, Operator, Option
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, options
+from suite.spec.recipes import exponentials
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -38,7 +39,7 @@ def axes(case: Case) -> Axes:
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Features and tokens of different means and spreads, or no axis could be told from another."""
     arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
-    spread = np.exp(rng.standard_normal((1, 1, width)) / 2)
+    spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
     level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
     arrays["query"] = arrays["query"] * spread + level
     if case.option("self_attention"):
