@@ -12,6 +12,7 @@ import pytest
 from backends import registry
 from backends.protocol import PreparedCall
 from backends.threads import threads_asked
+from suite.checks import all_checks
 from suite.spec.cache import Cache
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -312,3 +313,25 @@ def test_textbook_code_is_asked_every_dtype_where_a_runtime_rewrites_it(runtime:
     one = layers[0]
     with patch.object(one.backend, "runs_models", False):
         assert one.later_dtypes == ("f64", "bf16", "f16")
+
+
+def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtime: Any) -> None:
+    """Variations of its cases come at standard; a runtime that rewrites it is asked them at smoke."""
+    one = next(i for i in runtime.implementations() if i.textbook)
+
+    def asked(level: str) -> dict[str, bool]:
+        """Whether answers from files would do, of the checks that ask a cell."""
+        return {c.name: c.stored for c in all_checks() if any(c.cells(level, [one]))}
+
+    standard = asked("standard")
+    assert {name: standard[name] for name in ("values", "contract", "poison")} == {
+        "values": True,
+        "contract": False,
+        "poison": False,
+    }
+    assert not all(asked("smoke").values())
+    with patch.object(one.backend, "runs_models", False):
+        assert asked("standard") == standard
+        smoke = asked("smoke")
+    assert "values" in smoke
+    assert all(smoke.values())

@@ -32,7 +32,7 @@ class Check:
     is asked at all, by what they declare. `own` are the cases of a level that frameworks' own
     implementations are asked, where a person's is asked more; None where all are asked the same.
     `stored`: it asks for one answer to each of its cases, and none to a variation, so that it can be
-    asked of answers that lie in files."""
+    asked of answers that lie in files. At smoke, textbook code is asked these checks alone."""
 
     name: str
     function: Callable[[Cell], None]
@@ -49,9 +49,12 @@ class Check:
         """The cells of the level, case by case: every implementation is asked what its operator is.
 
         A case beyond the limits that an implementation declares is unsupported; its twin within the
-        limits is asked besides. Dtypes that an implementation names are asked a level later.
+        limits is asked besides. Dtypes that an implementation names are asked a level later, and so are
+        variations of textbook code's cases.
         """
         of_these = [i for i in implementations if self.whom(i.declared)]
+        if level == "smoke" and not self.stored:
+            of_these = [i for i in of_these if not i.varied_later]
         eager = [i for i in of_these if i.mode == "eager"]
         compiled = [i for i in of_these if i.mode != "eager"]
         for cases, asked in ((self.cases, eager), (self.compiled, compiled)):
