@@ -257,12 +257,12 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
     assert backend.compilers_of(implementation(backend, "luong")) == ("ops",)
 
 
-def programs(*words: str) -> tuple[int, int]:
-    """How many programs a green run at smoke asks of XLA, and how many cells pass."""
+def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int, int]:
+    """How many programs a green run of a level asks of XLA, and how many cells pass."""
     command = [sys.executable, "-m", "pytest", "suite", "-p", "tests.programs", "--backend=jax"]
     out = subprocess.run(
-        [*command, "--level=smoke", "-q", "-p", "no:cacheprovider", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=1500,
+        [*command, f"--level={level}", "-q", "-p", "no:cacheprovider", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=60 * minutes,
     )  # fmt: skip
     assert out.returncode == 0, out.stdout[-3000:]
     asked, passed = (
@@ -281,4 +281,11 @@ def test_a_call_is_one_program() -> None:
 def test_smoke_has_a_budget_of_programs() -> None:
     """Programs are nearly all the time of JAX. Those that are found in the cache count, too."""
     asked, _ = programs()
-    assert 0 < asked <= 900
+    assert 0 < asked <= 800
+
+
+@pytest.mark.slow
+def test_standard_has_a_budget_of_programs() -> None:
+    """Programs that JAX had to forget, and compiles once more, count again."""
+    asked, _ = programs(level="standard", minutes=80)
+    assert 0 < asked <= 4000
