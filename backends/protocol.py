@@ -106,6 +106,8 @@ class Backend(ABC):
     shares_programs = True
     """Whether compiled programs can be kept side by side, for more calls than they were made for."""
     compiles_shapes = False
+    compiles_quickly = False
+    """Whether calls can be compiled with few optimisations, in less time (see `quickly`)."""
     runs_models = False
     """Whether a call is a model that a runtime rewrites, textbook code, too."""
     dialect: Dialect | None = None
@@ -290,6 +292,11 @@ class Backend(ABC):
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         """A context in which calls run on `count` threads, where the backend has `has_threads`."""
+        raise NotImplementedError
+
+    def quickly(self) -> AbstractContextManager[None]:
+        """A context in which calls are compiled with few optimisations, where the backend
+        `compiles_quickly`. No time is measured within."""
         raise NotImplementedError
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from backends._jax import clocks, settings, transforms
 from backends._jax.compilers import AHEAD, compiled
 from backends._jax.programs import Gradients, Programs, together
+from backends._jax.quickly import Quickly
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
 from backends.user_layer import UserLayer
@@ -55,7 +57,8 @@ class JaxEngine(Backend):
             self.on = jax.devices(_PLATFORMS[device])[0]
         except RuntimeError as error:
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
-        self.programs = Programs(JIT)
+        self._quickly = Quickly()
+        self.programs = Programs(JIT, self._quickly)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -108,6 +111,14 @@ class JaxEngine(Backend):
     ) -> PreparedCall:
         """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
+
+    @property
+    def compiles_quickly(self) -> bool:
+        """On a CPU, whose compiler takes longer than all else."""
+        return self.device == "cpu"
+
+    def quickly(self) -> AbstractContextManager[None]:
+        return self._quickly.switched_on()
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         return together(calls)

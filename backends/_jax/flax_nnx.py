@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from backends._jax.flax_layers import NOTHING, FlaxLayer, biased, by_parts, decodes, one_by_one
@@ -87,14 +87,21 @@ class Nnx(FlaxLayer):
             kept: dict[str, Any] = {} if own_rngs else {"keep_rngs": False}
             return nnx.MultiHeadAttention(**own, **added, rngs=nnx.Rngs(0), **kept)
 
+        @cache
+        def abstract() -> Any:
+            """In the abstract: no initializer is computed, and no random numbers are there. It is made
+            once, which costs as much as all else of a trace."""
+            return nnx.eval_shape(lambda: construct(None))
+
         def run(
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
         ) -> tuple[Any, Any]:
             if own_rngs and not deterministic:
                 layer = construct(bias)
-            else:
-                # In the abstract: no initializer is computed, and no random numbers are there.
+            elif bias is not None:
                 layer = nnx.eval_shape(lambda: construct(bias))
+            else:
+                layer = nnx.clone(abstract())
             for part, arrays in by_parts(parameters).items():
                 for what, array in arrays.items():
                     setattr(getattr(layer, part), what, nnx.Param(array))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from backends._jax.quickly import Program, Quickly
 from backends.prepared import PreparedCall
 
 Gradients = tuple[Any, dict[str, Any]]
@@ -66,16 +67,15 @@ def divided(
 class Jitted:
     """A function through `jax.jit`: arrays are arguments of the program, all else is a part of it.
 
-    `plain` is the function as it is.
+    `plain` is the function as it is. `quickly` says when its programs are compiled with few
+    optimisations; None: never.
     """
 
-    def __init__(self, plain: Callable[..., Any]) -> None:
-        import jax
-
-        self.plain = plain
-        self.forward = jax.jit(self._answer, static_argnames="static")
-        self._vjp = jax.jit(self._gradients, static_argnames=("static", "wrt"))
-        self._jvp = jax.jit(self._tangent, static_argnames="static")
+    def __init__(self, plain: Callable[..., Any], quickly: Quickly | None = None) -> None:
+        self.plain, self.quickly = plain, quickly
+        self.forward = Program(self._answer, quickly, ("static",))
+        self._vjp = Program(self._gradients, quickly, ("static", "wrt"))
+        self._jvp = Program(self._tangent, quickly, ("static",))
 
     def __call__(self, **arguments: Any) -> Any:
         arrays, static = divided(arguments)
@@ -84,12 +84,13 @@ class Jitted:
     def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """A call with its arguments divided beforehand, which is left out of what is timed."""
         arrays, static = divided(arguments)
-        return lambda: self.forward(arrays, static=static)
+        forward = self.forward.full
+        return lambda: forward(arrays, static=static)
 
     def compiled(self, arguments: Mapping[str, Any]) -> Any:
         """XLA's program of a call; compiled for it where it was not called before."""
         arrays, static = divided(arguments)
-        return self.forward.lower(arrays, static=static).compile()
+        return self.forward.full.lower(arrays, static=static).compile()
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         """Output and gradients of a call of this function, one program (see `Backend.vjp`)."""
@@ -166,7 +167,7 @@ class Together:
         parts = {}
         for name, function in self.functions.items():
             arrays, static = divided(self.calls[name].arguments)
-            part = partial(function.forward, static=static)
+            part = partial(function.forward.full, static=static)
             try:
                 jax.eval_shape(part, arrays)
             except Exception:
@@ -182,8 +183,9 @@ class Together:
                 for name, (part, arrays) in parts.items()
             }
 
+        quickly = next(iter(self.functions.values())).quickly
         try:
-            return dict(jax.jit(all_of_them)(list(unique.values())))
+            return dict(Program(all_of_them, quickly)(list(unique.values())))
         except Exception:
             # One that JAX traces and cannot compile must not be the others' failure.
             return {}
@@ -192,11 +194,12 @@ class Together:
 class Programs:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
-    `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`).
+    `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`), `quickly` says when
+    they are compiled with few optimisations.
     """
 
-    def __init__(self, compiled: str) -> None:
-        self.compiled = compiled
+    def __init__(self, compiled: str, quickly: Quickly | None = None) -> None:
+        self.compiled, self.quickly = compiled, quickly
         self.kept: dict[tuple[object, str], Jitted] = {}
 
     def jitted(self, owner: object, prepared: PreparedCall) -> PreparedCall:
@@ -207,7 +210,7 @@ class Programs:
         if prepared.constants is None:
             raise ValueError(f"a call of {owner} that shares no program: it names no constants")
         key = (owner, repr(prepared.constants))
-        function = self.kept.setdefault(key, Jitted(prepared.function))
+        function = self.kept.setdefault(key, Jitted(prepared.function, self.quickly))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 

@@ -125,6 +125,11 @@ OPTIONS: dict[str, Option] = {
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
         "FILE.toml", many=True,
     ),
+    "optimized": Option(
+        "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
+        "optimisations, and again with all where an answer is wrong",
+        default=False, switch=True,
+    ),
     "threads": Option(
         "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
         "every CPU, divided among workers (default 1)",
@@ -178,6 +183,7 @@ class Options:
     elect: tuple[str, ...] = ()
     drop_in: bool = False
     allow_unused: bool = False
+    optimized: bool = False
     expect: tuple[str, ...] = ()
     threads: int = 1
     cell_timeout: float = CELL_SECONDS
@@ -281,7 +287,7 @@ class Options:
         words += [
             f"--{n}={value}" for n in ("claim", "elect", "expect") for value in getattr(self, n)
         ]
-        for name in ("audit", "drop_in", "allow_unused"):
+        for name in ("audit", "drop_in", "allow_unused", "optimized"):
             words += [f"--{_dashed(name)}"] if getattr(self, name) else []
         for name in (
             "like", "device", "level", "mode", "seed", "numerics", "threads", "cell_timeout",

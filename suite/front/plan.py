@@ -29,6 +29,7 @@ from backends.threads import threads_as_set
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.watchdog import limited
+from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.leaks import Settings
@@ -193,16 +194,29 @@ class Plan:
     def judge(self, cell: Cell, seconds: float | None = None) -> Verdict:
         """Run a cell and read the verdict in the light of the backend's manifest.
 
-        A cell that runs longer than `seconds`, by default those of the options, is a crash.
+        A cell that runs longer than `seconds`, by default those of the options, is a crash. What is wrong
+        with programs that were compiled quickly is asked for again with all optimisations, and so is what
+        the manifest does not expect of them.
         """
         seconds = self.options.cell_timeout if seconds is None else seconds
+        quick = cell.quick and not self.options.optimized
+        verdict = self._judged(cell, seconds, quick)
+        if quick and verdict.status in ("fail", "error"):
+            elections.forget(cell.implementation)
+            again = self._judged(cell, seconds, quick=False)
+            verdict = replace(again, seconds=verdict.seconds + again.seconds)
+        cell.release()
+        return verdict
+
+    def _judged(self, cell: Cell, seconds: float, quick: bool) -> Verdict:
+        """The verdict of a cell, in the light of the manifest."""
         start = time.perf_counter()
         try:
-            verdict = run(cell, self.options.audit, lambda: limited(seconds, "the cell"))
+            limit = partial(limited, seconds, "the cell")
+            verdict = run(cell, self.options.audit, limit, quick)
         except TimeOver as error:
             spent = time.perf_counter() - start
             verdict = Verdict("crash", "timeout", str(error), seconds=spent)
-        cell.release()
         manifest = self.manifest(cell.implementation)
         name = cell.implementation.name
         try:

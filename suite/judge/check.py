@@ -32,7 +32,8 @@ class Check:
     is asked at all, by what they declare. `own` are the cases of a level that frameworks' own
     implementations are asked, where a person's is asked more; None where all are asked the same.
     `stored`: it asks for one answer to each of its cases, and none to a variation, so that it can be
-    asked of answers that lie in files. At smoke, textbook code is asked these checks alone."""
+    asked of answers that lie in files. At smoke, textbook code is asked these checks alone. `optimized`:
+    a share of its cases asks frameworks' own code as people compile it (see `Cell.quick`)."""
 
     name: str
     function: Callable[[Cell], None]
@@ -42,6 +43,7 @@ class Check:
     whom: Callable[[Declared], bool] = everybody
     own: Asked | None = None
     stored: bool = False
+    optimized: bool = False
 
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
@@ -95,18 +97,22 @@ def check(
     whom: Callable[[Declared], bool] = everybody,
     own: Asked | None = None,
     stored: bool = False,
+    optimized: bool = False,
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
     The check is called what the function is, without `test_`. `needs` are the features it needs besides
     those of its cases, `compiled` the cases of a level that it is asked on of compiled implementations,
     `whom` says of which implementations it is asked at all, `own` what frameworks' own are asked where
-    that is less, `stored` that answers from files will do.
+    that is less, `stored` that answers from files will do, `optimized` that a share of the cases asks
+    what compilers make of frameworks' own code.
     """
 
     def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
         name = function.__name__.removeprefix("test_")
-        CHECKS[function] = Check(name, function, cases, needs, compiled, whom, own, stored)
+        CHECKS[function] = Check(
+            name, function, cases, needs, compiled, whom, own, stored, optimized
+        )
         return function
 
     return mark

@@ -21,7 +21,9 @@ Limit = Callable[[], AbstractContextManager[None]]
 """Makes the context in which a cell is asked; it may end the cell with `TimeOver`."""
 
 
-def run(cell: Cell, audit: bool = False, limit: Limit = nullcontext) -> Verdict:
+def run(
+    cell: Cell, audit: bool = False, limit: Limit = nullcontext, quick: bool = False
+) -> Verdict:
     """Judge one cell, which is asked within what `limit` makes.
 
     Returns `unsupported` without running where the implementation declares so; with `audit` such a
@@ -29,16 +31,19 @@ def run(cell: Cell, audit: bool = False, limit: Limit = nullcontext) -> Verdict:
     implementations cannot be asked of it, and is not audited.
 
     Where a program that was compiled for an earlier cell took part in anything but a pass, the verdict
-    is that of a second run, with programs of its own.
+    is that of a second run, with programs of its own. `quick` has calls compiled with few optimisations
+    (see `Cell.quick`): a failure is then to be asked for again without it.
     """
     start = time.perf_counter()
     implementation = cell.implementation
     implementation.end_of_cell(False)  # of a cell that was broken off
-    verdict = _judged(cell, audit, limit)
-    if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
-        cell.measured = Measured()
+    cell.measured = Measured()
+    with implementation.backend.quickly() if quick else nullcontext():
         verdict = _judged(cell, audit, limit)
-        implementation.end_of_cell(verdict.status == "pass")
+        if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
+            cell.measured = Measured()
+            verdict = _judged(cell, audit, limit)
+            implementation.end_of_cell(verdict.status == "pass")
     return replace(verdict, seconds=time.perf_counter() - start)
 
 

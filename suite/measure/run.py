@@ -20,7 +20,7 @@ from suite.spec.catalogue.workloads import Workload, named
 from suite.spec.dtypes import dtype
 from suite.spec.vocabulary import DIRECTIONS
 
-UNUSED = ("level", "shard", "audit")
+UNUSED = ("level", "shard", "audit", "optimized")
 """Options of a run that mean nothing to a measurement."""
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,9 @@ INSTALLED = "installed"
 
 HEADER = b"attention-conformance"
 """The key of a file's metadata under which the header stands."""
+
+SWITCHES = ("audit", "optimized")
+"""Options of a run that its title names where they are on."""
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})\.parquet")
 
@@ -213,8 +216,13 @@ def title_of(header: Header) -> str:
     mode = options.get("mode", "")
     words += [mode] if mode != "eager" else []
     words += [*options.get("implementation", ()), *options.get("dtype", ())]
-    words += ["audit"] if options.get("audit") else []
+    words += switched_on(options)
     return " ".join(map(str, words))
+
+
+def switched_on(options: Mapping[str, Any]) -> list[str]:
+    """Which of the `SWITCHES` a run was asked for."""
+    return [name for name in SWITCHES if options.get(name)]
 
 
 def release_of(header: Header) -> str:

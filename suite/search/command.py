@@ -31,7 +31,8 @@ MISSING = (
 
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "device", "mode", "seed",
-    "threads", "cell-timeout", "start-timeout", "claim", "elect", "drop-in", "allow-unused", "expect",
+    "optimized", "threads", "cell-timeout", "start-timeout", "claim", "elect", "drop-in", "allow-unused",
+    "expect",
 )  # fmt: skip
 """The options that `search` shares with the other ways to run the suite; its `seed` is one of its own."""
 

@@ -48,6 +48,7 @@ class Judging:
     implementations: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     audit: bool = False
+    optimized: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ def series_of(plan: SweepPlan) -> list[Series]:
     for judging in plan.judge:
         options = Options(
             backend=judging.backends, implementation=judging.implementations, dtype=judging.dtypes,
-            level=judging.level, mode=judging.mode, audit=judging.audit, cell_timeout=plan.cell_timeout,
+            level=judging.level, mode=judging.mode, audit=judging.audit, optimized=judging.optimized,
+            cell_timeout=plan.cell_timeout,
         )  # fmt: skip
         if not judging.releases:
             raise UsageError(f"releases: name one, {INSTALLED!r} for what the machines have")

@@ -116,9 +116,7 @@ class OfSeries(PlainTask):
             *options.implementation,
             *options.dtype,
         ]
-        return " ".join(
-            [*words, *filter(None, [self.release]), *(["audit"] if options.audit else [])]
-        )
+        return " ".join([*words, *filter(None, [self.release]), *sweeps.switched_on(vars(options))])
 
     @property
     def variables(self) -> dict[str, str]:

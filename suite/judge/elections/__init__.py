@@ -50,6 +50,11 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     return answers[key]
 
 
+def forget(implementation: Implementation) -> None:
+    """Forget what was observed of an implementation: it is to be observed anew."""
+    _OBSERVED.pop(implementation, None)
+
+
 def question_of_rows(inputs: Inputs, implementation: Implementation) -> str:
     """Which question tells what rows without keys give: whose mask, or whose bias, empties them."""
     mask = inputs.dense_mask
