@@ -58,13 +58,14 @@ class Implementation(ABC):
     def later_dtypes(self) -> tuple[str, ...]:
         """The short names of the dtypes that are asked a level later: nothing at smoke, smoke's cases at
         standard, all at full. Of textbook code all but float32: it is the suite's own, in operations
-        that functions and layers are asked in every dtype."""
-        return ALL_BUT_FLOAT32 if self.varied_later else ()
+        that functions and layers are asked in every dtype. Not where a runtime makes kernels of its own
+        of it."""
+        return ALL_BUT_FLOAT32 if self.textbook and not self.backend.runs_models else ()
 
     @property
     def varied_later(self) -> bool:
         """Whether smoke asks for the answers to the cases alone, and standard for those to variations of
-        them: of textbook code, but not where a runtime makes kernels of its own of it."""
+        them: of textbook code, for the same reason."""
         return self.textbook and not self.backend.runs_models
 
     @abstractmethod

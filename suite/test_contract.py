@@ -22,14 +22,22 @@ LATER = 8
 
 
 def few(level: str) -> tuple[Case, ...]:
-    return thinned(cases, level, 4, layers=3)
+    """Every second smoke case of an operator, its last among them; from standard on all of them, and some
+    of the others."""
+    return of_smoke(-2)[::-1] if level == "smoke" else thinned(cases, level, 4, layers=3)
 
 
 def fewest(level: str) -> tuple[Case, ...]:
     """Every fourth smoke case of an operator, at every level: whose an answer's buffer is hangs on the
     kernel, and on little else."""
+    return of_smoke(4)
+
+
+def of_smoke(step: int) -> tuple[Case, ...]:
+    """Of every operator each `step`-th of its smoke cases, from the last one on where it is negative."""
     smoke = cases("smoke")
-    return tuple(c for o in OPERATORS.values() for c in [x for x in smoke if x.operator is o][::4])
+    of_operators = ([case for case in smoke if case.operator is o] for o in OPERATORS.values())
+    return tuple(case for own in of_operators for case in own[::step])
 
 
 def attached(array: Any) -> Any:

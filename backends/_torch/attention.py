@@ -236,6 +236,12 @@ class Sdpa(Implementation):
     )
     kernel: str | None = None
 
+    @property
+    def varied_later(self) -> bool:
+        """Of kernels that are forced on a CPU, too: `sdpa` takes the one or the other of the two there
+        are, and is asked all."""
+        return self.kernel is not None and self.backend.device == "cpu"
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
         arguments, operands = native_arguments(self.backend, inputs, flags(inputs))
         function = self.backend.torch.nn.functional.scaled_dot_product_attention

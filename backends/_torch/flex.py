@@ -281,7 +281,7 @@ def looked_up(table: Any, *indices: Any) -> Any:
 
     if torch.compiler.is_compiling() or table.requires_grad:
         return table[indices]
-    return torch.ops.aten.index(table, list(indices))
+    return torch.ops.aten.index.Tensor(table, list(indices))
 
 
 def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +41,9 @@ from suite.records import cells as records
 from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
+YOUNG = 20_000
+"""New objects after which Python looks for cycles among them."""
+
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
 RUN = pytest.StashKey[RunState]()
@@ -245,17 +249,22 @@ def pytest_collection(session: pytest.Session) -> None:
         _plan(config)
         return
     # Frameworks are half a million objects, and stay: a tenth of a short run's time went into looking for
-    # cycles among them.
+    # cycles among them. What cells leave is looked through more seldom than Python does by itself.
     gc.disable()
     try:
         _plan(config)
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(YOUNG)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    hypothesis = session.config.pluginmanager.get_plugin("hypothesispytest")
+    if hypothesis is not None and "hypothesis" not in sys.modules:
+        # Its summary imports Hypothesis, 0.4 s, to say what no test has left it to say.
+        session.config.pluginmanager.unregister(hypothesis)
     state = session.config.stash.get(RUN, None)
     if state is None:
         plan = _STATE.get("plan")
