@@ -57,6 +57,7 @@ class JaxEngine(Backend):
             self.on = jax.devices(_PLATFORMS[device])[0]
         except RuntimeError as error:
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
+        self.compiles_quickly = device == "cpu"
         self._quickly = Quickly()
         self.programs = Programs(JIT, self._quickly)
 
@@ -111,11 +112,6 @@ class JaxEngine(Backend):
     ) -> PreparedCall:
         """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
-
-    @property
-    def compiles_quickly(self) -> bool:
-        """On a CPU, whose compiler takes longer than all else."""
-        return self.device == "cpu"
 
     def quickly(self) -> AbstractContextManager[None]:
         return self._quickly.switched_on()

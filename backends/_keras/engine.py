@@ -27,9 +27,9 @@ class WithKeras(Backend):
         kernel for every name of a variable: new ones took a fifth of the time of judging layers. No
         public function does this alone; where a release keeps it elsewhere, names go on."""
         super().reseed(seed)
-        naming = sys.modules.get("keras.src.utils.naming")
-        if hasattr(naming, "reset_uids"):
-            naming.reset_uids()
+        begin_anew = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
+        if begin_anew is not None:
+            begin_anew()
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:

@@ -1,0 +1,243 @@
+"""Programs that are compiled quickly: which cells', that they say the same, and that no verdict hangs on
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan
+from suite.judge import elections
+from suite.judge.cell import ONE_OF, Cell
+from suite.judge.check import Check
+from suite.judge.verdict import Verdict
+from suite.records.expectations import Manifest, load_named
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs, draw, draw_cotangent
+from tests.miniatures import Miniature, Miniatures
+
+PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
+
+CHECKS = {check.name: check for check in all_checks()}
+
+
+class Hasty(Miniatures):
+    """A backend that compiles quickly, which is the same here; `on` says when it does."""
+
+    name = "hasty"
+    compiles_quickly = True
+    on = False
+
+    @contextmanager
+    def quickly(self) -> Iterator[None]:
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+class Wrong(Miniature):
+    """Wrong where `wrong` says so of whether it was compiled quickly; `asked` lists how it was."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self.asked: list[bool] = []
+        self.wrong: tuple[bool, ...] = ()
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+
+        def call(**arguments: Any) -> Any:
+            on = self.backend.on  # type: ignore[attr-defined]
+            self.asked.append(on)
+            answer = plain.function(**arguments)
+            if on in self.wrong:
+                answer.values[...] += 1
+            return answer
+
+        return PreparedCall(call, plain.arguments)
+
+
+def judged(
+    *wrong: bool, check: str = "values", manifest: Manifest | None = None, **options: Any
+) -> tuple[Verdict, list[bool]]:
+    """The verdict of a cell whose answer is wrong where `wrong` says so, and how it was compiled, call by
+    call."""
+    implementation = Hasty("cpu", Wrong).implementations()[0]
+    assert isinstance(implementation, Wrong)
+    implementation.wrong = wrong
+    plan = Plan(Options(backend=("hasty",), **options))
+    plan.manifests["hasty"] = manifest or Manifest([], {}, "cpu")
+    verdict = plan.judge(Cell(CHECKS[check], Case.parse(PLAIN), implementation))
+    return verdict, implementation.asked
+
+
+def test_a_wrong_answer_of_quick_programs_is_asked_for_again() -> None:
+    verdict, asked = judged(True)
+    assert verdict.status == "pass", verdict.message
+    assert (asked[0], asked[-1]) == (True, False)
+
+
+def test_what_is_wrong_both_times_fails_as_it_does_with_all_optimisations() -> None:
+    verdict, asked = judged(True, False)
+    assert (verdict.status, {*asked}) == ("fail", {True, False})
+    verdict, asked = judged(True, False, optimized=True)
+    assert (verdict.status, {*asked}) == ("fail", {False})
+
+
+def test_a_right_answer_is_asked_for_once() -> None:
+    for options, quick in (({}, True), ({"optimized": True}, False)):
+        verdict, asked = judged(**options)
+        assert (verdict.status, {*asked}) == ("pass", {quick})
+
+
+KNOWN = """
+[[expect]]
+implementation = ["wrong"]
+check = ["values"]
+case = ["*"]
+kind = "value"
+message = ".*"
+cause = "a test"
+issue = "none found"
+versions = ["miniature>=1"]
+"""
+
+
+def test_what_a_manifest_expects_is_asked_for_once_and_what_it_does_not_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "known.toml"
+    path.write_text(KNOWN)
+    manifest = Manifest(load_named(path), {"miniature": "1.0"}, "cpu")
+    verdict, asked = judged(True, False, manifest=manifest)
+    assert (verdict.status, {*asked}) == ("known", {True})
+    # Quick programs are right where those of people are wrong: no news.
+    verdict, asked = judged(False, manifest=manifest)
+    assert (verdict.status, {*asked}) == ("known", {True, False})
+
+
+def test_what_was_observed_of_quick_programs_is_observed_again() -> None:
+    with patch.object(elections, "forget", wraps=elections.forget) as forget:
+        judged()
+        assert not forget.called
+        judged(True)
+        assert forget.called
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    pytest.importorskip("jax")
+    return registry.load("jax")
+
+
+def of(backend: Any, name: str) -> Implementation:
+    return next(i for i in backend.implementations() if i.name == name)
+
+
+def test_a_share_of_values_is_compiled_as_people_do(backend: Any) -> None:
+    jax_nn, eager = of(backend, "jax-nn"), of(backend, "eager")
+
+    def quick(check: Check, implementation: Implementation) -> list[bool]:
+        return [cell.quick for cell in check.cells("standard", [implementation])]
+
+    own = quick(CHECKS["values"], jax_nn)
+    assert 0.5 / ONE_OF < own.count(False) / len(own) < 2 / ONE_OF
+    assert all(quick(CHECKS["values"], eager))
+    assert all(quick(CHECKS["gradients"], jax_nn))
+    numpy = registry.load("numpy").implementations()[0]
+    assert not any(quick(CHECKS["values"], numpy))
+
+
+def test_compilers_and_people_are_asked_as_they_are(backend: Any, tmp_path: Path) -> None:
+    from backends.compilation import compiled_forms
+
+    forms = compiled_forms(backend, [of(backend, "jax-nn")])
+    path = tmp_path / "mine.py"
+    path.write_text("def attention(query, key, value):\n    return value\n")
+    mine, _ = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})
+    for implementation in (*forms, mine):
+        assert not Cell(CHECKS["gradients"], Case.parse(PLAIN), implementation).quick
+
+
+def test_options_that_a_release_lacks_are_left_out() -> None:
+    pytest.importorskip("jax")
+    from backends._jax import quickly
+
+    with patch.dict(quickly.OPTIONS, {"xla_no_such_option": 1}):
+        known = quickly.Quickly().options
+    assert known == {**quickly.OPTIONS}
+    assert "xla_backend_optimization_level" in known
+
+
+@pytest.mark.parametrize("dt", ["f32", "bf16"])
+def test_both_programs_are_the_same_to_xla(backend: Any, dt: str) -> None:
+    """Operations, fusions and conversions, and so who rounds where."""
+    import re
+
+    from backends._jax.programs import divided
+
+    inputs = draw(Case.parse(f"sdpa/causal/gqa2/{dt}/b2h4q5k7d8"))
+    prepared = of(backend, "jax-nn").prepare(inputs)
+    arrays, static = divided(prepared.arguments)
+    forward = prepared.function.forward  # type: ignore[attr-defined]
+    texts = [
+        one.lower(arrays, static=static).compile().as_text()
+        for one in (forward.full, forward.quick)
+    ]
+    plain = [re.sub(r"(metadata|backend_config)=\{.*", "", text) for text in texts]
+    assert plain[0] == plain[1]
+    assert "exponential" in plain[0]
+
+
+def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> None:
+    from backends._jax.clocks import Compilations
+
+    inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d8"))
+    prepared = of(backend, "eager").prepare(inputs)
+    cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])
+    count = Compilations()
+
+    def asked() -> tuple[int, list[np.ndarray]]:
+        before = count.programs
+        output, gradients = backend.vjp(prepared, ("query", "key"), cotangent)
+        answers = [prepared(), output, *gradients.values()]
+        return count.programs - before, [np.asarray(a, np.float64) for a in answers]
+
+    with backend.quickly():
+        first, quick = asked()
+        again, _ = asked()
+    full, wanted = asked()
+    assert (first, again, full) == (2, 0, 2)
+    for one, other in zip(quick, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_no_time_is_taken_of_a_quick_program(backend: Any) -> None:
+    prepared = of(backend, "eager").prepare(draw(Case.parse(PLAIN)))
+    function: Any = prepared.function
+    with backend.quickly(), patch.object(function.forward, "quick", side_effect=AssertionError):
+        function.ready(prepared.arguments)()
+
+
+def test_within_what_is_traced_there_is_one_program(backend: Any) -> None:
+    import jax
+
+    prepared = of(backend, "eager").prepare(draw(Case.parse(PLAIN)))
+    query = prepared.arguments["query"]
+    with backend.quickly():
+        whole = jax.jit(lambda query: prepared.call(prepared.arguments | {"query": query}))
+        assert np.array_equal(np.asarray(whole(query)), np.asarray(prepared()))
