@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from suite.front.plugin import YOUNG
 from tests.test_runs import FEW, ISOLATED, ROOT, judged, run, statuses
 
 
@@ -21,7 +22,7 @@ import gc, pathlib, os
 
 def pytest_runtest_protocol(item, nextitem):
     path = pathlib.Path(os.environ["SAID"])
-    path.write_text(f"{gc.isenabled()} {gc.get_freeze_count() > 50_000}")
+    path.write_text(f"{gc.isenabled()} {gc.get_freeze_count() > 50_000} {gc.get_threshold()[0]}")
 """
 
 
@@ -32,7 +33,7 @@ def test_garbage_is_looked_for_among_what_cells_make_alone(
     (tmp_path / "looks.py").write_text(LOOKS_FOR_CYCLES)
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "SAID": str(tmp_path / "said")}
     assert run(*FEW, "--backend=numpy", "-p", "looks", *words, env=env).returncode == 0
-    assert (tmp_path / "said").read_text() == "True True"
+    assert (tmp_path / "said").read_text() == f"True True {YOUNG}"
 
 
 @pytest.mark.parametrize("words", [(), ISOLATED])
@@ -40,7 +41,27 @@ def test_garbage_of_other_peoples_tests_is_looked_for(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_theirs.py").write_text(
-        "import gc\n\ndef test():\n    assert gc.isenabled()\n"
+        f"import gc\n\ndef test():\n    assert gc.isenabled() and gc.get_threshold()[0] < {YOUNG}\n"
     )
     out = run(*words, "-p", "suite.plugin", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert out.returncode == 0, out.stdout
+
+
+IMPORTED = """
+import atexit, os, pathlib, sys
+
+atexit.register(
+    lambda: pathlib.Path(os.environ["SAID"]).write_text(str("hypothesis" in sys.modules))
+)
+
+def pytest_unconfigure(config):
+    pathlib.Path(os.environ["SAID"]).write_text(str("hypothesis" in sys.modules))
+"""
+
+
+def test_hypothesis_is_not_imported_where_no_test_uses_it(tmp_path: Path) -> None:
+    pytest.importorskip("hypothesis")
+    (tmp_path / "says.py").write_text(IMPORTED)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "SAID": str(tmp_path / "said")}
+    assert run(*FEW, "--backend=numpy", "-p", "says", env=env).returncode == 0
+    assert (tmp_path / "said").read_text() == "False"

@@ -20,7 +20,9 @@ from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
+from suite.spec.case import Case
 from suite.spec.catalogue import find
+from suite.spec.inputs import draw
 from suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
@@ -43,6 +45,34 @@ def test_seeds_are_the_same_for_every_cell() -> None:
     for act in (draws, unruly.reseed, draws):
         assert verdict_of(act).status == "pass"
     assert len(set(drawn)) == 1
+
+
+def test_names_of_keras_layers_begin_anew_with_every_cell() -> None:
+    """TensorFlow keeps a kernel for every name of a variable, for ever."""
+    pytest.importorskip("keras")
+    backend: Any = registry.load("tf")
+
+    def name() -> str:
+        leaks.Settings(backend).restore()
+        return str(backend.keras.layers.Dense(2).name)
+
+    assert name() == name()
+
+
+def test_dropout_is_drawn_from_its_seed_whatever_was_drawn_before() -> None:
+    torch = pytest.importorskip("torch")
+    backend: Any = registry.load("torch")
+    inputs = draw(Case.parse("sdpa/none/mha/f32/b2h2q4k4d8/drop0.5/train"))
+
+    def drawn(seed: int) -> Any:
+        return backend.seeded(lambda: torch.rand(5), inputs.replace(dropout_seed=seed))()
+
+    first = drawn(3)
+    torch.rand(7)
+    assert torch.equal(drawn(3), first)
+    assert not torch.equal(drawn(4), first)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(5), first)
 
 
 def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:

@@ -52,6 +52,8 @@ class Hasty(Miniatures):
 class Wrong(Miniature):
     """Wrong where `wrong` says so of whether it was compiled quickly; `asked` lists how it was."""
 
+    backend: Any
+
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
         self.asked: list[bool] = []
@@ -61,7 +63,7 @@ class Wrong(Miniature):
         plain = super().prepare(inputs)
 
         def call(**arguments: Any) -> Any:
-            on = self.backend.on  # type: ignore[attr-defined]
+            on = self.backend.on
             self.asked.append(on)
             answer = plain.function(**arguments)
             if on in self.wrong:
@@ -193,7 +195,8 @@ def test_both_programs_are_the_same_to_xla(backend: Any, dt: str) -> None:
     inputs = draw(Case.parse(f"sdpa/causal/gqa2/{dt}/b2h4q5k7d8"))
     prepared = of(backend, "jax-nn").prepare(inputs)
     arrays, static = divided(prepared.arguments)
-    forward = prepared.function.forward  # type: ignore[attr-defined]
+    function: Any = prepared.function
+    forward = function.forward
     texts = [
         one.lower(arrays, static=static).compile().as_text()
         for one in (forward.full, forward.quick)

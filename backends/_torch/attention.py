@@ -15,8 +15,6 @@ from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 
@@ -236,12 +234,6 @@ class Sdpa(Implementation):
     )
     kernel: str | None = None
 
-    @property
-    def varied_later(self) -> bool:
-        """Of kernels that are forced on a CPU, too: `sdpa` takes the one or the other of the two there
-        are, and is asked all."""
-        return self.kernel is not None and self.backend.device == "cpu"
-
     def prepare(self, inputs: Inputs) -> PreparedCall:
         arguments, operands = native_arguments(self.backend, inputs, flags(inputs))
         function = self.backend.torch.nn.functional.scaled_dot_product_attention
@@ -312,79 +304,6 @@ class Sdpa(Implementation):
         forced.enter_context(warnings.catch_warnings(action="ignore"))
         forced.enter_context(sdpa_kernel(getattr(SDPBackend, self.kernel)))
         return forced
-
-
-class SdpaMath(Sdpa):
-    """The kernel of separate operations in float32 inside."""
-
-    name = "sdpa-math"
-    kernel = "MATH"
-    declared = Sdpa.declared.but(numerics="exact", exp_error={}, gradient_blocks={}).electing(
-        {"causal-with-mask": "raises", "nan-in-query": "nan", "subnormal-output": "kept"}
-    )
-
-
-class SdpaFlash(Sdpa):
-    """The fused kernel: flash attention on CPU and CUDA."""
-
-    name = "sdpa-flash"
-    kernel = "FLASH_ATTENTION"
-    declared = Sdpa.declared.electing({"value-size": "raises"}).refusing(
-        {
-            "value-size": "the flash kernel requires values of the keys' size",
-            "inner-stride": "the fused kernels require the last axis to have stride 1",
-            "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
-        }
-    )
-
-    def __init__(self, backend: TorchEngine) -> None:
-        declared = self.declared
-        if backend.device == "cpu":
-            answers = {"lse-of-empty-row": "finite", "lse-gradient": "raises"}
-            lacks = {"dropout": "the flash kernel of the CPU has no dropout"}
-            declared = declared.taking("lse").electing(answers).but(dropout="").refusing(lacks)
-        super().__init__(backend, declared=declared)
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
-            # The finding flash-operator-without-rows: the process would die.
-            return "torch's flash operator divides by the number of its blocks"
-        return super().unsupported(case)
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        if not inputs.lse:
-            return super().prepare(inputs)
-        backend = self.backend
-        arguments, operands = native_arguments(backend, inputs, flags(inputs))
-        grouped = arguments.pop("enable_gqa", False)
-        mask = arguments.get("attn_mask")
-        if mask is not None and mask.dtype == backend.torch.bool:
-            # The operator itself takes what is added to scores; sdpa makes that of a boolean mask.
-            added = backend.torch.zeros_like(mask, dtype=arguments["query"].dtype)
-            arguments["attn_mask"] = added.masked_fill(~mask, -float("inf"))
-        operator = backend.torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            if grouped:
-                groups = query.shape[1] // key.shape[1]
-                key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-            return operator(query, key, value, **rest)
-
-        return attention_call(call, arguments, lse=True, operands=operands, constants=())
-
-
-class SdpaEfficient(Sdpa):
-    """CUDA's memory-efficient kernel."""
-
-    name = "sdpa-efficient"
-    kernel = "EFFICIENT_ATTENTION"
-
-
-class SdpaCudnn(Sdpa):
-    """cuDNN's kernel."""
-
-    name = "sdpa-cudnn"
-    kernel = "CUDNN_ATTENTION"
 
 
 class SdpaFunction(UserFunction):

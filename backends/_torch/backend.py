@@ -6,19 +6,11 @@ from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import version
 
-from backends._torch.attention import (
-    Eager,
-    EagerPermuted,
-    Sdpa,
-    SdpaCudnn,
-    SdpaEfficient,
-    SdpaFlash,
-    SdpaFunction,
-    SdpaMath,
-)
+from backends._torch.attention import Eager, EagerPermuted, Sdpa, SdpaFunction
 from backends._torch.engine import TorchEngine
 from backends._torch.exporter import by_onnx, exporters
 from backends._torch.flex import Flex
+from backends._torch.kernels import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from backends._torch.layers import MultiheadAttentionFast, layers
 from backends._torch.packed import FlexPacked, NestedSdpa
 from backends.claims import Claims

@@ -1,0 +1,94 @@
+"""The kernels of `scaled_dot_product_attention`, each of them forced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends._torch.attention import Sdpa, flags, native_arguments
+from backends._torch.engine import TorchEngine
+from backends.prepared import PreparedCall, attention_call
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+
+
+class Forced(Sdpa):
+    """`scaled_dot_product_attention` with one kernel, or an error."""
+
+    @property
+    def varied_later(self) -> bool:
+        """On a CPU: `sdpa` takes the one or the other of the two there are, and is asked all."""
+        return self.backend.device == "cpu"
+
+
+class SdpaMath(Forced):
+    """The kernel of separate operations in float32 inside."""
+
+    name = "sdpa-math"
+    kernel = "MATH"
+    declared = Sdpa.declared.but(numerics="exact", exp_error={}, gradient_blocks={}).electing(
+        {"causal-with-mask": "raises", "nan-in-query": "nan", "subnormal-output": "kept"}
+    )
+
+
+class SdpaFlash(Forced):
+    """The fused kernel: flash attention on CPU and CUDA."""
+
+    name = "sdpa-flash"
+    kernel = "FLASH_ATTENTION"
+    declared = Sdpa.declared.electing({"value-size": "raises"}).refusing(
+        {
+            "value-size": "the flash kernel requires values of the keys' size",
+            "inner-stride": "the fused kernels require the last axis to have stride 1",
+            "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
+        }
+    )
+
+    def __init__(self, backend: TorchEngine) -> None:
+        declared = self.declared
+        if backend.device == "cpu":
+            answers = {"lse-of-empty-row": "finite", "lse-gradient": "raises"}
+            lacks = {"dropout": "the flash kernel of the CPU has no dropout"}
+            declared = declared.taking("lse").electing(answers).but(dropout="").refusing(lacks)
+        super().__init__(backend, declared=declared)
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
+            # The finding flash-operator-without-rows: the process would die.
+            return "torch's flash operator divides by the number of its blocks"
+        return super().unsupported(case)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        if not inputs.lse:
+            return super().prepare(inputs)
+        backend = self.backend
+        arguments, operands = native_arguments(backend, inputs, flags(inputs))
+        grouped = arguments.pop("enable_gqa", False)
+        mask = arguments.get("attn_mask")
+        if mask is not None and mask.dtype == backend.torch.bool:
+            # The operator itself takes what is added to scores; sdpa makes that of a boolean mask.
+            added = backend.torch.zeros_like(mask, dtype=arguments["query"].dtype)
+            arguments["attn_mask"] = added.masked_fill(~mask, -float("inf"))
+        operator = backend.torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            if grouped:
+                groups = query.shape[1] // key.shape[1]
+                key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+            return operator(query, key, value, **rest)
+
+        return attention_call(call, arguments, lse=True, operands=operands, constants=())
+
+
+class SdpaEfficient(Forced):
+    """CUDA's memory-efficient kernel."""
+
+    name = "sdpa-efficient"
+    kernel = "EFFICIENT_ATTENTION"
+
+
+class SdpaCudnn(Forced):
+    """cuDNN's kernel."""
+
+    name = "sdpa-cudnn"
+    kernel = "CUDNN_ATTENTION"
