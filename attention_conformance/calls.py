@@ -19,7 +19,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import NUMERICS
+from suite.spec.vocabulary import NUMERICS, OPERANDS
 
 ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right": Causal(True)}
 """What `causal` may be."""
@@ -205,7 +205,7 @@ class _Problem:
         worst = 0.0
         for name, array in grads.items():
             want, what = outputs.arrays[name], f"gradient of {name}"
-            operand = name in ("query", "key", "value")
+            operand = name in OPERANDS
             got = self.read(array, what) if operand else as_numpy(array, what)
             if name == "bias" and got.size == want.value.size:
                 got = got.reshape(want.value.shape)  # without leading axes of size 1

@@ -10,7 +10,7 @@ import numpy as np
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import summed
-from suite.spec.vocabulary import ARRANGEMENTS
+from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -74,7 +74,7 @@ def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """query, key and value of a layer, or of packed attention, as the framework's arrays; one array
     thrice where they are one tensor. The axis that the option `squeezed` leaves out is left out."""
     arrays: dict[str, Any] = {}
-    for name in ("query", "key", "value"):
+    for name in OPERANDS:
         if inputs.self_attention and arrays:
             arrays[name] = arrays["query"]
             continue

@@ -12,6 +12,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+from suite.spec.vocabulary import OPERANDS
+
 
 @dataclass(frozen=True)
 class Dialect:
@@ -35,13 +37,10 @@ class Dialect:
     compiled: Mapping[str, str] = field(default_factory=dict)
 
 
-POSITIONAL = ("query", "key", "value")
-
-
 def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
     """`output = function(query, key, value, scale=scale)` for arguments of these names."""
-    named = [f"{name}={name}" for name in arguments if name not in POSITIONAL]
-    return f"output = {function}({', '.join([*POSITIONAL, *named, *more])})"
+    named = [f"{name}={name}" for name in arguments if name not in OPERANDS]
+    return f"output = {function}({', '.join([*OPERANDS, *named, *more])})"
 
 
 def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:

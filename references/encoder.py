@@ -39,6 +39,7 @@ from references.projections import (
 )
 from references.rounding import Bounded, Roundoffs, magnitude, narrowed, stored, together
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 Moved = Mapping[str, np.ndarray]
 """Tangents by array."""
@@ -222,7 +223,7 @@ class _Differentiable(_Encoder):
             return norm.tangent(x, gain, offset)
 
         def attended(x: Bounded | None) -> Bounded | None:
-            operands = {} if x is None else dict.fromkeys(("query", "key", "value"), x)
+            operands = {} if x is None else dict.fromkeys(OPERANDS, x)
             own = {n for n in moved if n.startswith(("query_", "key_", "value_", "output_"))}
             if not operands and not own:
                 return None

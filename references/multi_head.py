@@ -37,9 +37,8 @@ from references.projections import (
 from references.rounding import Bounded, Roundoffs, narrowed, stored, together
 from references.scores import ScaledScores, scaled_scores
 from references.softmax import Attended, attend
-from suite.spec.inputs import OPERANDS, Inputs
-
-PROJECTED = ("query", "key", "value")
+from suite.spec.inputs import UNLEARNED, Inputs
+from suite.spec.vocabulary import OPERANDS
 
 
 class HeadNorm:
@@ -78,9 +77,9 @@ class Layer:
         self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
         self.group = inputs.sizes.group
         self.arrays = wide(inputs)
-        self.x = {n: narrowed(self.arrays[n], u) if x is None else x for n in PROJECTED}
+        self.x = {n: narrowed(self.arrays[n], u) if x is None else x for n in OPERANDS}
         self.norms: dict[str, HeadNorm] = {}
-        self.projected = {n: self._projected(n) for n in PROJECTED}
+        self.projected = {n: self._projected(n) for n in OPERANDS}
         depth = self.projected["query"].value.dtype.type(self.sizes.D)
         self.scale = 1.0 / np.sqrt(depth)
 
@@ -114,7 +113,7 @@ class Layer:
     def forward(self, empty_rows: str) -> tuple[Bounded, Attended]:
         """The output (B, Lq, Eo), and what its heads attend to."""
         u = self.u
-        q, k, v = (self.projected[name] for name in PROJECTED)
+        q, k, v = (self.projected[name] for name in OPERANDS)
         k, v = self.by_query_head(k), self.by_query_head(v)
         allowed, bias = self.inputs.dense_mask, self.arrays.get("bias")
         scores = scaled_scores(q, k, self.scale, u)
@@ -154,7 +153,7 @@ class Chain(Layer):
         s = self.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)
         self.pairs = Pairs(shape, inputs.dense_mask, self.arrays.get("bias"), empty_rows)
-        q, k, v = (self.projected[name] for name in PROJECTED)
+        q, k, v = (self.projected[name] for name in OPERANDS)
         self.scores = ScaledScores(
             q, self.by_query_head(k), self.scale, self.pairs, u, group=self.group, scaled_query=True
         )
@@ -196,8 +195,8 @@ class Chain(Layer):
                 db = bias_gradient(d, u, f"{name}_bias")
                 arrays[f"{name}_bias"] = db.reshape(*kernel.shape[1:])
         if inputs.self_attention:
-            received = [arrays.pop(name) for name in PROJECTED]
-            kernels = [self.kernel(name) for name in PROJECTED]
+            received = [arrays.pop(name) for name in OPERANDS]
+            kernels = [self.kernel(name) for name in OPERANDS]
             arrays["query"] = from_one_tensor(received, list(joined.values()), kernels, u)
         return arrays
 
@@ -216,7 +215,7 @@ class Chain(Layer):
                 return heads
             return self.norms[name].tangent(heads, moved.get(f"{name}_gain"))
 
-        query, key, value = (projected(name) for name in PROJECTED)
+        query, key, value = (projected(name) for name in OPERANDS)
         key, value = (None if x is None else self.by_query_head(x) for x in (key, value))
         scores = self.scores.tangent(query, key)
         bias = self.pairs.moving_bias(operands.get("bias"))
@@ -263,5 +262,5 @@ def jvp(
     """
     chain = Chain(inputs, rounding, empty_rows)
     moved = moving(inputs, tangents)
-    operands = {name: narrowed(x, rounding) for name, x in moved.items() if name in OPERANDS}
+    operands = {name: narrowed(x, rounding) for name, x in moved.items() if name in UNLEARNED}
     return Outputs({"output": known(chain.tangent(operands, moved))}, chain.pairs.keys)

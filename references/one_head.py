@@ -13,6 +13,7 @@ from references.projections import from_one_tensor
 from references.rounding import Bounded, Roundoffs, narrowed, precision_for
 from references.softmax import attend
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 
 def headed(x: Bounded) -> Bounded:
@@ -64,7 +65,7 @@ def of_one_tensor(
     receives as all three. `dys` and `kernels` are those of projections (see `references.projections`)."""
     if not inputs.self_attention:
         return arrays
-    received = [arrays[name] for name in ("query", "key", "value")]
+    received = [arrays[name] for name in OPERANDS]
     rest = {name: x for name, x in arrays.items() if name not in ("key", "value")}
     return rest | {"query": from_one_tensor(received, dys, kernels, u)}
 

@@ -22,6 +22,7 @@ from suite.spec.masks import Causal
 from suite.spec.operators.packed import segments
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import OPERANDS
 
 MASKS = {"all": None, "causal": Causal(), "causalbr": Causal(True)}
 """The mask of a segment by the alignment of a case."""
@@ -42,7 +43,7 @@ def vjp(
     """The gradients of query, key and value in their own shapes, for a cotangent (Lq, H, Dv)."""
     return _together(
         inputs,
-        ("query", "key", "value"),
+        OPERANDS,
         lambda one, rows, keys: sdpa.vjp(one, _by_head(cotangent[rows]), rounding),
     )
 

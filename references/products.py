@@ -20,6 +20,7 @@ from references.outputs import Outputs, moving, wide
 from references.rounding import Bounded, Roundoffs, narrowed, product, stored, together
 from references.scores import ScaledScores, inner, scaled_scores, times
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 
 def forward(inputs: Inputs, scale: np.floating, rounding: Roundoffs, empty_rows: str) -> Outputs:
@@ -71,9 +72,7 @@ def jvp(
     """How the output moves, (B, Lq, Ev), as any of query, key, value and a learned scale move."""
     u, chain = rounding, _Chain(inputs, scale, rounding, empty_rows)
     moved = moving(inputs, tangents)
-    query, key, value = (
-        headed(narrowed(moved[n], u)) if n in moved else None for n in ("query", "key", "value")
-    )
+    query, key, value = (headed(narrowed(moved[n], u)) if n in moved else None for n in OPERANDS)
     scores = chain.scores.tangent(query, key)
     if "scale" in moved:
         by_scale = chain.pairs.attended(times(chain.products, moved["scale"], u))

@@ -45,6 +45,7 @@ from references.scores import ScaledScores
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import alibi_bias
+from suite.spec.vocabulary import OPERANDS
 
 _PASSES: Cache[Reference] = Cache(64)
 
@@ -105,7 +106,7 @@ class _Chain:
     def __init__(self, inputs: Inputs, u: Roundoffs, empty_rows: str) -> None:
         self.arrays, s = wide(inputs), inputs.sizes
         self.u, self.group, self.inputs = u, s.group, inputs
-        query, key, value = (narrowed(self.arrays[n], u) for n in ("query", "key", "value"))
+        query, key, value = (narrowed(self.arrays[n], u) for n in OPERANDS)
         sinks = self.arrays.get("sinks")
         self.pairs = Pairs(
             (s.B, s.H, s.Lq, s.Lk), inputs.dense_mask, _bias(inputs), empty_rows, sinks,

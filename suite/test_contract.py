@@ -16,6 +16,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases, thinned
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import OPERANDS
 
 LATER = 8
 """Calls after which an answer is looked at again: kernels may hand out a few buffers in turn."""
@@ -100,7 +101,7 @@ def test_kept_answers(cell: Cell) -> None:
 def other_values(inputs: Inputs) -> Inputs:
     """The inputs with the signs of the values turned; of what has none, of the query, or of its first
     array."""
-    last = [name for name in ("query", "key", "value") if name in inputs.arrays]
+    last = [name for name in OPERANDS if name in inputs.arrays]
     last = last or list(inputs.arrays)[:1]
     last = last if inputs.self_attention else last[-1:]
     return inputs.replace(**dict.fromkeys(last, -inputs.arrays[last[-1]]))

@@ -18,7 +18,7 @@ from scipy.special import bdtr, bdtrc, softmax
 from references.rounding import gamma
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.derivative import differentiate
+from suite.judge.derivative import vjp
 from suite.judge.verdict import Deviation
 from suite.spec.case import Case
 from suite.spec.catalogue import parsed
@@ -211,7 +211,7 @@ def test_dropout_gradients(cell: Cell) -> None:
     for name, other in (("query", "key"), ("key", "query")):
         operand = round_to(getattr(cell.inputs, other), fmt).astype(float)
         inputs = seen.replace(**{other: operand})
-        _, got = differentiate(cell, inputs, (name, "value"))
+        _, got = vjp(cell, inputs, (name, "value"))
         for wrt in (name, "value"):
             want = _gradient(wrt, [dO, seen.value, factor, operand], seen.effective_scale, -1)
             magnitudes = [np.abs(x) for x in (dO, seen.value, factor, operand)]

@@ -27,7 +27,7 @@ def same(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def compare(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo = same) -> None:
+def expect_equal(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo = same) -> None:
     """Two forms agree within the sum of their bounds; `undo` maps the second answer to the first.
 
     A layer with parameters of its own has no bounds. It is asked in float64, and its two answers must
@@ -65,7 +65,7 @@ def test_boolean_equals_additive(cell: Cell) -> None:
     """A boolean mask equals a bias of 0 and -inf."""
     bias = np.where(np.asarray(cell.inputs.dense_mask), 0.0, -np.inf)
     additive = cell.inputs.replace(mask=None, form="native", bias=bias)
-    compare(cell, cell.inputs, additive, "boolean and additive mask")
+    expect_equal(cell, cell.inputs, additive, "boolean and additive mask")
 
 
 @check(
@@ -79,7 +79,9 @@ def test_mask_ranks(cell: Cell) -> None:
     """A mask of a smaller broadcast rank equals the same mask written out as (B, H, Lq, Lk)."""
     s = cell.inputs.sizes
     full = np.broadcast_to(np.asarray(cell.inputs.dense_mask), (s.B, s.H, s.Lq, s.Lk)).copy()
-    compare(cell, cell.inputs, cell.inputs.with_dense(mask_array=full), "broadcast and full mask")
+    expect_equal(
+        cell, cell.inputs, cell.inputs.with_dense(mask_array=full), "broadcast and full mask"
+    )
 
 
 @check(
@@ -93,7 +95,7 @@ def test_mask_ranks(cell: Cell) -> None:
 )
 def test_flag_equals_dense(cell: Cell) -> None:
     """A mask passed by flags equals the same mask passed densely."""
-    compare(cell, cell.inputs, cell.inputs.replace(form="dense"), "flag and dense mask")
+    expect_equal(cell, cell.inputs, cell.inputs.replace(form="dense"), "flag and dense mask")
 
 
 @check(
@@ -107,7 +109,9 @@ def test_groups_equal_repeated_heads(cell: Cell) -> None:
     """Grouped queries equal key/value heads repeated one by one (0, 0, 1, 1)."""
     group = cell.inputs.sizes.group
     key, value = (np.repeat(x, group, axis=1) for x in (cell.inputs.key, cell.inputs.value))
-    compare(cell, cell.inputs, cell.inputs.replace(key=key, value=value), "grouped and repeated")
+    expect_equal(
+        cell, cell.inputs, cell.inputs.replace(key=key, value=value), "grouped and repeated"
+    )
 
 
 LAYERS = (
@@ -136,9 +140,9 @@ def test_key_permutation(cell: Cell) -> None:
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     if inputs.self_attention:
         other = inputs.taken("k", order, "q")
-        compare(cell, inputs, other, "permuted tokens", reordered(inputs, "q", order))
+        expect_equal(cell, inputs, other, "permuted tokens", reordered(inputs, "q", order))
     else:
-        compare(cell, inputs, inputs.taken("k", order), "permuted keys")
+        expect_equal(cell, inputs, inputs.taken("k", order), "permuted keys")
 
 
 @check(
@@ -153,7 +157,9 @@ def test_batch_independence(cell: Cell) -> None:
     """A sample's answer does not depend on its place in the batch."""
     inputs = cell.inputs
     order = np.arange(inputs.sizes.B)[::-1]
-    compare(cell, inputs, inputs.taken("b", order), "reversed batch", reordered(inputs, "b", order))
+    expect_equal(
+        cell, inputs, inputs.taken("b", order), "reversed batch", reordered(inputs, "b", order)
+    )
 
 
 @check(
@@ -173,7 +179,7 @@ def test_head_independence(cell: Cell) -> None:
     groups = np.arange(s.Hkv)[::-1]
     order = np.arange(s.H).reshape(s.Hkv, -1)[::-1].ravel()
     other = inputs.taken("g", groups).taken("h", order)
-    compare(cell, inputs, other, "reversed heads", reordered(inputs, "h", order))
+    expect_equal(cell, inputs, other, "reversed heads", reordered(inputs, "h", order))
 
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
@@ -186,7 +192,9 @@ def test_padding_invariance(cell: Cell) -> None:
     key, value = (np.concatenate([x, x[:, :, more]], 2) for x in (inputs.key, inputs.value))
     visible = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
     mask = np.concatenate([visible, np.zeros((*visible.shape[:-1], 9), bool)], -1)
-    compare(cell, inputs, inputs.with_dense(mask_array=mask, key=key, value=value), "padded keys")
+    expect_equal(
+        cell, inputs, inputs.with_dense(mask_array=mask, key=key, value=value), "padded keys"
+    )
 
 
 @check(asked("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
@@ -197,7 +205,7 @@ def test_wide_window(cell: Cell) -> None:
     plain = cell.inputs.replace(mask=Causal() if ends else None)
     if ends and elections.alignment(plain, cell.implementation) not in ("", "top-left"):
         raise NotApplicable("a window that ends at 0 is aligned otherwise than its causal flag")
-    compare(cell, cell.inputs, plain, "wide window and none")
+    expect_equal(cell, cell.inputs, plain, "wide window and none")
 
 
 @check(
@@ -210,7 +218,7 @@ def test_wide_window(cell: Cell) -> None:
 def test_default_scale(cell: Cell) -> None:
     """No scale equals the scale 1 / sqrt(D)."""
     explicit = cell.inputs.replace(scale=float(1.0 / np.sqrt(cell.inputs.sizes.D)))
-    compare(cell, cell.inputs, explicit, "default and explicit scale")
+    expect_equal(cell, cell.inputs, explicit, "default and explicit scale")
 
 
 @check(

@@ -13,14 +13,14 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.derivative import (
     asked_of,
-    differentiate,
     elected_gradient,
     judge_gradients,
     judge_tangent,
+    jvp,
     native_cotangent,
-    push,
     read_gradients,
     read_output,
+    vjp,
 )
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
@@ -33,16 +33,15 @@ from suite.spec.catalogue import (
 )
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw_tangents
+from suite.spec.vocabulary import OPERANDS
 from suite.test_masking import last_seen_by_some, never_attended, with_slots
-
-OPERANDS = ("query", "key", "value")
 
 
 @check(gradient_cases, ("gradient",), compiled_gradient_cases, stored=True)
 def test_gradients(cell: Cell) -> None:
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer takes no parameters: its gradients are no one's to know")
-    answer, gradients = differentiate(cell)
+    answer, gradients = vjp(cell)
     plain = cell.inputs.replace(returned="none") if cell.inputs.returned != "none" else cell.inputs
     cell.judge(answer, plain)
     judge_gradients(cell, gradients)
@@ -56,7 +55,7 @@ def biased(level: str) -> list[Case]:
 @check(biased, ("gradient", "gradient-of-bias"))
 def test_gradient_of_bias(cell: Cell) -> None:
     """The bias alone asks for a gradient (pytorch#148476)."""
-    _, gradients = differentiate(cell, wrt=("bias",))
+    _, gradients = vjp(cell, wrt=("bias",))
     judge_gradients(cell, gradients)
 
 
@@ -75,7 +74,7 @@ def test_tangents(cell: Cell) -> None:
     _, names = asked_of(cell)
     operands = [name for name in OPERANDS if name in names]
     tangents = draw_tangents(cell.inputs.case, operands, cell.seed)
-    judge_tangent(cell, push(cell, tangents), tangents)
+    judge_tangent(cell, jvp(cell, tangents), tangents)
 
 
 OF_LSE = (
@@ -123,9 +122,9 @@ def alone(level: str) -> tuple[Case, ...]:
 def test_gradient_alone(cell: Cell) -> None:
     """One operand asks for a gradient and the others do not; then the second time is like the first."""
     for name in OPERANDS:
-        _, gradients = differentiate(cell, wrt=(name,))
+        _, gradients = vjp(cell, wrt=(name,))
         judge_gradients(cell, gradients)
-        _, again = differentiate(cell, wrt=(name,))
+        _, again = vjp(cell, wrt=(name,))
         if cell.implementation.declared.deterministic:
             what = f"the gradient of the {name} a second time"
             expect_bitwise(again[name], gradients[name], "not-deterministic", what)
@@ -137,7 +136,7 @@ def test_gradient_cotangents(cell: Cell) -> None:
     alike = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
     single = np.where(np.arange(cell.cotangent.shape[-1]) == 1, cell.cotangent, 0.0)
     for cotangent in (alike, single):
-        _, gradients = differentiate(cell, None, OPERANDS, cotangent, "contiguous")
+        _, gradients = vjp(cell, None, OPERANDS, cotangent, "contiguous")
         judge_gradients(cell, gradients, cotangent=cotangent)
 
 
@@ -154,7 +153,7 @@ def test_gradient_arrangements(cell: Cell) -> None:
         ("inner-stride", cell.cotangent),
         ("offset", cell.cotangent),
     ):
-        _, gradients = differentiate(cell, None, OPERANDS, cotangent, arranged)
+        _, gradients = vjp(cell, None, OPERANDS, cotangent, arranged)
         judge_gradients(cell, gradients, cotangent=cotangent)
 
 
@@ -202,9 +201,9 @@ def test_gradient_hidden(cell: Cell) -> None:
     nowhere = bool(slots.any())
     if not nowhere:
         slots = last_seen_by_some(inputs)
-    _, before = differentiate(cell, inputs, OPERANDS)
+    _, before = vjp(cell, inputs, OPERANDS)
     for name, (key, value) in poisons(cell, nowhere).items():
-        _, after = differentiate(cell, with_slots(inputs, slots, key, value), OPERANDS)
+        _, after = vjp(cell, with_slots(inputs, slots, key, value), OPERANDS)
         expect_unmoved(cell, before, after, slots, nowhere, name)
 
 

@@ -67,7 +67,9 @@ def with_long(*standard: str, full: str = "") -> Callable[[str], tuple[Case, ...
     return cases
 
 
-def hold(cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
+def expect_within(
+    cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str
+) -> None:
     """Grade two answers to one problem, and raise Deviation "unequal" beyond the sum of their bounds.
 
     The cell observes the worst grade of all its comparisons.
@@ -117,7 +119,7 @@ def test_invariant_rerun(cell: Cell) -> None:
         if cell.implementation.declared.deterministic and not np.array_equal(again, first):
             cell.measured.observed = "broken"
             expect_bitwise(again, first, "not-deterministic", what)
-        hold(cell, again, first, 2 * bound, what)
+        expect_within(cell, again, first, 2 * bound, what)
 
 
 @check(with_long(NARROW, *LAYERS, full=LONG))
@@ -127,15 +129,17 @@ def test_invariant_batch(cell: Cell) -> None:
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     order = np.roll(np.arange(s.B), 1)
     moved = cell.run(inputs.taken("b", order)).values
-    hold(cell, moved, whole[order], 2 * bound[order], "samples at other places in the batch")
+    expect_within(
+        cell, moved, whole[order], 2 * bound[order], "samples at other places in the batch"
+    )
     first = np.arange(s.B) == 0
     got = cell.run(renewed(inputs, first, "b", "query", "key", "value")).values
-    hold(cell, got[:1], whole[:1], 2 * bound[:1], "sample 0 beside other samples")
+    expect_within(cell, got[:1], whole[:1], 2 * bound[:1], "sample 0 beside other samples")
     for b in (0, s.B - 1):
         place = slice(b, b + 1)
         alone = inputs.taken("b", place)
         got, limit = cell.run(alone).values, bound[place] + cell.bound(alone)
-        hold(cell, got, whole[place], limit, f"sample {b} alone and in a batch of {s.B}")
+        expect_within(cell, got, whole[place], limit, f"sample {b} alone and in a batch of {s.B}")
 
 
 def counts(Lq: int) -> list[int]:
@@ -155,17 +159,17 @@ def test_invariant_rows(cell: Cell) -> None:
     back = np.arange(s.Lq)[::-1]
     moved = cell.run(inputs.taken("q", back)).values
     want, limit = (rows_of(x, inputs, back) for x in (whole, 2 * bound))
-    hold(cell, moved, want, limit, "rows in reverse order")
+    expect_within(cell, moved, want, limit, "rows in reverse order")
     even = slice(0, None, 2)
     got = cell.run(renewed(inputs, np.arange(s.Lq) % 2 == 0, "q", "query")).values
     got, want, limit = (rows_of(x, inputs, even) for x in (got, whole, 2 * bound))
-    hold(cell, got, want, limit, "rows beside other rows")
+    expect_within(cell, got, want, limit, "rows beside other rows")
     for count in counts(s.Lq):
         for rows in (slice(0, count), slice(s.Lq - count, s.Lq)):
             some = inputs.taken("q", rows)
             got, limit = cell.run(some).values, rows_of(bound, inputs, rows) + cell.bound(some)
             what = f"rows {rows.start} to {rows.stop - 1} alone and among {s.Lq}"
-            hold(cell, got, rows_of(whole, inputs, rows), limit, what)
+            expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
 
 
 @check(asked(*THREADED), needs=("threads",))
@@ -178,7 +182,7 @@ def test_invariant_threads(cell: Cell) -> None:
         with backend.threads(count):
             answers.append(cell.run(inputs).values.copy())
     for count, got in zip(THREADS[1:], answers[1:], strict=True):
-        hold(cell, got, answers[0], 2 * bound, f"{count} threads and {THREADS[0]}")
+        expect_within(cell, got, answers[0], 2 * bound, f"{count} threads and {THREADS[0]}")
 
 
 def seen_by(inputs: Inputs, row: int) -> int:
@@ -204,12 +208,12 @@ def test_invariant_decode(cell: Cell) -> None:
         step = inputs.replace(mask=None).taken("q", at).taken("k", slice(0, keys))
         got, limit = cell.run(step).values, rows_of(bound, inputs, at) + cell.bound(step)
         want = rows_of(whole, inputs, at)
-        hold(cell, got, want, limit, f"row {row} decoded over {keys} keys and prefilled")
+        expect_within(cell, got, want, limit, f"row {row} decoded over {keys} keys and prefilled")
     last = slice(s.Lq - min(CHUNK, s.Lq - 2), s.Lq)
     chunk = inputs.taken("q", last).taken("k", slice(0, seen_by(inputs, s.Lq - 1)))
     got, limit = cell.run(chunk).values, rows_of(bound, inputs, last) + cell.bound(chunk)
     what = f"rows {last.start} to {s.Lq - 1} as a chunk and prefilled"
-    hold(cell, got, rows_of(whole, inputs, last), limit, what)
+    expect_within(cell, got, rows_of(whole, inputs, last), limit, what)
 
 
 @check(with_long(ONE_ROW, full=LONG_ROW))
@@ -241,7 +245,7 @@ def test_invariant_split(cell: Cell) -> None:
         weight = np.exp(part_lse - total)
         merged = merged + weight * cell.run(part).values
         limit = limit + weight * cell.bound(part)
-    hold(cell, merged, whole, limit, "two parts of the keys merged, and all keys")
+    expect_within(cell, merged, whole, limit, "two parts of the keys merged, and all keys")
 
 
 @check(asked(PACKED, f"{PACKED}/causal"))
@@ -254,10 +258,10 @@ def test_invariant_segments(cell: Cell) -> None:
         alone = inputs.taken("b", [n])
         rows = parts[n][0]
         got, limit = cell.run(alone).values, bound[rows] + cell.bound(alone)
-        hold(cell, got, whole[rows], limit, f"segment {n} alone and among {len(parts)}")
+        expect_within(cell, got, whole[rows], limit, f"segment {n} alone and among {len(parts)}")
     order = [*range(1, len(parts)), 0]
     places = np.concatenate(
         [np.arange(rows.start, rows.stop) for rows, _ in (parts[n] for n in order)]
     )
     moved = cell.run(inputs.taken("b", order)).values
-    hold(cell, moved, whole[places], 2 * bound[places], "segments in another order")
+    expect_within(cell, moved, whole[places], 2 * bound[places], "segments in another order")

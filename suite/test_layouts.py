@@ -18,13 +18,11 @@ from backends.protocol import PreparedCall
 from suite.judge.answer import turned
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.derivative import asked_of, differentiate, judge_gradients
+from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import asked
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import ARRANGEMENTS
-
-OPERANDS = ("query", "key", "value")
+from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
 """Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
@@ -105,7 +103,7 @@ def naming(operand: str, how: str) -> Iterator[None]:
         raise Deviation(deviation.kind, message) from deviation
 
 
-def hold(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
     """Judge the answer to every arrangement against the oracle."""
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
@@ -116,13 +114,13 @@ def hold(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
 def test_layouts(cell: Cell) -> None:
     """Query, key and value out of a larger array, with stride 0 along the batch and along the heads
     (pytorch#191937), and with the odd strides of axes of size 1 (pytorch#116333)."""
-    hold(cell, OPERANDS, OUTER)
+    expect_in_every_layout(cell, OPERANDS, OUTER)
 
 
 @check(CASES, needs=("strides", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
     """Query, key and value whose components do not lie side by side (pytorch#187506, ROCm#3230)."""
-    hold(cell, OPERANDS, INNER)
+    expect_in_every_layout(cell, OPERANDS, INNER)
 
 
 def added(cell: Cell) -> tuple[str]:
@@ -133,7 +131,7 @@ def added(cell: Cell) -> tuple[str]:
 @check(MASKED, needs=("strides",))
 def test_mask_layouts(cell: Cell) -> None:
     """A boolean mask, or a bias, out of a larger array and with strides of 0."""
-    hold(cell, added(cell), OUTER)
+    expect_in_every_layout(cell, added(cell), OUTER)
 
 
 @check(MASKED, needs=("strides",))
@@ -142,7 +140,7 @@ def test_inner_mask_layouts(cell: Cell) -> None:
 
     Asked of implementations without "inner-stride", too: that speaks of queries, keys and values.
     """
-    hold(cell, added(cell), INNER)
+    expect_in_every_layout(cell, added(cell), INNER)
 
 
 def hold_gradients(cell: Cell, kinds: tuple[str, ...]) -> None:
@@ -151,7 +149,7 @@ def hold_gradients(cell: Cell, kinds: tuple[str, ...]) -> None:
     operands = tuple(name for name in (*OPERANDS, "bias") if name in names)
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
-            _, gradients = differentiate(cell, inputs, operands, prepared=prepared)
+            _, gradients = vjp(cell, inputs, operands, prepared=prepared)
             judge_gradients(cell, gradients, inputs)
 
 

@@ -19,6 +19,7 @@ from suite.spec.catalogue import parsed
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import OPERANDS
 
 CASES = parsed(
     (
@@ -99,7 +100,7 @@ def test_compiled_lengths(cell: Cell) -> None:
 def _differs(cell: Cell, a: dict, b: dict) -> bool:
     """Whether the mask is among the arguments: some array other than an operand differs."""
     backend = cell.implementation.backend
-    names = [n for n in a if backend.is_array(a[n]) and n not in ("query", "key", "value")]
+    names = [n for n in a if backend.is_array(a[n]) and n not in OPERANDS]
     return any(
         not np.array_equal(backend.to_numpy(a[n]), backend.to_numpy(b[n])) for n in names if n in b
     )

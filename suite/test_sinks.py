@@ -11,7 +11,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation
 from suite.spec.catalogue import asked
-from suite.test_equalities import compare
+from suite.test_equalities import expect_equal
 
 PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks"
 GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks"
@@ -34,7 +34,7 @@ def test_sink_equals_key(cell: Cell) -> None:
         {} if inputs.dense_mask is None else {"mask_array": mask, "form": "dense", "mask": None}
     )
     other = inputs.replace(sinks=None, key=key, value=value, bias=bias, **masked)
-    compare(cell, inputs, other, "a sink and a key of its logit")
+    expect_equal(cell, inputs, other, "a sink and a key of its logit")
 
 
 @check(asked(PLAIN, GROUPED))
@@ -42,7 +42,7 @@ def test_sink_of_nothing(cell: Cell) -> None:
     """A sink of -inf changes nothing but rounding."""
     nothing = cell.inputs.replace(sinks=np.full(cell.inputs.sizes.H, -np.inf))
     plain = cell.inputs.replace(sinks=None)
-    compare(cell, nothing, plain, "a sink of -inf and no sink")
+    expect_equal(cell, nothing, plain, "a sink of -inf and no sink")
 
 
 @check(asked(*EMPTY), stored=True)

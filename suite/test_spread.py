@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.derivative import differentiate
+from suite.judge.derivative import vjp
 from suite.judge.spread import DRAWS, Spread, directions, forward_drawn, gradients_drawn
 from suite.judge.tolerance import RMS_CLASSES
 from suite.judge.verdict import NotApplicable
@@ -110,7 +110,7 @@ def test_gradient_spread(cell: Cell) -> None:
     found: dict[str, Spread] = {}
     for inputs, seed in draws(cell):
         cotangent = draw_cotangent(inputs.case, seed)
-        _, gradients = differentiate(cell, inputs, cotangent=cotangent)
+        _, gradients = vjp(cell, inputs, cotangent=cotangent)
         drawn = gradients_drawn(inputs, cotangent, u)
         for name, values in gradients.items():
             spread = found.setdefault(name, Spread(f"the gradient of the {name}"))

@@ -16,6 +16,7 @@ from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import asked
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 CASES = (
     "sdpa/none/mha/{dt}/b3h2q18k34d8",
@@ -60,7 +61,7 @@ def changed(inputs: Inputs) -> Inputs:
     return other
 
 
-def hold(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
+def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
     """Judge an answer that was right when nothing came before it. Raises Deviation "stale"."""
     try:
         cell.judge(answer, inputs)
@@ -87,11 +88,13 @@ def test_stateless(cell: Cell) -> None:
     cell.call(prepared)
     if overwritten(cell, prepared, later):
         answer = cell.read(cell.call(prepared), other, prepared)
-        hold(cell, answer, other, "after the arguments were changed in place")
+        expect_right(cell, answer, other, "after the arguments were changed in place")
     del prepared, later
     for _ in range(TURNS):
         for these in (inputs, other):
-            hold(cell, cell.run(these), these, "after a call with other arrays, which are gone")
+            expect_right(
+                cell, cell.run(these), these, "after a call with other arrays, which are gone"
+            )
     if inputs.self_attention or inputs.dense_mask is not None or inputs.sizes.Lk < 2:
         return
     if inputs.operator.choose is not None:
@@ -102,10 +105,10 @@ def test_stateless(cell: Cell) -> None:
         before = cell.run(few).values.copy()
     except NotApplicable:
         return  # a number of keys that is not claimed
-    spoilt = {n: np.full_like(getattr(inputs, n), np.nan) for n in ("query", "key", "value")}
+    spoilt = {n: np.full_like(getattr(inputs, n), np.nan) for n in OPERANDS}
     with suppress(Deviation):  # what becomes of NaN is asked elsewhere
         cell.run(inputs.replace(**spoilt))
     answer, what = cell.run(few), "over fewer keys, after a call with NaN"
-    hold(cell, answer, few, what)
+    expect_right(cell, answer, few, what)
     if cell.implementation.declared.deterministic:
         expect_bitwise(answer.values, before, "stale", what)

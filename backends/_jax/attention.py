@@ -17,6 +17,7 @@ from backends.protocol import Implementation
 from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 NATIVE = "jax.nn.dot_product_attention"
 
@@ -251,7 +252,7 @@ class JaxNn(Implementation):
         jax, s = self.backend.jax, inputs.sizes
         # Arrays of NumPy: what is cut and joined here compiles nothing.
         own = {name: np.asarray(a) for name, a in self.plain(inputs).arguments.items()}
-        query, key, value = (own[name] for name in ("query", "key", "value"))
+        query, key, value = (own[name] for name in OPERANDS)
         changes: dict[str, dict[str, Any]] = {
             "an unknown implementation": {"implementation": "flash"},
             "more values than keys": {"key": key[:, 1:]},

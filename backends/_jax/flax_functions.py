@@ -16,6 +16,7 @@ from backends.implementation import ALL_BUT_FLOAT32, Implementation
 from backends.masks import dense_of, flagged_arguments, full, split_native
 from backends.prepared import PreparedCall, variations
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 
 class FlaxFunction(Implementation):
@@ -109,7 +110,7 @@ class FlaxFunction(Implementation):
         made = flagged_arguments(self.backend, inputs, split_native(inputs))
         # Arrays of NumPy: what is cut and joined here compiles nothing.
         own = {name: np.asarray(array) for name, array in made.items()}
-        query, key, value = (own[name] for name in ("query", "key", "value"))
+        query, key, value = (own[name] for name in OPERANDS)
         twice = {"key": key.repeat(2, 0), "value": value.repeat(2, 0)}
         changes: dict[str, dict[str, Any]] = {
             "key of rank 3": {"key": key[0]},

@@ -24,7 +24,7 @@ from suite.spec.operators.multi_head import MULTI_HEAD
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 """Flax's names of the projections, whose kernels and biases have the canonical shapes."""
 
-OPERANDS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
+ARGUMENTS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
 """What the modules call their inputs."""
 
 EPSILON = 1e-6
@@ -131,7 +131,7 @@ class FlaxLayer(Implementation):
         """
         backend = self.backend
         arrays = sequences(backend, inputs)
-        arguments = {OPERANDS[name]: arrays[name] for name in list(arrays)[:inputs_given]}
+        arguments = {ARGUMENTS[name]: arrays[name] for name in list(arrays)[:inputs_given]}
         split = LayerMasks.of(inputs, causal=self.causal_flag and flag, lengths=False)
         if split.causal:
             arguments["is_causal"] = True
@@ -159,7 +159,7 @@ class FlaxLayer(Implementation):
             return output[0], None if weights is None else weights[0]
 
         constants = (settings, axes, wide_parameters, inputs.returned, inputs.training)
-        return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=OPERANDS, constants=constants)
+        return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=ARGUMENTS, constants=constants)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
         """The constructor's arguments that all modules have."""

@@ -22,6 +22,7 @@ from backends.sources import call_source
 from backends.user import NativeSignature, UserFunction
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 NATIVE = "keras.ops.dot_product_attention"
 
@@ -117,7 +118,7 @@ class KerasOps(Implementation):
 
     def in_a_model(self, inputs: Inputs) -> PreparedCall:
         """The call of a functional model that takes query, key and value."""
-        plain, names = self.prepare(inputs), ("query", "key", "value")
+        plain, names = self.prepare(inputs), OPERANDS
         rest = {name: array for name, array in plain.arguments.items() if name not in names}
         function = partial(self.function, **rest)
         model = models.functional(self.backend, function, {n: n for n in names}, inputs, "function")
@@ -126,7 +127,7 @@ class KerasOps(Implementation):
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         arguments = self.prepare(inputs).arguments
-        query, key, value = (arguments[name] for name in ("query", "key", "value"))
+        query, key, value = (arguments[name] for name in OPERANDS)
         flash = partial(self.function, query, key, value, flash_attention=True)
         return {
             "operands of rank 3": lambda: self.function(query[0], key[0], value[0]),

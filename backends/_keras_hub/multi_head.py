@@ -9,6 +9,7 @@ from typing import Any
 from backends._keras.multi_head import MHA, PLAIN, MultiHead
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 
 class MultiHeadPlain(MultiHead):
@@ -65,7 +66,7 @@ class MultiHeadUpdated(MultiHeadPlain):
 
         query, value = arrays["query"], arrays["value"]
         key = arrays.get("key", value)
-        rest = {n: a for n, a in arrays.items() if n not in ("query", "key", "value")} | {**options}
+        rest = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
         batch, length = value.shape[:2]
         shape = (batch, 2, length, layer.num_heads, layer.key_dim)
         cache, half = keras.ops.zeros(shape, query.dtype), length // 2
@@ -90,7 +91,7 @@ class MultiHeadStatic(MultiHeadUpdated):
 
     def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         _, cache = self.filled(layer, arrays, options)
-        rest = {n: a for n, a in arrays.items() if n not in ("query", "key", "value")} | {**options}
+        rest = {n: a for n, a in arrays.items() if n not in OPERANDS} | {**options}
         return layer(arrays["query"], arrays["query"], cache=cache, **rest)[0]
 
 

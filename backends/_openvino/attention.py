@@ -20,6 +20,7 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.malformed import MalformedCase
+from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from backends._openvino.engine import OpenvinoBackend
@@ -140,7 +141,7 @@ class Sdpa(Implementation):
             )
             for name, array in arrays.items()
         }
-        inputs = [parameters[name] for name in ("query", "key", "value")]
+        inputs = [parameters[name] for name in OPERANDS]
         if "sinks" in arrays and scale is None:  # they come after the scale
             scale = arrays["query"].shape[-1] ** -0.5
         if "mask" in arrays or scale is not None:

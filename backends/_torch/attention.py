@@ -17,6 +17,7 @@ from backends.sources import call_source, textbook_source
 from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
+from suite.spec.vocabulary import OPERANDS
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 
@@ -189,7 +190,7 @@ def native_arguments(
         arguments["scale"] = inputs.scale
     if query.shape[1] != key.shape[1]:
         arguments["enable_gqa"] = True
-    operands = {n: n for n in ("query", "key", "value")}
+    operands = {n: n for n in OPERANDS}
     operands["bias" if biased else "mask"] = "attn_mask"
     return arguments, operands
 

@@ -18,6 +18,7 @@ from backends.protocol import Implementation
 from backends.sources import call_source
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]
@@ -211,7 +212,7 @@ class Flex(Implementation):
                 arguments["block_mask"] = block_masks[0] if block_masks else block_mask()
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
-            arrays = [bias, sinks, *(arguments[name] for name in ("query", "key", "value"))]
+            arrays = [bias, sinks, *(arguments[name] for name in OPERANDS)]
             if more is not None:
                 arguments |= more
             elif lse or sinks is not None:

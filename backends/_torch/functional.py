@@ -13,13 +13,12 @@ from backends._torch.engine import TorchEngine
 from backends.prepared import LAYER_OUTPUTS, PreparedCall, variations
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-
-QKV = ("query", "key", "value")
+from suite.spec.vocabulary import OPERANDS
 
 
 def weights(p: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of the three projections, arrays of NumPy or torch, by the module's names."""
-    kernels = {f"{n[0]}_proj_weight": p[f"{n}_kernel"] for n in QKV}
+    kernels = {f"{n[0]}_proj_weight": p[f"{n}_kernel"] for n in OPERANDS}
     return {name: kernel.reshape(kernel.shape[0], -1).T for name, kernel in kernels.items()}
 
 
@@ -27,7 +26,7 @@ def biases(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     """The biases of all projections, where there are any, by the module's names."""
     if "query_bias" not in p:
         return {}
-    joined = join([p[f"{n}_bias"].reshape(-1) for n in QKV])
+    joined = join([p[f"{n}_bias"].reshape(-1) for n in OPERANDS])
     return {"in_proj_bias": joined, "out_proj.bias": p["output_bias"]}
 
 

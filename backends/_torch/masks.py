@@ -89,11 +89,11 @@ def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tup
     taken = []
     original = getattr(torch, native)
 
-    def witness(*arguments: Any, **named: Any) -> Any:
+    def counting(*arguments: Any, **named: Any) -> Any:
         taken.append(True)
         return original(*arguments, **named)
 
-    setattr(torch, native, witness)
+    setattr(torch, native, counting)
     try:
         answer = function()
     finally:

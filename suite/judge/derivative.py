@@ -18,6 +18,7 @@ from suite.judge.oracle import Oracle
 from suite.judge.tolerance import grade
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from suite.judge.cell import Cell
@@ -34,7 +35,7 @@ def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, li
     return prepared, names
 
 
-def differentiate(
+def vjp(
     cell: Cell,
     inputs: Inputs | None = None,
     wrt: Sequence[str] | None = None,
@@ -91,7 +92,7 @@ def read_gradients(
         shape = tuple(prepared.arguments[prepared.argument(name)].shape)
         what = f"the gradient of the {name}"
         values = read_array(cell.implementation.backend, what, native[name], shape, inputs.dtype)
-        operand = name in ("query", "key", "value") and values.ndim == 4
+        operand = name in OPERANDS and values.ndim == 4
         gradients[name] = turned(values, prepared) if operand else values
     return gradients
 
@@ -181,7 +182,7 @@ def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray
         raise deviation
 
 
-def push(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
+def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
     """How the output moves as arrays move along `tangents`."""
     inputs, backend = cell.inputs, cell.implementation.backend
     prepared, _ = asked_of(cell, inputs)

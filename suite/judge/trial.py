@@ -15,6 +15,7 @@ from suite.judge.elections.probe import Probe
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
+from suite.spec.vocabulary import OPERANDS
 
 CASES = (
     "sdpa/none/mha/{dt}/b2h3q5k7d8",
@@ -120,7 +121,7 @@ def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
     backend = implementation.backend
     prepared = implementation.prepare(inputs)
     arrays = {}
-    for name in ("query", "key", "value"):
+    for name in OPERANDS:
         values = backend.to_numpy(prepared.arguments[name]).swapaxes(1, 2)
         arrays[name] = backend.array(np.ascontiguousarray(values), inputs.dtype)
     try:

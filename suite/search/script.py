@@ -21,10 +21,10 @@ from backends.sources import Dialect, compiled_source
 from suite.judge.cell import Cell
 from suite.judge.derivative import (
     asked_of,
-    differentiate,
     elected_gradient,
     mode_of,
     native_cotangent,
+    vjp,
 )
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import ratios
@@ -32,9 +32,7 @@ from suite.judge.verdict import Verdict
 from suite.search.definition import arrays_text, definition
 from suite.search.literals import IMPORTS, literal
 from suite.spec.dtypes import DType
-from suite.spec.vocabulary import BY_HEAD
-
-OPERANDS = ("query", "key", "value")
+from suite.spec.vocabulary import BY_HEAD, OPERANDS
 
 
 class NoScript(Exception):
@@ -116,7 +114,7 @@ def _worst(cell: Cell) -> _Worst | None:
 
     gradients: dict[str, np.ndarray] = {}
     if _differentiates(cell):
-        answer, gradients = differentiate(cell)
+        answer, gradients = vjp(cell)
     else:
         answer = cell.run()
     expected = cell.oracle(inputs).expected

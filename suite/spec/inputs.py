@@ -118,7 +118,7 @@ class Inputs:
     @property
     def parameters(self) -> dict[str, np.ndarray]:
         """What a layer has learned, by canonical name (see `suite.spec.operators.layers`)."""
-        return {n: a for n, a in self.arrays.items() if n not in OPERANDS}
+        return {n: a for n, a in self.arrays.items() if n not in UNLEARNED}
 
     @property
     def scale(self) -> float | None:
@@ -308,7 +308,7 @@ class Inputs:
         return self.with_dense(mask_array=mask, **arrays)
 
 
-OPERANDS = ("query", "key", "value", "bias", *BY_HEAD, "position")
+UNLEARNED = ("query", "key", "value", "bias", *BY_HEAD, "position")
 """Arrays that are no parameters of a layer."""
 
 

@@ -94,6 +94,9 @@ power of two."""
 HIDING = ("inf", "lowest")
 """Biases that hide keys."""
 
+OPERANDS = ("query", "key", "value")
+"""The arrays that attention is made of."""
+
 BY_HEAD = ("sinks", "alibi_slopes")
 """Arrays of plain attention with a number for every query head, (H,)."""
 

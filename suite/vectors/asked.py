@@ -23,7 +23,7 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent, dtype_of
 from suite.spec.masks import Causal
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import FEATURES
+from suite.spec.vocabulary import FEATURES, OPERANDS
 from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
 
 StoredCase = Case | ElectionCase
@@ -115,7 +115,7 @@ class Asked:
         inputs = self.inputs()
         names = names_of(PreparedCall(lambda: None, dict(inputs.arrays)), inputs)
         if isinstance(self.case, ElectionCase):
-            return tuple(name for name in names if name in ("query", "key", "value"))
+            return tuple(name for name in names if name in OPERANDS)
         return tuple(names)
 
     def arrays(self) -> dict[str, np.ndarray]:

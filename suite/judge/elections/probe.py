@@ -14,7 +14,7 @@ from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.vocabulary import NUMERICS
+from suite.spec.vocabulary import NUMERICS, OPERANDS
 
 HIDDEN_KEY = 3
 """The key that probes hide from every row."""
@@ -148,7 +148,7 @@ class Probe:
         backend = self.implementation.backend
         prepared = self.implementation.differentiable_fresh(inputs)
         names = names_of(prepared, inputs)
-        wrt = [name for name in ("query", "key", "value") if name in names]
+        wrt = [name for name in OPERANDS if name in names]
         native = backend.array(np.ascontiguousarray(turned(cotangent, prepared)), self.dtype)
         try:
             _, gradients = backend.vjp(prepared, wrt, native)

@@ -12,6 +12,7 @@ from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Boolean, Causal
+from suite.spec.vocabulary import OPERANDS
 
 
 def _emptied(inputs: Inputs) -> Inputs:
@@ -74,7 +75,7 @@ def _nan_in_other_segment(p: Probe) -> str:
         inputs = inputs.replace(alignment="causal")
     poisoned, rows = inputs.case.option("segments")[0][0], inputs.sizes.Lq
     arrays = {}
-    for name in ("query", "key", "value"):
+    for name in OPERANDS:
         arrays[name] = inputs.arrays[name].copy()
         arrays[name][:poisoned] = np.nan
     got = p.values(inputs.replace(**arrays))

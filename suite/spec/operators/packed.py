@@ -23,6 +23,7 @@ from suite.spec.levels import designed, filled, listed
 from suite.spec.operator import Axes, Operator, Option, choice, number
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -93,7 +94,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     drawn = DRAWS[case.recipe](rng, one, case.dtype)
     arrays = {
         name: np.ascontiguousarray(array[0].transpose(1, 0, 2))
-        for name, array in zip(("query", "key", "value"), drawn, strict=True)
+        for name, array in zip(OPERANDS, drawn, strict=True)
     }
     queries, keys = (np.asarray(part, np.float64) for part in case.option("segments"))
     return {**arrays, "query_lengths": queries, "key_lengths": keys}

@@ -32,7 +32,7 @@ from suite.spec.operators.sdpa_cases import cases
 from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
 from suite.spec.recipes import DRAWS, RECIPES, alibi_slopes
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, BIASES, BY_HEAD
+from suite.spec.vocabulary import AXIS_ORDERS, BIASES, BY_HEAD, OPERANDS
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -48,9 +48,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    arrays = dict(
-        zip(("query", "key", "value"), DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True)
-    )
+    arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
     if case.option("sinks"):
         # About as large as scores, so that a sink takes some of every row.
         arrays["sinks"] = 1.0 + rng.standard_normal(case.sizes.H)
