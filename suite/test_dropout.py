@@ -165,6 +165,23 @@ def test_dropout(cell: Cell) -> None:
         hidden = np.logical_not(masked.attends).transpose(0, 2, 1, 3)
         if got[hidden].any():
             raise Deviation("leak", "while dropout is on a hidden pair has a weight")
+    if inputs.operator.is_layer:
+        return
+    half = inputs.taken("q", slice(0, inputs.sizes.Lq // 2))
+    last = half.replace(mask=parse_mask("causalbr"), form="native")
+    for masked in (*with_masks(cell, inputs), last):
+        if cell.implementation.missing(masked.needs) is None:
+            expect_dropping_paths(cell, masked)
+
+
+def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
+    """Every other way of making the call drops as many of the weights that a mask leaves."""
+    attended = inputs.attends.transpose(0, 2, 1, 3)  # (B, Lq, H, Lk)
+    for name, prepared in cell.implementation.paths(inputs).items():
+        answer = cell.read(cell.call(prepared), inputs, prepared)
+        got = twice(answer.values, inputs)[:, :, :, 0]
+        whole = int((got[attended] != 0).sum())
+        expect_probable(int(attended.sum()), 1 - inputs.rate, whole, f"weights kept by {name}")
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:

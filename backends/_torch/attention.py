@@ -251,7 +251,9 @@ class Sdpa(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         plain = self.prepare(inputs)
-        ways = SIGNATURE.ways(SIGNATURE.neutral, inputs.default_scale)
+        # What has dropout is no call of none.
+        neutral = {n: x for n, x in SIGNATURE.neutral.items() if n not in plain.arguments}
+        ways = SIGNATURE.ways(neutral, inputs.default_scale)
         if self.kernel is None:
             # One axis raises: the finding sdpa-mask-of-one-axis.
             ways["enable_gqa=True"] = {"enable_gqa": True}
