@@ -272,9 +272,10 @@ def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int,
 
 
 def test_a_call_is_one_program() -> None:
-    """What the suite itself computes with JAX, arrays and casts, compiles nothing for a case."""
+    """What the suite itself computes with JAX, arrays and casts, compiles nothing for a case. One program
+    tries which options XLA has."""
     asked, passed = programs("--implementation=eager", "--dtype=f32", "-k", "test_values")
-    assert 0 < asked <= passed
+    assert 0 < asked <= passed + 1
 
 
 @pytest.mark.slow

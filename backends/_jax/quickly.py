@@ -45,17 +45,18 @@ class Quickly:
         """Those of the options that this release of XLA has."""
         import jax
 
-        def known(name: str) -> bool:
-            one = jax.jit(lambda x: x, compiler_options={name: OPTIONS[name]})
+        def known(options: dict[str, Any]) -> bool:
             try:
-                one.lower(0.0).compile()
+                jax.jit(lambda x: x, compiler_options=options).lower(0.0).compile()
             except jax.errors.JaxRuntimeError as error:
                 if "No such compile option" in str(error):
                     return False
                 raise
             return True
 
-        return {name: value for name, value in OPTIONS.items() if known(name)}
+        if known(OPTIONS):
+            return OPTIONS
+        return {name: value for name, value in OPTIONS.items() if known({name: value})}
 
 
 class Program:
