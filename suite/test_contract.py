@@ -29,9 +29,9 @@ def few(level: str) -> tuple[Case, ...]:
 
 
 def fewest(level: str) -> tuple[Case, ...]:
-    """Every fourth smoke case of an operator, at every level: whose an answer's buffer is hangs on the
-    kernel, and on little else."""
-    return of_smoke(4)
+    """Every fourth smoke case of an operator, at smoke itself every eighth: whose an answer's buffer is
+    hangs on the kernel, and on little else."""
+    return of_smoke(8 if level == "smoke" else 4)
 
 
 def of_smoke(step: int) -> tuple[Case, ...]:

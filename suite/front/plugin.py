@@ -41,7 +41,7 @@ from suite.records import cells as records
 from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
-YOUNG = 20_000
+YOUNG = 50_000
 """New objects after which Python looks for cycles among them."""
 
 PROPERTY = "attention-cell"
