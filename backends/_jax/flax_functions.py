@@ -90,11 +90,9 @@ class FlaxFunction(Implementation):
         function, jax = self.function(), self.backend.jax
         options: dict[str, Any] = dict(settings)
         if inputs.rate:
-            options |= {
-                "dropout_rate": inputs.rate,
-                "deterministic": not inputs.training,
-                **self.drops,
-            }
+            options |= {"dropout_rate": inputs.rate, **self.drops}
+            if not inputs.training:  # the other is so by default
+                options["deterministic"] = True
             arguments[SEED] = self.backend.array(np.asarray(inputs.dropout_seed), None)
 
         def call(**arguments: Any) -> Any:

@@ -45,9 +45,11 @@ class TorchNorm(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
 
-    def call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
-        """The call of a layer; `flags` go to its constructor."""
+    def call(self, inputs: Inputs, evaluated: bool = False, **flags: Any) -> PreparedCall:
+        """The call of a layer, which may be `evaluated` though the inputs are trained on; `flags` go to
+        its constructor."""
         layer, query = self.build(inputs, **flags), sequences(self.backend, inputs)["query"]
+        layer.train(inputs.training and not evaluated)
 
         def call(query: Any) -> tuple[Any, None]:
             return self.turned(layer(self.turned(query))), None
@@ -162,7 +164,10 @@ class TorchBatchNorm(TorchNorm):
         if "gain" in inputs.parameters:
             found["affine=False"] = without(self, inputs, "gain", "offset", affine=False)
         if inputs.training:
-            found["track_running_stats=False"] = self.call(inputs, track_running_stats=False)
+            forgetful = {"track_running_stats": False}
+            found["track_running_stats=False"] = self.call(inputs, **forgetful)
+            # Without statistics those of the batch are taken, in evaluation, too.
+            found["track_running_stats=False, eval()"] = self.call(inputs, True, **forgetful)
         if not can_train(inputs):
             return found
         return {
