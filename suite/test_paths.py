@@ -61,6 +61,7 @@ MORE = (
     "sdpa/bool.1hqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
     "sdpa/bool.b11k/mha/{dt}/b1h2q1k65d8/dense",
+    "sdpa/bool.bhqk/gqa2/{dt}/b2h4q11k9d6/bias.bhqk/dense",
 )
 
 

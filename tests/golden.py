@@ -68,6 +68,7 @@ LATER = (
     "dot/pad/mha/{dt}/b1h1q3k1025d8/e8.8.8.8",
     "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk",
     "sdpa/bool.b11k/mha/{dt}/b1h2q1k65d8/dense",
+    "sdpa/bool.bhqk/gqa2/{dt}/b2h4q11k9d6/bias.bhqk/dense",
 )  # fmt: skip
 
 ADDED_CASES = {*OF_ATTENTION, *filled(LATER, DTYPES)}

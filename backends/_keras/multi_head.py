@@ -157,7 +157,9 @@ class MultiHead(KerasLayer):
         return {**biases, "kernel_initializer": "zeros"}
 
     def build(self, layer: Any, inputs: Inputs) -> None:
-        layer.build(*(x.shape for x in (inputs.query, inputs.value, inputs.key)))
+        query, value, key = (x.shape for x in (inputs.query, inputs.value, inputs.key))
+        # As people write it: keys have the shape of values where they name none.
+        layer.build(query, value, *([key] if key != value else []))
         if hasattr(layer, "_gate_dense"):
             models.set_gate(layer._gate_dense)
 
