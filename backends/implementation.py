@@ -65,7 +65,7 @@ class Implementation(ABC):
     @property
     def varied_later(self) -> bool:
         """Whether smoke asks for the answers to the cases alone, and standard for those to variations of
-        them: of textbook code, for the same reason."""
+        them. So of textbook code: functions and layers are asked the variations."""
         return self.textbook and not self.backend.runs_models
 
     @abstractmethod

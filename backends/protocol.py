@@ -284,6 +284,10 @@ class Backend(ABC):
         """The framework's settings that change what other calls compute, by name, for people."""
         return {}
 
+    def begin_cell(self) -> None:
+        """What is to be as it was in the beginning whenever a cell begins, besides seeds and settings."""
+        return
+
     def reseed(self, seed: int = 0) -> None:
         """Seed the framework's random generators, by default as every cell begins."""
         return
@@ -294,9 +298,9 @@ class Backend(ABC):
         """A context in which calls run on `count` threads, where the backend has `has_threads`."""
         raise NotImplementedError
 
-    def quickly(self) -> AbstractContextManager[None]:
-        """A context in which calls are compiled with few optimisations, where the backend
-        `compiles_quickly`. No time is measured within."""
+    def quickly(self, on: bool = True) -> AbstractContextManager[None]:
+        """A context in which calls are compiled with few optimisations, or, within such a one, with all
+        again; where the backend `compiles_quickly`. No time is measured within."""
         raise NotImplementedError
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:

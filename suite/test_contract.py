@@ -13,7 +13,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import cases, thinned
+from suite.spec.catalogue import cases, every, thinned
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import OPERANDS
@@ -23,22 +23,18 @@ LATER = 8
 
 
 def few(level: str) -> tuple[Case, ...]:
-    """Every second smoke case of an operator, its last among them; from standard on all of them, and some
-    of the others."""
-    return of_smoke(-2)[::-1] if level == "smoke" else thinned(cases, level, 4, layers=3)
+    """At smoke every second case; from standard on all of these, and some of the others."""
+    return every(cases(level), 2) if level == "smoke" else thinned(cases, level, 4, layers=3)
 
 
 def fewest(level: str) -> tuple[Case, ...]:
-    """Every fourth smoke case of an operator, at smoke itself every eighth: whose an answer's buffer is
-    hangs on the kernel, and on little else."""
-    return of_smoke(8 if level == "smoke" else 4)
-
-
-def of_smoke(step: int) -> tuple[Case, ...]:
-    """Of every operator each `step`-th of its smoke cases, from the last one on where it is negative."""
+    """Every fourth smoke case of an operator; at smoke itself every eighth in a dtype: whose an answer's
+    buffer is hangs on the kernel, and on little else."""
     smoke = cases("smoke")
+    if level == "smoke":
+        return every(smoke, 8)
     of_operators = ([case for case in smoke if case.operator is o] for o in OPERATORS.values())
-    return tuple(case for own in of_operators for case in own[::step])
+    return tuple(case for own in of_operators for case in own[::4])
 
 
 def attached(array: Any) -> Any:

@@ -11,6 +11,7 @@ each comparison to fail where the implementation is right.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from scipy.special import bdtr, bdtrc, softmax
@@ -169,19 +170,35 @@ def test_dropout(cell: Cell) -> None:
         return
     half = inputs.taken("q", slice(0, inputs.sizes.Lq // 2))
     last = half.replace(mask=parse_mask("causalbr"), form="native")
-    for masked in (*with_masks(cell, inputs), last):
-        if cell.implementation.missing(masked.needs) is None:
-            expect_dropping_paths(cell, masked)
+    for called in (inputs, *with_masks(cell, inputs), last):
+        if cell.implementation.missing(called.needs) is None:
+            expect_dropping_paths(cell, called)
 
 
 def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
-    """Every other way of making the call drops as many of the weights that a mask leaves."""
+    """Every other way of making the call drops and scales the weights that a mask leaves."""
     attended = inputs.attends.transpose(0, 2, 1, 3)  # (B, Lq, H, Lk)
+    count = attended.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        want = np.where(attended, 1.0 / (count * (1.0 - inputs.rate)), 0.0)
+    bound = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
+    limit = bound / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
+    shared = cell.implementation.declared.dropout == "shared"
     for name, prepared in cell.implementation.paths(inputs).items():
         answer = cell.read(cell.call(prepared), inputs, prepared)
         got = twice(answer.values, inputs)[:, :, :, 0]
-        whole = int((got[attended] != 0).sum())
-        expect_probable(int(attended.sum()), 1 - inputs.rate, whole, f"weights kept by {name}")
+        whole = (got != 0) & attended
+        _expect(
+            (got == 0) | (attended & (np.abs(got - want) <= limit)),
+            partial(_weight_of, name, got, want),
+        )
+        one = (slice(1), slice(None), slice(1)) if shared else ...
+        kept_of, of = int(whole[one].sum()), int(attended[one].sum())
+        expect_probable(of, 1 - inputs.rate, kept_of, f"weights kept by {name}")
+
+
+def _weight_of(path: str, got: np.ndarray, want: np.ndarray, at: tuple[int, ...]) -> str:
+    return f"{path}: a weight is {float(got[at]):.6g}, expected 0 or {float(want[at]):.6g}"
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:

@@ -143,7 +143,7 @@ def test_inner_mask_layouts(cell: Cell) -> None:
     expect_in_every_layout(cell, added(cell), INNER)
 
 
-def hold_gradients(cell: Cell, kinds: tuple[str, ...]) -> None:
+def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
     """Judge the gradients by all operands for every arrangement of each of them."""
     _, names = asked_of(cell)
     operands = tuple(name for name in (*OPERANDS, "bias") if name in names)
@@ -156,10 +156,10 @@ def hold_gradients(cell: Cell, kinds: tuple[str, ...]) -> None:
 @check(DIFFERENTIATED, ("gradient", "strides"))
 def test_gradient_layouts(cell: Cell) -> None:
     """Gradients by operands out of larger arrays and with strides of 0."""
-    hold_gradients(cell, OUTER)
+    expect_gradients_in_every_layout(cell, OUTER)
 
 
 @check(DIFFERENTIATED, ("gradient", "strides", "inner-stride"))
 def test_inner_gradient_layouts(cell: Cell) -> None:
     """Gradients by operands whose components do not lie side by side."""
-    hold_gradients(cell, INNER)
+    expect_gradients_in_every_layout(cell, INNER)

@@ -3,8 +3,12 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,9 +20,10 @@ from backends import registry
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.checks import all_checks
+from suite.front import plan as plans
 from suite.front.options import Options
 from suite.front.plan import Plan
-from suite.judge import elections
+from suite.judge import elections, leaks
 from suite.judge.cell import ONE_OF, Cell
 from suite.judge.check import Check
 from suite.judge.verdict import Verdict
@@ -41,16 +46,17 @@ class Hasty(Miniatures):
     on = False
 
     @contextmanager
-    def quickly(self) -> Iterator[None]:
-        self.on = True
+    def quickly(self, on: bool = True) -> Iterator[None]:
+        before, self.on = self.on, on
         try:
             yield
         finally:
-            self.on = False
+            self.on = before
 
 
 class Wrong(Miniature):
-    """Wrong where `wrong` says so of whether it was compiled quickly; `asked` lists how it was."""
+    """Wrong where `wrong` says so of whether it was compiled quickly; `asked` lists how it was, and `act`
+    is done in the first call."""
 
     backend: Any
 
@@ -58,12 +64,15 @@ class Wrong(Miniature):
         super().__init__(backend)
         self.asked: list[bool] = []
         self.wrong: tuple[bool, ...] = ()
+        self.act: Callable[[], object] | None = None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain = super().prepare(inputs)
 
         def call(**arguments: Any) -> Any:
             on = self.backend.on
+            if self.act is not None and not self.asked:
+                self.act()
             self.asked.append(on)
             answer = plain.function(**arguments)
             if on in self.wrong:
@@ -74,16 +83,19 @@ class Wrong(Miniature):
 
 
 def judged(
-    *wrong: bool, check: str = "values", manifest: Manifest | None = None, **options: Any
+    *wrong: bool,
+    manifest: Manifest | None = None,
+    act: Callable[[], object] | None = None,
+    **options: Any,
 ) -> tuple[Verdict, list[bool]]:
     """The verdict of a cell whose answer is wrong where `wrong` says so, and how it was compiled, call by
-    call."""
+    call; `act` is done in the first one."""
     implementation = Hasty("cpu", Wrong).implementations()[0]
     assert isinstance(implementation, Wrong)
-    implementation.wrong = wrong
+    implementation.wrong, implementation.act = wrong, act
     plan = Plan(Options(backend=("hasty",), **options))
     plan.manifests["hasty"] = manifest or Manifest([], {}, "cpu")
-    verdict = plan.judge(Cell(CHECKS[check], Case.parse(PLAIN), implementation))
+    verdict = plan.judge(Cell(CHECKS["values"], Case.parse(PLAIN), implementation))
     return verdict, implementation.asked
 
 
@@ -130,6 +142,42 @@ def test_what_a_manifest_expects_is_asked_for_once_and_what_it_does_not_again(
     # Quick programs are right where those of people are wrong: no news.
     verdict, asked = judged(False, manifest=manifest)
     assert (verdict.status, {*asked}) == ("known", {True, False})
+
+
+def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_path: Path) -> None:
+    def leave() -> None:
+        os.chdir(tmp_path)
+
+    for wrong in ((), (True,)):
+        verdict, asked = judged(*wrong, act=leave)
+        assert (verdict.status, verdict.kind) == ("fail", "leaked-state"), verdict
+        assert (False in asked) == bool(wrong)
+    with patch.object(leaks, "died", side_effect=[["an object raised ValueError"], []]):
+        verdict, asked = judged(True)
+    assert (verdict.status, verdict.kind) == ("fail", "raised")
+    assert "an object raised ValueError" in verdict.message
+
+
+def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
+    for kind, again in (("not-deterministic", False), ("value", True)):
+
+        def run(cell: Any, *words: Any, kind: str = kind, **named: Any) -> Verdict:
+            return Verdict("fail", kind, "wrong")
+
+        with patch.object(plans, "run", side_effect=run) as asked:
+            assert judged()[0].kind == kind
+        assert asked.call_count == 1 + again
+
+
+def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:
+    for declared, quick in ({}, False), ({"fully-masked-row": "zeros"}, True):
+        backend = Hasty("cpu", Wrong)
+        implementation = backend.implementations()[0]
+        assert isinstance(implementation, Wrong)
+        implementation.declared = replace(implementation.declared, elections=declared)
+        with backend.quickly():
+            elections.observe("fully-masked-row", implementation, DTYPES["f32"])
+        assert {*implementation.asked} == {quick}
 
 
 def test_what_was_observed_of_quick_programs_is_observed_again() -> None:
@@ -185,25 +233,47 @@ def test_options_that_a_release_lacks_are_left_out() -> None:
     assert "xla_backend_optimization_level" in known
 
 
-@pytest.mark.parametrize("dt", ["f32", "bf16"])
-def test_both_programs_are_the_same_to_xla(backend: Any, dt: str) -> None:
-    """Operations, fusions and conversions, and so who rounds where."""
-    import re
+def operations(text: str) -> Counter[str]:
+    """What a program does, operation by operation, whether or not one stands in a fusion of its own."""
+    found: Counter[str] = Counter()
+    for part in re.split(r"\n\n", text):
+        if part.startswith("%wrapped_"):
+            continue
+        part = re.sub(r" fusion\(.*calls=%wrapped_(\w+?)_computation\S*", r" \1(", part)
+        found.update(name.replace("-", "_") for name in re.findall(r" = \S+ ([\w-]+)\(", part))
+    return found
 
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
+        ("jax-nn", "sdpa/causal/gqa2/bf16/b2h4q5k7d8"),
+        ("per-head", "multi-head/pad/mha/bf16/b2h2q5k9d6/e12.10.14.12"),
+        ("textbook-merge", "merge/none/mha/f32/b2h3q5k2d8"),
+    ],
+)
+def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
+    """Products, conversions and all else, and so who rounds where; of gradients, too."""
     from backends._jax.programs import divided
 
-    inputs = draw(Case.parse(f"sdpa/causal/gqa2/{dt}/b2h4q5k7d8"))
-    prepared = of(backend, "jax-nn").prepare(inputs)
+    inputs = draw(Case.parse(text))
+    prepared = of(backend, name).prepare(inputs)
     arrays, static = divided(prepared.arguments)
     function: Any = prepared.function
-    forward = function.forward
-    texts = [
-        one.lower(arrays, static=static).compile().as_text()
-        for one in (forward.full, forward.quick)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (function.forward, (arrays,), {"static": static})
     ]
-    plain = [re.sub(r"(metadata|backend_config)=\{.*", "", text) for text in texts]
-    assert plain[0] == plain[1]
-    assert "exponential" in plain[0]
+    if inputs.operator.attends:
+        _, backward = divided(prepared.arguments, 0 if len(prepared.outputs) > 1 else None)
+        cotangent = prepared.output(prepared.arguments)
+        calls.append((function._vjp, (arrays, cotangent), {"static": backward, "wrt": ("query",)}))
+    for program, arguments, static_ones in calls:
+        full, quick = (
+            operations(one.lower(*arguments, **static_ones).compile().as_text())
+            for one in (program.full, program.quick)
+        )
+        assert full == quick
 
 
 def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -220,3 +220,15 @@ def test_features_of_native_and_dense_masks() -> None:
     assert Case.parse("sdpa/none/mha/f32/b2h6q17k23d8/sinks").needs == ("sinks",)
     both = Case.parse("sdpa/causal+pad/mha/f32/b2h6q17k23d8/bias.qk").needs
     assert {"causal", "padding", "bias", "bias-with-mask"} <= set(both)
+
+
+@pytest.mark.parametrize("step", [2, 8])
+def test_fewer_cases_leave_no_operator_and_no_dtype_out(step: int) -> None:
+    def kinds(of: Iterable[Case]) -> set[tuple[str, str]]:
+        return {(case.operator.name, case.dtype.name) for case in of}
+
+    smoke = catalogue.cases("smoke")
+    fewer = catalogue.every(smoke, step)
+    assert kinds(fewer) == kinds(smoke)
+    assert {*fewer} < {*smoke}
+    assert len(fewer) < 2 * len(smoke) / step + len(kinds(smoke))

@@ -57,8 +57,8 @@ class JaxEngine(Backend):
             self.on = jax.devices(_PLATFORMS[device])[0]
         except RuntimeError as error:
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
-        self.compiles_quickly = device == "cpu"
         self._quickly = Quickly()
+        self.compiles_quickly = device == "cpu" and bool(self._quickly.options)
         self.programs = Programs(JIT, self._quickly)
 
     @property
@@ -113,8 +113,8 @@ class JaxEngine(Backend):
         """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
-    def quickly(self) -> AbstractContextManager[None]:
-        return self._quickly.switched_on()
+    def quickly(self, on: bool = True) -> AbstractContextManager[None]:
+        return self._quickly.switched(on)
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         return together(calls)

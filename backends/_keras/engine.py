@@ -22,11 +22,11 @@ class WithKeras(Backend):
         super().__init__(device)
         self.keras: Any = import_keras(KERAS_ENGINES[self.name])
 
-    def reseed(self, seed: int = 0) -> None:
-        """Names of layers begin anew, too. Keras counts them up in a process, and TensorFlow keeps a
-        kernel for every name of a variable: new ones took a fifth of the time of judging layers. No
-        public function does this alone; where a release keeps it elsewhere, names go on."""
-        super().reseed(seed)
+    def begin_cell(self) -> None:
+        """Names of layers begin anew. Keras counts them up in a process, and TensorFlow keeps a kernel
+        for every name of a variable: new ones took a fifth of the time of judging layers. No public
+        function does this alone; where a release keeps it elsewhere, names go on."""
+        super().begin_cell()
         begin_anew = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
         if begin_anew is not None:
             begin_anew()

@@ -251,7 +251,7 @@ class Sdpa(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         plain = self.prepare(inputs)
-        # What has dropout is no call of none.
+        # A call that has dropout_p keeps it: its neutral value is another call.
         neutral = {n: x for n, x in SIGNATURE.neutral.items() if n not in plain.arguments}
         ways = SIGNATURE.ways(neutral, inputs.default_scale)
         if self.kernel is None:

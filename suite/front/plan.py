@@ -48,7 +48,7 @@ from suite.records.expectations import (
 from suite.spec.catalogue import AnyCase, find
 from suite.spec.dtypes import dtype
 from suite.spec.elections import ElectionCase
-from suite.spec.vocabulary import canonical_check
+from suite.spec.vocabulary import BROKEN, OF_CALLS, canonical_check
 
 
 @dataclass
@@ -196,24 +196,25 @@ class Plan:
 
         A cell that runs longer than `seconds`, by default those of the options, is a crash. What is wrong
         with programs that were compiled quickly is asked for again with all optimisations, and so is what
-        the manifest does not expect of them.
+        the manifest does not expect of them; but not what no compiler changes.
         """
         seconds = self.options.cell_timeout if seconds is None else seconds
         quick = cell.quick and not self.options.optimized
         verdict = self._judged(cell, seconds, quick)
-        if quick and verdict.status in ("fail", "error"):
+        if quick and verdict.status in BROKEN and verdict.kind not in OF_CALLS:
             elections.forget(cell.implementation)
-            again = self._judged(cell, seconds, quick=False)
-            verdict = replace(again, seconds=verdict.seconds + again.seconds)
+            cell.release()
+            second = self._judged(cell, seconds, quick=False, again=True)
+            verdict = replace(second, seconds=verdict.seconds + second.seconds)
         cell.release()
         return verdict
 
-    def _judged(self, cell: Cell, seconds: float, quick: bool) -> Verdict:
+    def _judged(self, cell: Cell, seconds: float, quick: bool, again: bool = False) -> Verdict:
         """The verdict of a cell, in the light of the manifest."""
         start = time.perf_counter()
         try:
             limit = partial(limited, seconds, "the cell")
-            verdict = run(cell, self.options.audit, limit, quick)
+            verdict = run(cell, self.options.audit, limit, quick, again)
         except TimeOver as error:
             spent = time.perf_counter() - start
             verdict = Verdict("crash", "timeout", str(error), seconds=spent)

@@ -261,10 +261,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    hypothesis = session.config.pluginmanager.get_plugin("hypothesispytest")
-    if hypothesis is not None and "hypothesis" not in sys.modules:
-        # Its summary imports Hypothesis, 0.4 s, to say what no test has left it to say.
-        session.config.pluginmanager.unregister(hypothesis)
+    _spare_hypothesis(session.config)
     state = session.config.stash.get(RUN, None)
     if state is None:
         plan = _STATE.get("plan")
@@ -276,6 +273,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     judging = state.options.backend and not session.config.option.collectonly
     if judging and exitstatus == 0 and state.failures():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _spare_hypothesis(config: pytest.Config) -> None:
+    """Its plugin's summary imports Hypothesis, 0.4 s, also where no test of this process has left it
+    anything to say."""
+    plugin = config.pluginmanager.get_plugin("hypothesispytest")
+    own = bool(config.stash[OPTIONS].backend) and not _has_workers(config)
+    if own and plugin is not None and "hypothesis" not in sys.modules:
+        config.pluginmanager.unregister(plugin)
 
 
 def _announce(item: pytest.Item) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from suite.judge.check import Check
 
 
-ONE_OF = 4
+ONE_OF = 6
 """Of so many cases the check `values` asks one with all optimisations of the compiler: the costs are a
 program of its own for each, 0.1 to 0.2 s in XLA."""
 
@@ -46,6 +46,8 @@ class Cell:
         self.seed = seed
         self.audit = False
         self.measured = Measured()
+        self.left: list[str] = []
+        self.dead: list[str] = []
 
     @property
     def dtype(self) -> DType:
@@ -53,9 +55,10 @@ class Cell:
 
     @property
     def quick(self) -> bool:
-        """Whether what the cell asks is compiled with few optimisations, where a backend can do so: not
-        where it is asked what compilers make of a call, nor for a share of the cases in which the check
-        `values` asks frameworks' own code. A person's function compiles itself, if at all."""
+        """Whether what the cell asks is compiled with few optimisations, where a backend can do so. Not
+        where it is asked what compilers make of a call, and not for a share of the cases in which the
+        check `values` asks frameworks' own code. A person's function is called as it is: nothing is
+        compiled for it."""
         of = self.implementation
         if not of.backend.compiles_quickly or of.mode == "compiled" or of.declared.person:
             return False

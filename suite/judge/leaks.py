@@ -38,13 +38,14 @@ COMMON = {"the folder": Setting(folder, lambda path: os.chdir(path) if path else
 
 
 class Settings:
-    """What is set as a cell begins; making it seeds all generators."""
+    """What is set as a cell begins; making it begins the cell: it seeds all generators."""
 
     def __init__(self, backend: Backend) -> None:
         self._settings = {**COMMON, **backend.settings}
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)
+        backend.begin_cell()
         backend.reseed()
 
     def restore(self) -> list[str]:

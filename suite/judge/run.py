@@ -22,7 +22,11 @@ Limit = Callable[[], AbstractContextManager[None]]
 
 
 def run(
-    cell: Cell, audit: bool = False, limit: Limit = nullcontext, quick: bool = False
+    cell: Cell,
+    audit: bool = False,
+    limit: Limit = nullcontext,
+    quick: bool = False,
+    again: bool = False,
 ) -> Verdict:
     """Judge one cell, which is asked within what `limit` makes.
 
@@ -32,8 +36,11 @@ def run(
 
     Where a program that was compiled for an earlier cell took part in anything but a pass, the verdict
     is that of a second run, with programs of its own. `quick` has calls compiled with few optimisations
-    (see `Cell.quick`): a failure is then to be asked for again without it.
+    (see `Cell.quick`): a failure is then to be asked for `again` without it. What a run left behind, or
+    what died in it, is held against the runs after it, too.
     """
+    if not again:
+        cell.left, cell.dead = [], []
     start = time.perf_counter()
     implementation = cell.implementation
     implementation.end_of_cell(False)  # of a cell that was broken off
@@ -60,13 +67,14 @@ def _judged(cell: Cell, audit: bool, limit: Limit) -> Verdict:
         audited = audit and isinstance(cell.case, Case) and reason not in backend.refusals.values()
         if not audited:
             return Verdict("unsupported", "", reason)
-    settings, left = leaks.Settings(backend), []
+    settings = leaks.Settings(backend)
     try:
         with limit():
             verdict = _asked(cell, reason)
     finally:
-        left = settings.restore()
-    return leaks.held_against(verdict, left, leaks.died())
+        cell.left += settings.restore()
+        cell.dead += leaks.died()
+    return leaks.held_against(verdict, cell.left, cell.dead)
 
 
 def _asked(cell: Cell, reason: str | None) -> Verdict:

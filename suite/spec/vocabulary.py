@@ -57,6 +57,9 @@ KINDS = {
 }
 """What can be wrong with a cell that did not pass."""
 
+OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leaked-state")
+"""The kinds that hang on what was called, in which order, and on no compiler."""
+
 SEARCHED = ("values", "gradients")
 """The checks that cases drawn by the search are judged by."""
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import reduce
 from operator import and_
 from weakref import WeakKeyDictionary
@@ -38,7 +39,8 @@ def of_native(question: str, implementation: Implementation, dtype: DType) -> st
 
 
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer to a question as observed by running its probe once.
+    """The answer to a question as observed by running its probe once. What is not declared, cells are
+    judged by: it is observed of programs as people compile them.
 
     Raises Deviation "election" where the answer is none of the question's options, and NotApplicable
     where the implementation lacks what the probe needs.
@@ -46,7 +48,10 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
     if key not in answers:
-        answers[key] = PROBES[question](Probe(implementation, dtype))
+        backend = implementation.backend
+        trusted = implementation.elected(question, dtype) is None and backend.compiles_quickly
+        with backend.quickly(False) if trusted else nullcontext():
+            answers[key] = PROBES[question](Probe(implementation, dtype))
     return answers[key]
 
 

@@ -20,7 +20,7 @@ from suite.spec.vocabulary import LEVELS
 AnyCase = Case | ElectionCase | MalformedCase
 
 
-def _every(level: str, part: str) -> tuple[Case, ...]:
+def _all(level: str, part: str) -> tuple[Case, ...]:
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
     ids = (text for operator in OPERATORS.values() for text in getattr(operator, part)(level))
@@ -36,25 +36,25 @@ def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
 def cases(level: str = "standard") -> tuple[Case, ...]:
     """The cases of a level whose values are judged, each once. Raises ValueError with the valid
     levels."""
-    return _every(level, "cases")
+    return _all(level, "cases")
 
 
 @lru_cache(maxsize=3)
 def gradient_cases(level: str = "standard") -> tuple[Case, ...]:
     """The cases of a level that are differentiated."""
-    return _every(level, "gradients")
+    return _all(level, "gradients")
 
 
 @lru_cache(maxsize=3)
 def compiled_cases(level: str = "standard") -> tuple[Case, ...]:
     """The cases of a level that are asked of compiled implementations."""
-    return _every(level, "compiled")
+    return _all(level, "compiled")
 
 
 @lru_cache(maxsize=3)
 def compiled_gradient_cases(level: str = "standard") -> tuple[Case, ...]:
     """The cases of a level that compiled implementations are differentiated on."""
-    return _every(level, "compiled_gradients")
+    return _all(level, "compiled_gradients")
 
 
 def thinned(
@@ -69,6 +69,15 @@ def thinned(
         every = own[:: (layers or step) if operator.is_layer else step]
         chosen += [case for case in every if case.id not in first]
     return tuple(chosen)
+
+
+def every(of: Iterable[Case], step: int) -> tuple[Case, ...]:
+    """Of the cases of each operator in each dtype every `step`-th, the first among them: no operator and
+    no dtype is left out."""
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in of:
+        groups.setdefault((case.operator.name, case.dtype.name), []).append(case)
+    return tuple(case for group in groups.values() for case in group[::step])
 
 
 def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
@@ -107,6 +116,6 @@ def find(case_id: str) -> AnyCase:
 
 
 __all__ = [
-    "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "everything", "filled",
-    "find", "gradient_cases", "parsed", "thinned",
+    "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "every", "everything",
+    "filled", "find", "gradient_cases", "parsed", "thinned",
 ]  # fmt: skip
