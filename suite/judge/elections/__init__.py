@@ -49,8 +49,9 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     key = (question, dtype.name)
     if key not in answers:
         backend = implementation.backend
-        trusted = implementation.elected(question, dtype) is None and backend.compiles_quickly
-        with backend.quickly(False) if trusted else nullcontext():
+        undeclared = implementation.elected(question, dtype) is None
+        thorough = undeclared and backend.compiles_quickly
+        with backend.quickly(False) if thorough else nullcontext():
             answers[key] = PROBES[question](Probe(implementation, dtype))
     return answers[key]
 
