@@ -11,11 +11,11 @@ each comparison to fail where the implementation is right.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from scipy.special import bdtr, bdtrc, softmax
 
+from backends.protocol import PreparedCall
 from references.rounding import gamma
 from suite.judge.cell import Cell
 from suite.judge.check import check
@@ -108,25 +108,37 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
         )
 
 
-def kept(cell: Cell, inputs: Inputs) -> np.ndarray:
-    """Which weights were kept, boolean (B, Lq, H, Lk). Raises Deviation where others are off."""
-    s = inputs.sizes
-    both = twice(cell.run(inputs).values, inputs)
+def kept(
+    cell: Cell, inputs: Inputs, path: str = "", call: PreparedCall | None = None
+) -> np.ndarray:
+    """Which weights were kept, boolean (B, Lq, H, Lk), of those that a mask leaves; in the call of a
+    path, where one is given. Raises Deviation where others are off."""
+    answer = cell.run(inputs) if call is None else cell.read(cell.call(call), inputs, call)
+    both = twice(answer.values, inputs)
+    said = f"{path}: " if path else ""
     if not np.array_equal(both[:, :, :, 0], both[:, :, :, 1]):
-        raise Deviation("dropout", "two features of one value are not dropped together")
-    got = both[:, :, :, 0]
-    want = 1.0 / (s.Lk * (1.0 - inputs.rate))
+        raise Deviation("dropout", f"{said}two features of one value are not dropped together")
+    got, attended = both[:, :, :, 0], attended_of(inputs)
+    want = attended / (attended.sum(-1, keepdims=True) * (1.0 - inputs.rate))
     # Weight, rescaling and the product with ones: at most three roundings above those of the bound.
     limit = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
     limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
-    zero, whole = got == 0, np.abs(got - want) <= limit
+    zero, whole = got == 0, attended & (np.abs(got - want) <= limit)
     _expect(
         zero | whole,
         lambda at: (
-            f"a kept weight is {float(got[at]):.6g}, expected 0 or {want:.6g} = weight / (1 - rate)"
+            f"{said}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
+            "(1 - rate)"
         ),
     )
     return whole
+
+
+def attended_of(inputs: Inputs) -> np.ndarray:
+    """The pairs that a mask leaves, (B, Lq, H, Lk)."""
+    s = inputs.sizes
+    pairs = np.broadcast_to(inputs.attends, (s.B, s.H, s.Lq, s.Lk))
+    return pairs.transpose(0, 2, 1, 3)
 
 
 def _expect(right: np.ndarray, said: Callable[[tuple[int, ...]], str]) -> None:
@@ -163,8 +175,7 @@ def test_dropout(cell: Cell) -> None:
         raise Deviation("dropout", "another seed gave the same pattern")
     for masked in with_masks(cell, inputs):
         got = twice(cell.run(masked).values, masked)[:, :, :, 0]
-        hidden = np.logical_not(masked.attends).transpose(0, 2, 1, 3)
-        if got[hidden].any():
+        if got[~attended_of(masked)].any():
             raise Deviation("leak", "while dropout is on a hidden pair has a weight")
     if inputs.operator.is_layer:
         return
@@ -177,28 +188,13 @@ def test_dropout(cell: Cell) -> None:
 
 def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
     """Every other way of making the call drops and scales the weights that a mask leaves."""
-    attended = inputs.attends.transpose(0, 2, 1, 3)  # (B, Lq, H, Lk)
-    count = attended.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        want = np.where(attended, 1.0 / (count * (1.0 - inputs.rate)), 0.0)
-    bound = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
-    limit = bound / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
+    attended = attended_of(inputs)
     shared = cell.implementation.declared.dropout == "shared"
+    one = (slice(1), slice(None), slice(1)) if shared else ...
     for name, prepared in cell.implementation.paths(inputs).items():
-        answer = cell.read(cell.call(prepared), inputs, prepared)
-        got = twice(answer.values, inputs)[:, :, :, 0]
-        whole = (got != 0) & attended
-        _expect(
-            (got == 0) | (attended & (np.abs(got - want) <= limit)),
-            partial(_weight_of, name, got, want),
-        )
-        one = (slice(1), slice(None), slice(1)) if shared else ...
-        kept_of, of = int(whole[one].sum()), int(attended[one].sum())
-        expect_probable(of, 1 - inputs.rate, kept_of, f"weights kept by {name}")
-
-
-def _weight_of(path: str, got: np.ndarray, want: np.ndarray, at: tuple[int, ...]) -> str:
-    return f"{path}: a weight is {float(got[at]):.6g}, expected 0 or {float(want[at]):.6g}"
+        whole, of = kept(cell, inputs, name, prepared)[one], attended[one]
+        count = int(whole.sum())
+        expect_probable(int(of.sum()), 1 - inputs.rate, count, f"weights kept by {name}")
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
