@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from backends.prepared import set_to
 from backends.protocol import Backend, BackendUnavailable
 from backends.threads import threads_asked
 from suite.spec.dtypes import DType
@@ -68,10 +69,6 @@ class RuntimeArrays(NumpyArrays):
         super().__init__(device)
         self.thread_count = threads_asked()
 
-    @contextmanager
-    def threads(self, count: int) -> Iterator[None]:
-        before, self.thread_count = self.thread_count, count
-        try:
-            yield
-        finally:
-            self.thread_count = before
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        name = "thread_count"
+        return set_to(count, partial(getattr, self, name), partial(setattr, self, name))

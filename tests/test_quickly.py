@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, set_to
 from backends.protocol import Implementation
 from suite.checks import all_checks
 from suite.front import plan as plans
@@ -32,6 +33,7 @@ from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from tests.miniatures import Miniature, Miniatures
+from tests.runtimes import of
 
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 
@@ -45,13 +47,8 @@ class Hasty(Miniatures):
     compiles_quickly = True
     on = False
 
-    @contextmanager
-    def quickly(self, on: bool = True) -> Iterator[None]:
-        before, self.on = self.on, on
-        try:
-            yield
-        finally:
-            self.on = before
+    def quickly(self, on: bool = True) -> AbstractContextManager[None]:
+        return set_to(on, partial(getattr, self, "on"), partial(setattr, self, "on"))
 
 
 class Wrong(Miniature):
@@ -192,10 +189,6 @@ def test_what_was_observed_of_quick_programs_is_observed_again() -> None:
 def backend() -> Any:
     pytest.importorskip("jax")
     return registry.load("jax")
-
-
-def of(backend: Any, name: str) -> Implementation:
-    return next(i for i in backend.implementations() if i.name == name)
 
 
 def test_a_share_of_values_is_compiled_as_people_do(backend: Any) -> None:

@@ -68,10 +68,10 @@ class Jitted:
     """A function through `jax.jit`: arrays are arguments of the program, all else is a part of it.
 
     `plain` is the function as it is. `quickly` says when its programs are compiled with few
-    optimisations; None: never.
+    optimisations.
     """
 
-    def __init__(self, plain: Callable[..., Any], quickly: Quickly | None = None) -> None:
+    def __init__(self, plain: Callable[..., Any], quickly: Quickly) -> None:
         self.plain, self.quickly = plain, quickly
         self.forward = Program(self._answer, quickly, ("static",))
         self._vjp = Program(self._gradients, quickly, ("static", "wrt"))
@@ -198,7 +198,7 @@ class Programs:
     they are compiled with few optimisations.
     """
 
-    def __init__(self, compiled: str, quickly: Quickly | None = None) -> None:
+    def __init__(self, compiled: str, quickly: Quickly) -> None:
         self.compiled, self.quickly = compiled, quickly
         self.kept: dict[tuple[object, str], Jitted] = {}
 

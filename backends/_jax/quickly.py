@@ -11,10 +11,12 @@ the judge's decision (`Cell.quick`), and a wrong answer is asked for again with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from typing import Any
+
+from backends.prepared import set_to
 
 OPTIONS = {
     "xla_backend_optimization_level": 0,
@@ -32,14 +34,9 @@ class Quickly:
     def __init__(self) -> None:
         self.on = False
 
-    @contextmanager
-    def switched(self, on: bool) -> Iterator[None]:
+    def switched(self, on: bool) -> AbstractContextManager[None]:
         """A context in which programs are compiled quickly, or in which they are not."""
-        before, self.on = self.on, on
-        try:
-            yield
-        finally:
-            self.on = before
+        return set_to(on, partial(getattr, self, "on"), partial(setattr, self, "on"))
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -66,7 +63,7 @@ class Program:
     def __init__(
         self,
         function: Callable[..., Any],
-        quickly: Quickly | None,
+        quickly: Quickly,
         static_argnames: tuple[str, ...] = (),
     ) -> None:
         self.function, self.quickly, self.static = function, quickly, static_argnames
@@ -81,12 +78,14 @@ class Program:
     def quick(self) -> Any:
         import jax
 
-        options = self.quickly.options if self.quickly else None
-        return jax.jit(self.function, static_argnames=self.static, compiler_options=options or None)
+        options = self.quickly.options
+        return jax.jit(self.function, static_argnames=self.static, compiler_options=options)
 
     def __call__(self, *arrays: Any, **static: Any) -> Any:
         import jax
 
-        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays))
-        quick = self.quickly is not None and self.quickly.on and not traced
-        return (self.quick if quick else self.full)(*arrays, **static)
+        if self.quickly.on and not any(
+            isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays)
+        ):
+            return self.quick(*arrays, **static)
+        return self.full(*arrays, **static)

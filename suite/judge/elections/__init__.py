@@ -48,10 +48,8 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
     if key not in answers:
-        backend = implementation.backend
-        undeclared = implementation.elected(question, dtype) is None
-        thorough = undeclared and backend.compiles_quickly
-        with backend.quickly(False) if thorough else nullcontext():
+        declared = implementation.elected(question, dtype) is not None
+        with nullcontext() if declared else implementation.backend.quickly(False):
             answers[key] = PROBES[question](Probe(implementation, dtype))
     return answers[key]
 
