@@ -24,8 +24,8 @@ Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]
 """Samples and heads of a mask; None where they have one."""
 
-KEPT, SMALL = 128, 2**18
-"""How many block masks are kept, each of a mask of so many pairs at most."""
+KEPT, SMALL = 128, 2**20
+"""How many block masks are kept, each of a mask of so many pairs (a byte each) at most."""
 
 
 class Flex(Implementation):
@@ -198,11 +198,12 @@ class Flex(Implementation):
                 _compare(created, np.asarray(full))
             return created
 
+        hidden = None if full is None else sha256(full.tobytes()).hexdigest()
+
         def ahead() -> None:
             if full is not None and not block_masks:
                 common = full.size <= SMALL and rewritten is None and blocks is None
-                key = full.tobytes() if common else None
-                block_masks.append(self._kept(shape, key, block_mask))
+                block_masks.append(self._kept(shape, hidden if common else None, block_mask))
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
@@ -236,7 +237,6 @@ class Flex(Implementation):
             share = torch.sigmoid(total - sinks.to(total.dtype)[:, None])  # (B, H, Lq)
             return (output * share[..., None]).to(output.dtype)
 
-        hidden = None if full is None else sha256(full.tobytes()).hexdigest()
         return attention_call(
             call,
             arguments,
@@ -246,7 +246,7 @@ class Flex(Implementation):
             ahead=ahead,
         )
 
-    def _kept(self, shape: tuple[int, ...], key: bytes | None, made: Callable[[], Any]) -> Any:
+    def _kept(self, shape: tuple[int, ...], key: str | None, made: Callable[[], Any]) -> Any:
         """The block mask of a mask, made where it is not among those that were asked for last: models
         make one, too, and hand it to every layer. Without a key it is made."""
         return made() if key is None else self._block_masks.get((shape, key), made)

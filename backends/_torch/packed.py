@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from backends._torch.engine import TorchEngine
-from backends._torch.flex import looked_up, uncompiled
+from backends._torch.flex import KEPT, looked_up, uncompiled
 from backends.declared import PACKED_FEATURES, Declared
 from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
+from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import PACKED
 
@@ -74,6 +75,7 @@ class FlexPacked(Implementation):
     def __init__(self, backend: TorchEngine) -> None:
         declared = self.declared if backend.device == "cpu" else self.declared.taking("gradient")
         super().__init__(backend, declared=declared)
+        self._block_masks: Cache[Any] = Cache(KEPT)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -85,9 +87,9 @@ class FlexPacked(Implementation):
             settings["enable_gqa"] = True
         called = uncompiled(flex_attention)
 
-        def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
+        def block_mask_of(query_offsets: Any, key_offsets: Any) -> Any:
             def documents(offsets: Any, count: int) -> Any:
-                places = torch.arange(count, device=query.device)
+                places = torch.arange(count, device=offsets.device)
                 return torch.searchsorted(offsets, places, right=True) - 1
 
             of_query, of_key = documents(query_offsets, s.Lq), documents(key_offsets, s.Lk)
@@ -104,7 +106,17 @@ class FlexPacked(Implementation):
                     row = row + looked_up(of_keys, document) - looked_up(of_rows, document)
                 return same & (key_place <= row)
 
-            block_mask = create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
+            return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
+
+        def kept(*offsets: Any) -> Any:
+            """The block mask of these documents: models make it once a batch, for all their layers."""
+            key = (alignment, s.Lq, s.Lk, *(tuple(each.tolist()) for each in offsets))
+            own = [each.clone() for each in offsets]
+            return self._block_masks.get(key, lambda: block_mask_of(*own))
+
+        def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
+            traced = torch.compiler.is_compiling()
+            block_mask = (block_mask_of if traced else kept)(query_offsets, key_offsets)
             operands = (x.transpose(0, 1)[None] for x in (query, key, value))
             differentiated = any(x.requires_grad for x in (query, key, value))
             function: Any = flex_attention if differentiated else called
