@@ -63,7 +63,7 @@ class Report:
         attention: a row per question. An answer that is another one is marked."""
         from suite.report import semantics
 
-        return semantics.by_question(semantics.asked(self.table))
+        return semantics.by_question(semantics.probes_of(self.table))
 
     def save(self, path: str | Path) -> Path:
         """Write the records as `pytest suite --results` does, for `python -m suite report` and `diff`.

@@ -202,13 +202,13 @@ def _default(name: str, beside: Declared | None) -> str:
 
 
 def _limits(values: Mapping[str, Any], names: Iterable[str]) -> Limits | dict[str, Limits]:
-    asked = {name: values[name] for name in _LIMITS if name in values}
-    if not any(isinstance(value, Mapping) for value in asked.values()):
-        return _limit(asked)
+    limits = {name: values[name] for name in _LIMITS if name in values}
+    if not any(isinstance(value, Mapping) for value in limits.values()):
+        return _limit(limits)
     by_dtype = {}
     for short in names:
         chosen: dict[str, Any] = {}
-        for name, value in asked.items():
+        for name, value in limits.items():
             if not isinstance(value, Mapping):
                 chosen[name] = value
             else:

@@ -117,10 +117,10 @@ class Implementation(ABC):
 
     def refuses(self, inputs: Inputs) -> str | None:
         """Why these inputs, a case's own or a variation of them, are not supported, or None."""
-        asked = inputs.case
-        if not inputs.operator.is_layer and inputs.sizes != asked.sizes:
-            asked = replace(asked, sizes=inputs.sizes)
-        return self.missing(inputs.needs) or self.unsupported(asked)
+        case = inputs.case
+        if not inputs.operator.is_layer and inputs.sizes != case.sizes:
+            case = replace(case, sizes=inputs.sizes)
+        return self.missing(inputs.needs) or self.unsupported(case)
 
     def twin(self, case: AnyCase) -> Case | None:
         """The case nearest to one that lies beyond the declared limits, or is of a dtype that a person's

@@ -140,11 +140,11 @@ def load(name: str, device: str = "cpu") -> Backend:
 
 def implementations(backend: Backend) -> list[Implementation]:
     """The implementations of a backend. Raises DeclarationError for a name that is none."""
-    found = list(backend.implementations())
-    for implementation in found:
+    entries = list(backend.implementations())
+    for implementation in entries:
         more = THROUGH if implementation.mode == "compiled" else ""
         checked_name("an implementation", implementation.name, more)
-    return found
+    return entries
 
 
 def _registered(name: str, device: str) -> Backend:

@@ -96,9 +96,9 @@ class Accepted:
         by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         rest = [*by_place[3:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
-        asked = [p.name for p in rest if p.default is p.empty and p.name not in native.known]
+        requirements = [p.name for p in rest if p.default is p.empty and p.name not in native.known]
         unfit = [p for p in by_place[3:] if p.kind is p.POSITIONAL_ONLY or p.default is p.empty]
-        if (len(by_place) < 3 and not many) or asked or unfit:
+        if (len(by_place) < 3 and not many) or requirements or unfit:
             raise TypeError(
                 f"{getattr(function, '__name__', function)}{signature} does not fit; expected the "
                 f"signature of {native.name}: 3 arrays (query, key, value), then any of "

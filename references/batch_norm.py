@@ -38,9 +38,9 @@ def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
 def _learned(inputs: Inputs, u: Roundoffs) -> Statistics:
     """The statistics (E,) that inputs are evaluated with."""
     arrays, factor = wide(inputs), inputs.case.option("averaged")
-    given = (narrowed(arrays["mean"], u), narrowed(arrays["variance"], u))
+    moments = (narrowed(arrays["mean"], u), narrowed(arrays["variance"], u))
     if factor is None:
-        return given
+        return moments
     tokens = narrowed(factor * arrays["query"], u)
     sizes = magnitude(tokens.value).mean(AXES), np.square(magnitude(tokens.value)).mean(AXES)
     unit = max(u.accumulate, u.step, u.output)
@@ -51,7 +51,7 @@ def _learned(inputs: Inputs, u: Roundoffs) -> Statistics:
             x.value,
             x.error + unbiased * (batch.error.reshape(-1) + 13 * unit * (x.size + 2 * size)),
         )
-        for x, batch, size in zip(given, statistics(tokens, AXES, u), sizes, strict=True)
+        for x, batch, size in zip(moments, statistics(tokens, AXES, u), sizes, strict=True)
     )
     return mean, variance
 

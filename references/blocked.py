@@ -51,7 +51,7 @@ def attention(
     *,
     mask: np.ndarray | MaskRows | None = None,
     bias: np.ndarray | None = None,
-    made: bool = False,
+    own_bias: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
@@ -70,7 +70,7 @@ def attention(
     the softmax of a head has one more logit, whose value is 0; a sink of -inf changes nothing. Rows
     without keys give zeros, NaN, or ("uniform") the mean over all Lk values, as `empty_rows` says; with a
     finite sink they are no such rows: the sink has all their weight, and their output is 0. What no
-    row of a batch and head attends may hold anything, NaN included. `made`: the call makes the bias
+    row of a batch and head attends may hold anything, NaN included. `own_bias`: the call makes the bias
     itself, and the terms have its roundings.
 
     `precision` is np.float64 or np.longdouble; the terms are float64 in either case.
@@ -138,7 +138,7 @@ def attention(
             all_weights[:, :, rows] = p
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
-            own = bias_rows(rows) if made and bias_rows is not None else None
+            own = bias_rows(rows) if own_bias and bias_rows is not None else None
             collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged, own))
 
     def quietly(rows: slice) -> None:

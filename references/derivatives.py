@@ -82,15 +82,15 @@ class Pairs:
 
     `allowed` (B, H, Lq, Lk); `blank` (B, H, Lq, 1), rows that the mask leaves without keys and whose
     scores are equal numbers, if `empty_rows` is "scores"; `keys` (B, H, Lq) how many keys a row has
-    before that; `bias` (B, H, Lq, Lk), -inf included, or None; `made`: the call makes it itself. Rows
+    before that; `bias` (B, H, Lq, Lk), -inf included, or None; `own_bias`: the call makes it itself. Rows
     with a finite sink follow no election.
     """
 
     def __init__(
         self, shape: tuple[int, int, int, int], mask: np.ndarray | None, bias: np.ndarray | None,
-        empty_rows: str, sinks: np.ndarray | None = None, made: bool = False,
+        empty_rows: str, sinks: np.ndarray | None = None, own_bias: bool = False,
     ) -> None:  # fmt: skip
-        self.made = made
+        self.own_bias = own_bias
         check_empty_rows(empty_rows, EMPTY_ROW_GRADIENTS)
         allowed = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape)
         self.bias = None if bias is None else np.broadcast_to(bias, shape)
@@ -151,7 +151,7 @@ class Attention:
             s = scores.value + pairs.bias
             finite = np.where(pairs.allowed, pairs.bias, 0)
             error = scores.error + u.score * magnitude(s) + narrowed(finite, u).error
-            if pairs.made:
+            if pairs.own_bias:
                 error = error + (4 * u.accumulate + u.score) * magnitude(finite)
             scores = Bounded(s, error)
         return scores.where(~pairs.blank) if pairs.blank.any() else scores

@@ -183,20 +183,21 @@ class _Differentiable(_Encoder):
         arrays: dict[str, Bounded] = {}
 
         def through(norm: Norm, name: str, dy: Bounded) -> Bounded:
-            found = norm.gradients(dy)
-            arrays[f"{name}_gain"], arrays[f"{name}_offset"] = found["gain"], found["offset"]
-            return found["query"]
+            gradients = norm.gradients(dy)
+            arrays[f"{name}_gain"] = gradients["gain"]
+            arrays[f"{name}_offset"] = gradients["offset"]
+            return gradients["query"]
 
         def network(d: Bounded) -> Bounded:
-            found = self.network.gradients(d)
-            dy = found.pop("y")
-            arrays.update(found)
+            gradients = self.network.gradients(d)
+            dy = gradients.pop("y")
+            arrays.update(gradients)
             return dy
 
         def attention(d: Bounded) -> Bounded:
-            found = self.attention.gradients(d)
-            dx = found.pop("query")
-            arrays.update(found)
+            gradients = self.attention.gradients(d)
+            dx = gradients.pop("query")
+            arrays.update(gradients)
             return dx
 
         if self.pre:
@@ -264,8 +265,8 @@ def vjp(
     """
     encoder = _Differentiable(inputs, rounding, empty_rows)
     dz = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], rounding)
-    found = {name: known(x) for name, x in encoder.gradients(dz).items()}
-    return Outputs(found, encoder.attention.pairs.keys)
+    gradients = {name: known(x) for name, x in encoder.gradients(dz).items()}
+    return Outputs(gradients, encoder.attention.pairs.keys)
 
 
 @np.errstate(all="ignore")

@@ -64,10 +64,10 @@ def vjp(
     output, (B, H, Lq, Dv)."""
     rows, parts = _rows(inputs), inputs.sizes.Lk
     received = cotangent.reshape(-1, 1, 1, inputs.sizes.Dv)
-    found = sdpa.vjp(rows, received, _nested(rounding, parts)).arrays
+    gradients = sdpa.vjp(rows, received, _nested(rounding, parts)).arrays
     arrays = {
-        "partial_output": _by_part(found["value"], inputs, "partial_output"),
-        "partial_lse": _by_part(found["bias"], inputs, "partial_lse"),
+        "partial_output": _by_part(gradients["value"], inputs, "partial_output"),
+        "partial_lse": _by_part(gradients["bias"], inputs, "partial_lse"),
     }
     return Outputs(arrays, _keys(inputs))
 
@@ -117,16 +117,16 @@ def _by_row(array: np.ndarray, inputs: Inputs, name: str) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(array, 0, 3)).reshape(-1, 1, 1, s.Lk)
 
 
-def _by_part(found: Bounded, inputs: Inputs, name: str) -> Bounded:
+def _by_part(array: Bounded, inputs: Inputs, name: str) -> Bounded:
     """The reverse of `_by_row`."""
     s = inputs.sizes
     shape = (s.B, s.H, s.Lq, s.Lk) + ((s.Dv,) if name == "partial_output" else ())
-    return Bounded(*(np.moveaxis(x.reshape(shape), 3, 0) for x in (found.value, found.error)))
+    return Bounded(*(np.moveaxis(x.reshape(shape), 3, 0) for x in (array.value, array.error)))
 
 
-def _back(found: Bounded, inputs: Inputs, name: str) -> Bounded:
+def _back(array: Bounded, inputs: Inputs, name: str) -> Bounded:
     shape = inputs.full_shape(name)
-    return Bounded(found.value.reshape(shape), found.error.reshape(shape))
+    return Bounded(array.value.reshape(shape), array.error.reshape(shape))
 
 
 def _keys(inputs: Inputs) -> np.ndarray:

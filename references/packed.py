@@ -96,20 +96,20 @@ def _together(
     """What all segments give, in the places where they stand; zero elsewhere, exactly: keys that no query
     attends have no gradient."""
     axes = {**inputs.case.axes, **inputs.operator.outputs(inputs.case)}
-    found: dict[str, Bounded] = {}
+    arrays: dict[str, Bounded] = {}
     deviation: np.ndarray | None = None
     for rows, keys, one in of_segments(inputs):
         outputs = of_segment(one, rows, keys)
         for name in names:
             places = keys if axes[name].startswith("k") else rows
             part = outputs.arrays[name]
-            if name not in found:
+            if name not in arrays:
                 shape = tuple(inputs.letters[letter] for letter in axes[name])
-                found[name] = Bounded(np.zeros(shape, part.value.dtype), np.zeros(shape))
-            found[name].value[places] = part.value[0].transpose(1, 0, 2)
-            found[name].error[places] = part.error[0].transpose(1, 0, 2)
+                arrays[name] = Bounded(np.zeros(shape, part.value.dtype), np.zeros(shape))
+            arrays[name].value[places] = part.value[0].transpose(1, 0, 2)
+            arrays[name].error[places] = part.error[0].transpose(1, 0, 2)
         if outputs.deviation is not None:
             if deviation is None:
-                deviation = np.zeros(found["output"].value.shape)
+                deviation = np.zeros(arrays["output"].value.shape)
             deviation[rows] = outputs.deviation[0].transpose(1, 0, 2)
-    return Outputs(found, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
+    return Outputs(arrays, np.ones((1, 1, inputs.sizes.Lq), int), deviation)

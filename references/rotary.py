@@ -152,13 +152,13 @@ def _llama3(theta: np.ndarray, relative: np.ndarray) -> Frequencies:
 
 def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bounded, Bounded]:
     """Cosine and sine times `a`, (L, r / 2) or (B, 1, L, r / 2), as the class stores them."""
-    unit, found = u.accumulate, frequencies(rotation, position)
-    angle = position[..., None] * found.theta
-    delta = magnitude(angle) * (found.relative + 2) * unit
+    unit, freqs = u.accumulate, frequencies(rotation, position)
+    angle = position[..., None] * freqs.theta
+    delta = magnitude(angle) * (freqs.relative + 2) * unit
     pair = []
     for value, slope in ((np.cos(angle), np.sin(angle)), (np.sin(angle), np.cos(angle))):
         error = np.minimum(magnitude(slope) * delta + delta**2 / 2, 2.0) + 2 * unit
-        a = found.attention
+        a = freqs.attention
         scaled = Bounded(value * a, a * (error + 4 * unit * (a != 1)))
         entry = stored(scaled, max(u.weight, unit), u.weight_underflow)
         if position.ndim == 2:

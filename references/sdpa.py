@@ -84,7 +84,7 @@ def _step_by_step(inputs: Inputs, u: Roundoffs) -> Outputs:
 def _pass(inputs: Inputs, empty_rows: str) -> Reference:
     return attention(
         inputs.query, inputs.key, inputs.value,
-        mask=inputs.allowed, bias=_bias(inputs), made=inputs.alibi_slopes is not None,
+        mask=inputs.allowed, bias=_bias(inputs), own_bias=inputs.alibi_slopes is not None,
         scale=inputs.scale, softcap=inputs.softcap,
         sinks=inputs.sinks, empty_rows=empty_rows, precision=precision_for(inputs.dtype),
         terms=True, variance=inputs.dtype.is_half,
@@ -110,7 +110,7 @@ class _Chain:
         sinks = self.arrays.get("sinks")
         self.pairs = Pairs(
             (s.B, s.H, s.Lq, s.Lk), inputs.dense_mask, _bias(inputs), empty_rows, sinks,
-            made=inputs.alibi_slopes is not None,
+            own_bias=inputs.alibi_slopes is not None,
         )  # fmt: skip
         precision = query.value.dtype.type
         scale = (

@@ -128,7 +128,7 @@ class Block:
     `scaled` scores after scaling and `final` after softcap, bias and mask, `weights` p, all
     (B, H, rows, Lk); `output` (B, H, rows, Dv); `softmax` over the keys and the sink, if there are sinks;
     `hidden` pairs, broadcastable, or None; `empty` rows without keys and sink, and those of them that
-    average all values, (B, H, rows, 1); `made` the bias that the call makes itself, broadcastable.
+    average all values, (B, H, rows, 1); `own_bias` the bias that the call makes itself, broadcastable.
     """
 
     rows: slice
@@ -140,7 +140,7 @@ class Block:
     hidden: np.ndarray | None
     empty: np.ndarray
     averaged: np.ndarray
-    made: np.ndarray | None = None
+    own_bias: np.ndarray | None = None
 
 
 class Collector:
@@ -200,8 +200,8 @@ class Collector:
             c = c * slope + capped
             if square is not None:
                 square = square * np.square(slope) + np.square(capped)
-        if block.made is not None:
-            size = np.abs(block.made).astype(self.dtype)
+        if block.own_bias is not None:
+            size = np.abs(block.own_bias).astype(self.dtype)
             a = a + 4.0 * size
             c = c + size
             if square is not None:

@@ -27,8 +27,8 @@ FINITE = ("zeros", "uniform", "unmasked", "other")
 
 def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
     """The cases that put these questions."""
-    found = [case for case in ELECTION_CASES if case.question.name in names]
-    return lambda level: found
+    cases = [case for case in ELECTION_CASES if case.question.name in names]
+    return lambda level: cases
 
 
 def persons(declared: Declared) -> bool:
@@ -52,10 +52,10 @@ def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
     return tuple(elections.observe(name, implementation, dtype) for name in names)
 
 
-def like_native(cell: Cell, asked: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
+def like_native(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
     """Whether the framework's own attention gives the same answers to the same questions."""
     own = cell.implementation
-    return [elections.of_native(name, own, dtype) for name, dtype in asked] == list(got)
+    return [elections.of_native(name, own, dtype) for name, dtype in questions] == list(got)
 
 
 def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], what: str) -> None:
@@ -117,8 +117,8 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
             (other,) = answers(cell, [question], dtype)
         except NotApplicable:
             continue
-        asked = ((question, cell.dtype), (question, dtype))
-        if got != other and not like_native(cell, asked, (got, other)):
+        questions = ((question, cell.dtype), (question, dtype))
+        if got != other and not like_native(cell, questions, (got, other)):
             raise Deviation(
                 "election",
                 f"{question} is {got} in {cell.dtype.name} and {other} in {name}; nobody elects that "

@@ -17,8 +17,8 @@ ROWS = (
 
 def of_compiled(level: str) -> list[ElectionCase]:
     names = ("f32",) if level == "smoke" else ("f32", "bf16")
-    asked = (case for case in ELECTION_CASES if case.question.name in ROWS)
-    return [case for case in asked if case.dtype.name in names]
+    cases = (case for case in ELECTION_CASES if case.question.name in ROWS)
+    return [case for case in cases if case.dtype.name in names]
 
 
 @check(lambda level: ELECTION_CASES, compiled=of_compiled, own=in_few_dtypes, stored=True)

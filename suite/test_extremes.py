@@ -8,7 +8,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import asked, filled, parsed
+from suite.spec.catalogue import cases_of, filled, parsed
 from suite.spec.recipes import generator
 
 
@@ -24,7 +24,7 @@ def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> 
         )
 
 
-@check(asked("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
+@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
 def test_one_hot_weights(cell: Cell) -> None:
     """Scores so far apart that all other weights underflow: the answer is one value, exactly.
 
@@ -44,7 +44,7 @@ def test_one_hot_weights(cell: Cell) -> None:
 
 
 @check(
-    asked("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
+    cases_of("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
     stored=True,
 )
 def test_single_key(cell: Cell) -> None:
@@ -56,7 +56,7 @@ def test_single_key(cell: Cell) -> None:
 
 
 @check(
-    asked("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
+    cases_of("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
     stored=True,
 )
 def test_first_row(cell: Cell) -> None:
@@ -70,7 +70,7 @@ def test_first_row(cell: Cell) -> None:
 
 
 @check(
-    asked("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
+    cases_of("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
 )
 def test_dyadic_mean(cell: Cell) -> None:
     """Zero queries average the values, integers over 2^n keys.
@@ -109,7 +109,7 @@ def test_nearest(cell: Cell) -> None:
 
 
 @check(
-    asked(
+    cases_of(
         "sdpa/none/mha/{dt}/b0h3q5k7d8",
         "sdpa/causal/mha/{dt}/b0h3q5k7d8",
         "sdpa/none/gqa2/{dt}/b2h4q0k7d8",

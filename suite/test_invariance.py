@@ -23,7 +23,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.verdict import Deviation
 from suite.spec.case import Case
-from suite.spec.catalogue import asked, parsed
+from suite.spec.catalogue import cases_of, parsed
 from suite.spec.inputs import Inputs
 from suite.spec.levels import in_dtypes
 from suite.spec.masks import Causal
@@ -62,7 +62,7 @@ def with_long(*standard: str, full: str = "") -> Callable[[str], tuple[Case, ...
 
     def cases(level: str) -> tuple[Case, ...]:
         long = parsed(in_dtypes([full], "full")) if full and level == "full" else ()
-        return (*asked(*standard)(level), *long)
+        return (*cases_of(*standard)(level), *long)
 
     return cases
 
@@ -172,7 +172,7 @@ def test_invariant_rows(cell: Cell) -> None:
             expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
 
 
-@check(asked(*THREADED), needs=("threads",))
+@check(cases_of(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
     """The answer is the same on one thread and on more."""
     inputs, backend = cell.inputs, cell.implementation.backend
@@ -248,7 +248,7 @@ def test_invariant_split(cell: Cell) -> None:
     expect_within(cell, merged, whole, limit, "two parts of the keys merged, and all keys")
 
 
-@check(asked(PACKED, f"{PACKED}/causal"))
+@check(cases_of(PACKED, f"{PACKED}/causal"))
 def test_invariant_segments(cell: Cell) -> None:
     """A segment's answer is the same alone, and with the segments in another order."""
     inputs = cell.inputs

@@ -20,14 +20,14 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import asked
+from suite.spec.catalogue import cases_of
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
 """Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
 
-CASES = asked(
+CASES = cases_of(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
@@ -36,12 +36,12 @@ CASES = asked(
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     "rotary/none/mha/{dt}/b2h3q17k1d16",
 )
-MASKED = asked(
+MASKED = cases_of(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
 )
-DIFFERENTIATED = asked(
+DIFFERENTIATED = cases_of(
     "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
     "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",

@@ -12,7 +12,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import asked, cases, every, parsed
+from suite.spec.catalogue import cases, cases_of, every, parsed
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
@@ -133,7 +133,7 @@ SEGMENTS = (
 )
 
 
-@check(asked(*SEGMENTS))
+@check(cases_of(*SEGMENTS))
 def test_segments_apart(cell: Cell) -> None:
     """What other segments hold leaves the rows of a segment as they are, bit by bit: large numbers in
     the queries, keys and values of all others, and NaN where the implementation elects so."""
@@ -157,8 +157,8 @@ def test_segments_apart(cell: Cell) -> None:
 
 def masked_heads(level: str) -> list[Case]:
     """Masked cases of operators that are asked about NaN in hidden slots, heads apart."""
-    asked = (case for case in hidden(level) if "nan-in-masked-key" in case.operator.elections)
-    return [case for case in asked if not case.operator.is_layer]
+    candidates = (case for case in hidden(level) if "nan-in-masked-key" in case.operator.elections)
+    return [case for case in candidates if not case.operator.is_layer]
 
 
 @check(masked_heads)
@@ -191,7 +191,7 @@ ATTENTION = tuple(
     for mask in ("causal", "causal+pad", "win4.0")
     for heads, sizes in (("gqa2", "b2h6q17k23d8"), ("mha", "b3h3q23k17d10"))
 )
-LAYERS = asked(
+LAYERS = cases_of(
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",

@@ -69,14 +69,14 @@ def test_compiled_again(cell: Cell) -> None:
     """One compiled call with other values, another mask, and then the first values again: the life of a
     program, from its compilation."""
     first = cell.implementation.prepare_fresh(cell.inputs)
-    asked = [cell.inputs, renewed(cell.inputs)]
+    problems = [cell.inputs, renewed(cell.inputs)]
     if cell.inputs.mask is not None and cell.inputs.form == "dense":
-        asked.append(remasked(cell.inputs))
-    for inputs in (*asked, cell.inputs):
-        given = handed(cell, inputs)
-        if inputs.mask_array is not None and not _differs(cell, first.arguments, given):
+        problems.append(remasked(cell.inputs))
+    for inputs in (*problems, cell.inputs):
+        arguments = handed(cell, inputs)
+        if inputs.mask_array is not None and not _differs(cell, first.arguments, arguments):
             continue  # the mask is no argument of this call, but a part of the function
-        answer = cell.attempt(partial(first.call, given))
+        answer = cell.attempt(partial(first.call, arguments))
         cell.judge(cell.read(answer, inputs, first), inputs)
 
 
@@ -92,8 +92,8 @@ def test_compiled_lengths(cell: Cell) -> None:
             value=cell.inputs.value[:, :, :keys],
             bias=None if cell.inputs.bias is None else cell.inputs.bias[:queries, :keys],
         )
-        given = handed(cell, inputs)
-        answer = cell.attempt(partial(first.call, given))
+        arguments = handed(cell, inputs)
+        answer = cell.attempt(partial(first.call, arguments))
         cell.judge(cell.read(answer, inputs, first), inputs)
 
 

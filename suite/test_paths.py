@@ -8,7 +8,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import asked, parsed
+from suite.spec.catalogue import cases_of, parsed
 from suite.spec.dtypes import DTYPES
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
@@ -69,11 +69,11 @@ def cases(level: str) -> tuple[Case, ...]:
     """The first in float32 at smoke; at standard all in float32, and the first in bfloat16, too; in full
     all in every dtype. A path through a compiler costs seconds."""
     if level == "full":
-        asked = [(text, dt) for text in (*FIRST, *MORE) for dt in DTYPES]
+        pairs = [(text, dt) for text in (*FIRST, *MORE) for dt in DTYPES]
     else:
-        asked = [(text, "f32") for text in (FIRST if level == "smoke" else (*FIRST, *MORE))]
-        asked += [(text, "bf16") for text in FIRST if level == "standard"]
-    return parsed(text.format(dt=dt) for text, dt in asked)
+        pairs = [(text, "f32") for text in (FIRST if level == "smoke" else (*FIRST, *MORE))]
+        pairs += [(text, "bf16") for text in FIRST if level == "standard"]
+    return parsed(text.format(dt=dt) for text, dt in pairs)
 
 
 @check(cases)
@@ -113,7 +113,7 @@ MEMORY = (
 
 def of_memory(level: str) -> tuple[Case, ...]:
     """At smoke a layer alone, in float32."""
-    return parsed([MEMORY[0].format(dt="f32")]) if level == "smoke" else asked(*MEMORY)(level)
+    return parsed([MEMORY[0].format(dt="f32")]) if level == "smoke" else cases_of(*MEMORY)(level)
 
 
 @check(of_memory)

@@ -12,7 +12,7 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
-from suite.spec.catalogue import asked
+from suite.spec.catalogue import cases_of
 from suite.spec.inputs import Inputs
 
 CASES = (
@@ -33,15 +33,15 @@ def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return y @ y.swapaxes(-1, -2), spread + spread.swapaxes(-1, -2) + e @ e.swapaxes(-1, -2)
 
 
-@check(asked(*CASES))
+@check(cases_of(*CASES))
 def test_norm_kept(cell: Cell) -> None:
     """Every token has the norm that it had."""
-    found, limit = (np.diagonal(x, 0, -2, -1) for x in products(cell, cell.inputs))
+    squares, limit = (np.diagonal(x, 0, -2, -1) for x in products(cell, cell.inputs))
     want = np.square(cell.inputs.query.astype(np.longdouble)).sum(-1)
-    expect_close(found, want, limit, "squares of norms before and after the rotation")
+    expect_close(squares, want, limit, "squares of norms before and after the rotation")
 
 
-@check(asked(*CASES))
+@check(cases_of(*CASES))
 def test_relative_positions(cell: Cell) -> None:
     """As all tokens move by as many positions, the products of every two of them stay."""
     inputs = cell.inputs

@@ -107,15 +107,15 @@ def test_gradient_spread(cell: Cell) -> None:
     """Of every gradient."""
     refuse_other_models(cell)
     u = cell.rounding.roundoffs(cell.inputs, backward=True)
-    found: dict[str, Spread] = {}
+    spreads: dict[str, Spread] = {}
     for inputs, seed in draws(cell):
         cotangent = draw_cotangent(inputs.case, seed)
         _, gradients = vjp(cell, inputs, cotangent=cotangent)
         drawn = gradients_drawn(inputs, cotangent, u)
         for name, values in gradients.items():
-            spread = found.setdefault(name, Spread(f"the gradient of the {name}"))
+            spread = spreads.setdefault(name, Spread(f"the gradient of the {name}"))
             spread.add(values, drawn[name], {"the gradient": drawn[name].exact})
-    judge(cell, list(found.values()))
+    judge(cell, list(spreads.values()))
 
 
 def refuse_other_models(cell: Cell) -> None:
@@ -142,8 +142,8 @@ def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
         yield elections.aligned(draw(case, seed), cell.implementation), seed
 
 
-def judge(cell: Cell, found: list[Spread]) -> None:
+def judge(cell: Cell, spreads: list[Spread]) -> None:
     """Judge the errors of every array."""
-    cell.measured.rms = max(spread.rms for spread in found)
-    for spread in found:
+    cell.measured.rms = max(spread.rms for spread in spreads)
+    for spread in spreads:
         spread.judge()

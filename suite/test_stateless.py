@@ -14,7 +14,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import asked
+from suite.spec.catalogue import cases_of
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -79,7 +79,7 @@ def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     )
 
 
-@check(asked(*CASES))
+@check(cases_of(*CASES))
 def test_stateless(cell: Cell) -> None:
     inputs, other = cell.inputs, changed(cell.inputs)
     cell.judge(cell.run(), inputs)

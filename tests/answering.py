@@ -21,7 +21,7 @@ from suite.vectors.judge import as_drawn_here
 from suite.vectors.tensors import encoded, type_of, typed
 
 
-def made(folder: Path, *dtypes: str) -> Path:
+def plain_vectors(folder: Path, *dtypes: str) -> Path:
     """Vectors of plain attention in some dtypes, in a new folder below this one."""
     export(Selection("smoke", operators=("sdpa",), dtypes=dtypes), folder / "vectors")
     return folder / "vectors"
@@ -74,9 +74,9 @@ def answered(one: Asked, implementation: Implementation) -> dict[str, np.ndarray
     if cotangent is None or implementation.missing(["gradient"]) is not None:
         return arrays
     prepared = implementation.differentiable(inputs)
-    given = backend.array(native_cotangent(cotangent, inputs, prepared), inputs.dtype)
+    array = backend.array(native_cotangent(cotangent, inputs, prepared), inputs.dtype)
     try:
-        _, gradients = backend.vjp(prepared, one.gradients(), given)
+        _, gradients = backend.vjp(prepared, one.gradients(), array)
     except ForwardOnly:
         return arrays
     for name, gradient in gradients.items():

@@ -29,9 +29,9 @@ def torch_backend() -> Any:
 @pytest.fixture(scope="session")
 def vectors_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Vectors of plain attention in float16: few cases."""
-    from tests.answering import made
+    from tests.answering import plain_vectors
 
-    return made(tmp_path_factory.mktemp("vectors"), "f16")
+    return plain_vectors(tmp_path_factory.mktemp("vectors"), "f16")
 
 
 @pytest.fixture(scope="session")

@@ -85,21 +85,21 @@ def counted(case: Any) -> bool:
 
 def digest(lines: Iterable[str]) -> str:
     """How many lines there are, and a digest of them that does not hang on their order."""
-    found = sorted(lines)
-    return f"{len(found)} {hashlib.sha256(chr(10).join(found).encode()).hexdigest()[:16]}"
+    texts = sorted(lines)
+    return f"{len(texts)} {hashlib.sha256(chr(10).join(texts).encode()).hexdigest()[:16]}"
 
 
 def ids() -> dict[str, str]:
     """The ids asked at every level, by check and operator, and those of the catalogue."""
-    found: dict[str, set[str]] = defaultdict(set)
+    groups: dict[str, set[str]] = defaultdict(set)
     for level in LEVELS:
         for case in filter(counted, everything(level)):
-            found[f"{level} catalogue"].add(case.id)
+            groups[f"{level} catalogue"].add(case.id)
         for check in all_checks():
-            for mode, asked in (("", check.cases), (" compiled", check.compiled)):
-                for case in filter(counted, asked(level) if asked else ()):
-                    found[f"{level}{mode} {check.name} {case.operator}"].add(case.id)
-    return {name: digest(lines) for name, lines in sorted(found.items())}
+            for mode, source in (("", check.cases), (" compiled", check.compiled)):
+                for case in filter(counted, source(level) if source else ()):
+                    groups[f"{level}{mode} {check.name} {case.operator}"].add(case.id)
+    return {name: digest(lines) for name, lines in sorted(groups.items())}
 
 
 def drawn(case: Case) -> str:
@@ -116,11 +116,11 @@ def drawn(case: Case) -> str:
 def draws() -> dict[str, str]:
     """All bytes drawn at full, by operator."""
     cases = [case for check in all_checks() for case in check.cases("full")]
-    found: dict[str, dict[str, Case]] = defaultdict(dict)
+    groups: dict[str, dict[str, Case]] = defaultdict(dict)
     for case in filter(counted, [*cases, *everything("full")]):
         if isinstance(case, Case):
-            found[case.operator.name][case.id] = case
-    return {name: digest(map(drawn, cases.values())) for name, cases in sorted(found.items())}
+            groups[case.operator.name][case.id] = case
+    return {name: digest(map(drawn, cases.values())) for name, cases in sorted(groups.items())}
 
 
 def figures(array: np.ndarray) -> list[float]:
@@ -133,7 +133,7 @@ def figures(array: np.ndarray) -> list[float]:
 
 def bounds() -> dict[str, list[float]]:
     """Bounds of a sample of cases in every class: of outputs, weights and gradients."""
-    found: dict[str, list[float]] = {}
+    entries: dict[str, list[float]] = {}
     for name in json.loads(FILE.read_text(encoding="utf-8"))["bounds"]:
         case_id, numerics, what, *operand = name.split()
         case = Case.parse(case_id)
@@ -141,12 +141,12 @@ def bounds() -> dict[str, list[float]]:
         if what == "gradient":
             oracle = Oracle.vjp(inputs, draw_cotangent(case), rounding)
         else:
-            asked = inputs.replace(returned="head") if what == "weights" else inputs
-            oracle = Oracle.forward(asked, rounding)
+            problem = inputs.replace(returned="head") if what == "weights" else inputs
+            oracle = Oracle.forward(problem, rounding)
         array = operand[0] if operand else what
         # Norms attend to nothing: they have no weights.
-        found[name] = figures(oracle.bound(array) if array in oracle.expected else np.zeros(0))
-    return found
+        entries[name] = figures(oracle.bound(array) if array in oracle.expected else np.zeros(0))
+    return entries
 
 
 def statuses(backend: str) -> dict[str, str]:
@@ -156,7 +156,7 @@ def statuses(backend: str) -> dict[str, str]:
     a later level: the figures are of all.
     """
     plan = Plan.make(Options((backend,)))
-    found: dict[str, set[str]] = defaultdict(set)
+    groups: dict[str, set[str]] = defaultdict(set)
     for check in all_checks():
         with patch.object(Implementation, "later_dtypes", ()):
             cells = list(plan.cells(check))
@@ -165,8 +165,8 @@ def statuses(backend: str) -> dict[str, str]:
                 verdict = plan.judge(cell)
                 status = "pass" if verdict.status == "known" else verdict.status
                 name = f"{check.name} {cell.case.operator}"
-                found[name].add(f"{cell.implementation.name} {cell.case.id} {status}")
-    return {name: digest(lines) for name, lines in sorted(found.items())}
+                groups[name].add(f"{cell.implementation.name} {cell.case.id} {status}")
+    return {name: digest(lines) for name, lines in sorted(groups.items())}
 
 
 PARTS = {

@@ -21,8 +21,8 @@ def cell(
     """A cell of the check `values`; its dtype is read from the case id."""
     backend, _, name = implementation.partition(":")
     dtype = next((p for p in case.split("/") if p in ("f64", "f32", "bf16", "f16")), "f32")
-    made = CellRecord(case, "values", backend, name, "eager", "cpu", dtype, status, group="none")
-    return replace(made, **{"operator": "sdpa", **fields})
+    record = CellRecord(case, "values", backend, name, "eager", "cpu", dtype, status, group="none")
+    return replace(record, **{"operator": "sdpa", **fields})
 
 
 def elect(
@@ -44,7 +44,7 @@ def elect(
 
 def header(*cells: CellRecord, **fields: Any) -> Header:
     """The header of the whole run that these cells are."""
-    made = Header(
+    default = Header(
         digest=digest(c.key for c in cells),
         cells=len(cells),
         commit="abc1234",
@@ -55,7 +55,7 @@ def header(*cells: CellRecord, **fields: Any) -> Header:
         options={"level": "smoke", "seed": 0},
         started="2026-11-20T10:15:00+00:00",
     )
-    return replace(made, **fields)
+    return replace(default, **fields)
 
 
 def run(*cells: CellRecord, source: str = "run.jsonl", complete: bool = True, **fields: Any) -> Run:

@@ -13,7 +13,7 @@ from suite.front.plan import Plan, record
 from suite.records import sweeps
 from suite.records.cells import CellRecord
 from suite.sweep.driver import Died
-from suite.sweep.plan import SweepPlan, made
+from suite.sweep.plan import SweepPlan, plan_of
 from suite.sweep.run import Sweep
 from suite.sweep.store import Limits, Store
 from suite.sweep.tasks import Task
@@ -115,7 +115,7 @@ FEW = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"]}
 
 def few(**fields: Any) -> SweepPlan:
     """The plan of `FEW`."""
-    return made({"judge": [FEW | fields]})
+    return plan_of({"judge": [FEW | fields]})
 
 
 def plainly(seed: int) -> tuple[str, list[CellRecord]]:
@@ -123,5 +123,5 @@ def plainly(seed: int) -> tuple[str, list[CellRecord]]:
     options = Options(("numpy",), level="smoke", dtype=("f16",), seed=seed)
     judge = Plan.make(options)
     cells = [cell for check in all_checks() for cell in judge.cells(check)]
-    found = [replace(record(c, judge.judge(c)), seconds=0.0) for c in cells]
-    return judge.digest()[0], sorted(found, key=lambda c: c.key)
+    records = [replace(record(c, judge.judge(c)), seconds=0.0) for c in cells]
+    return judge.digest()[0], sorted(records, key=lambda c: c.key)

@@ -49,23 +49,23 @@ def test_values_cross_exactly(backend: Backend, name: str) -> None:
     fmt = DTYPES[name]
     sample = draw(Case.parse(f"sdpa/none/mha/{name}/b2h3q5k7d8")).query
     edges = np.array([0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf])
-    for given in (sample, edges.reshape(1, 1, 2, 3), np.full((1, 1, 1, 2), np.nan)):
-        made = backend.array(given, fmt)
-        assert backend.is_array(made)
-        assert backend.dtype_name(made) == fmt.long_name
-        assert backend.device_name(made) == "cpu"
-        assert tuple(made.shape) == given.shape
-        back = backend.to_numpy(made)
+    for source in (sample, edges.reshape(1, 1, 2, 3), np.full((1, 1, 1, 2), np.nan)):
+        array = backend.array(source, fmt)
+        assert backend.is_array(array)
+        assert backend.dtype_name(array) == fmt.long_name
+        assert backend.device_name(array) == "cpu"
+        assert tuple(array.shape) == source.shape
+        back = backend.to_numpy(array)
         assert back.dtype == np.float64
-        assert np.array_equal(back, given, equal_nan=True)
+        assert np.array_equal(back, source, equal_nan=True)
     assert not backend.is_array(sample)
 
 
 def test_masks_keep_their_type(backend: Backend) -> None:
-    for given in (np.array([[True, False]]), np.array([[1, 0]], np.int32)):
-        made = backend.array(given, None)
-        assert np.array_equal(backend.to_numpy(made), given)
-        assert backend.dtype_name(made).rpartition(".")[2] == str(given.dtype)
+    for source in (np.array([[True, False]]), np.array([[1, 0]], np.int32)):
+        array = backend.array(source, None)
+        assert np.array_equal(backend.to_numpy(array), source)
+        assert backend.dtype_name(array).rpartition(".")[2] == str(source.dtype)
 
 
 @pytest.mark.parametrize("axis_order", ["bhld", "blhd"])
@@ -79,10 +79,10 @@ def test_operands_have_the_axes_asked_for(backend: Backend, axis_order: str) -> 
 
 
 def test_names_are_unique_and_the_plainest_case_is_supported(backend: Backend) -> None:
-    found = backend.implementations()
-    assert len({i.name for i in found}) == len(found)
+    implementations = backend.implementations()
+    assert len({i.name for i in implementations}) == len(implementations)
     plain = find("sdpa/none/mha/f32/b1h1q1k1d1")
-    for implementation in found:
+    for implementation in implementations:
         if not implementation.operator.is_layer:
             assert implementation.unsupported(plain) is None
     assert list(backend.versions)
@@ -144,10 +144,10 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
     if how in EXPANDED:
         for axis in EXPANDED[how]:
             values = np.broadcast_to(values.take([0], axis), values.shape)
-    for given, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
-        made = backend.arranged(given, dtype, how)
-        assert np.array_equal(backend.to_numpy(made), given)
-        strides = strides_of(made)
+    for source, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
+        array = backend.arranged(source, dtype, how)
+        assert np.array_equal(backend.to_numpy(array), source)
+        strides = strides_of(array)
         want = {
             "contiguous": (120, 40, 8, 1),
             "reversed": (1, 2, 6, 30),

@@ -15,7 +15,7 @@ from suite.test_malformed import ARGUMENTS
 @pytest.mark.parametrize("backend", ["torch", "tf", "jax"])
 def test_frameworks_refuse(backend: str) -> None:
     """The innermost frame of every exception is outside this project, or the call of what is compiled."""
-    asked = 0
+    count = 0
     for implementation in load(backend).implementations():
         for case in map(Case.parse, ARGUMENTS):
             if case.operator is not implementation.operator or implementation.unsupported(case):
@@ -30,5 +30,5 @@ def test_frameworks_refuse(backend: str) -> None:
                 compiled = innermost.name == "<lambda>" and error.type is RuntimeError
                 theirs = "site-packages" in innermost.filename or compiled
                 assert theirs, (implementation.name, name, error.value)
-                asked += 1
-    assert asked > 10
+                count += 1
+    assert count > 10

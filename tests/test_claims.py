@@ -48,14 +48,14 @@ def plan(name: str, file: str = "of_torch.py", **options: Any) -> Plan:
 
 def judged(of: Plan, *checks: str) -> list[tuple[Cell, Verdict]]:
     """The cells of some checks, by default all, with their verdicts."""
-    asked = [check for check in all_checks() if not checks or check.name in checks]
-    return [(cell, of.judge(cell)) for check in asked for cell in of.cells(check)]
+    selection = [check for check in all_checks() if not checks or check.name in checks]
+    return [(cell, of.judge(cell)) for check in selection for cell in of.cells(check)]
 
 
-def wrong(found: list[tuple[Cell, Verdict]]) -> list[str]:
+def wrong(verdicts: list[tuple[Cell, Verdict]]) -> list[str]:
     return [
         f"{cell.check.name} {cell.implementation} {cell.case}: {verdict.message}"
-        for cell, verdict in found
+        for cell, verdict in verdicts
         if verdict.status in BROKEN
     ]
 
@@ -65,9 +65,9 @@ def wrong(found: list[tuple[Cell, Verdict]]) -> list[str]:
 )
 def test_honest_functions_are_right(dtypes: tuple[str, ...]) -> None:
     assert len(HONEST) == 8
-    found = judged(plan(",".join(HONEST), dtype=dtypes))
-    assert not wrong(found)
-    passed = {cell.implementation.name for cell, verdict in found if verdict.status == "pass"}
+    verdicts = judged(plan(",".join(HONEST), dtype=dtypes))
+    assert not wrong(verdicts)
+    passed = {cell.implementation.name for cell, verdict in verdicts if verdict.status == "pass"}
     assert passed == set(HONEST)
 
 
@@ -82,8 +82,8 @@ def test_honest_functions_are_right(dtypes: tuple[str, ...]) -> None:
     ],
 )
 def test_what_nobody_elects_fails(name: str, check: str, message: str) -> None:
-    found = wrong(judged(plan(name, "faulty.py"), check))
-    assert any(message in text and "--elect" in text for text in found), found
+    failures = wrong(judged(plan(name, "faulty.py"), check))
+    assert any(message in text and "--elect" in text for text in failures), failures
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_what_concerns_every_cell_is_said_once(name: str, message: str) -> None:
 
 
 def test_parameters_that_nobody_passes_can_be_allowed() -> None:
-    found = judged(plan("other_names", "faulty.py", allow_unused=True), "values")
-    assert not wrong(found)
+    verdicts = judged(plan("other_names", "faulty.py", allow_unused=True), "values")
+    assert not wrong(verdicts)
 
 
 def test_an_election_that_is_promised_is_held() -> None:
@@ -117,22 +117,22 @@ def test_an_election_that_is_promised_is_held() -> None:
 
 def test_what_a_function_follows_is_right() -> None:
     """A flag that is bottom-right is asked as such; values of another size are refused at large."""
-    found = judged(
+    verdicts = judged(
         plan("bottom_right,one_size", dtype=("f32", "bf16")),
         "first_row",
         "flag_equals_dense",
         "election",
     )
-    assert not wrong(found)
+    assert not wrong(verdicts)
     observed = {
         (cell.implementation.name, cell.case.id): verdict.measured.observed
-        for cell, verdict in found
+        for cell, verdict in verdicts
     }
     assert observed["bottom_right", "elect/causal-alignment/f32"] == "bottom-right"
     assert observed["one_size", "elect/value-size/f32"] == "raises"
     flagged = [
         verdict.status
-        for cell, verdict in found
+        for cell, verdict in verdicts
         if cell.implementation.name == "bottom_right"
         and (cell.check.name, cell.case.id)
         == ("flag_equals_dense", "sdpa/causal/mha/bf16/b2h3q17k23d8")
@@ -142,19 +142,21 @@ def test_what_a_function_follows_is_right() -> None:
 
 def test_malformed_problems_are_asked_of_a_drop_in_alone() -> None:
     assert not judged(plan("textbook"), "bad_problem")
-    found = judged(plan("textbook", drop_in=True), "bad_problem", "election")
-    assert {cell.check.name for cell, _ in found} == {"bad_problem", "election"}
-    assert any("the framework's own attention, for which it stands in" in x for x in wrong(found))
+    verdicts = judged(plan("textbook", drop_in=True), "bad_problem", "election")
+    assert {cell.check.name for cell, _ in verdicts} == {"bad_problem", "election"}
+    assert any(
+        "the framework's own attention, for which it stands in" in x for x in wrong(verdicts)
+    )
 
 
 def test_a_function_is_judged_on_what_it_claims() -> None:
-    found = judged(plan("limited", "faulty.py"))
-    assert not wrong(found)
-    passed = [cell.case for cell, verdict in found if verdict.status == "pass"]
+    verdicts = judged(plan("limited", "faulty.py"))
+    assert not wrong(verdicts)
+    passed = [cell.case for cell, verdict in verdicts if verdict.status == "pass"]
     sizes = {case.sizes.D for case in passed if isinstance(case, Case)}
     assert {case.dtype.name for case in passed} == {"f16"}
     assert sizes == {64, 128} or sizes == {64}
-    reasons = {verdict.message for _, verdict in found if verdict.status == "unsupported"}
+    reasons = {verdict.message for _, verdict in verdicts if verdict.status == "unsupported"}
     assert "declares head sizes 64, 128, and 8 is none of them" in reasons
     assert wrong(judged(plan("half_right", "faulty.py"), "values"))
 
@@ -162,15 +164,15 @@ def test_a_function_is_judged_on_what_it_claims() -> None:
 @pytest.mark.parametrize("claim", ["equal_lengths", "max_length=23"])
 def test_probes_keep_within_limits(claim: str) -> None:
     """A probe beyond them would leave every value unjudged."""
-    found = judged(plan("too_small", "faulty.py", claim=(claim,)), "values")
-    assert any(verdict.kind == "value" for _, verdict in found)
+    verdicts = judged(plan("too_small", "faulty.py", claim=(claim,)), "values")
+    assert any(verdict.kind == "value" for _, verdict in verdicts)
 
 
 def test_claims_by_options() -> None:
     claimed = ("dtypes=f16", "f16.head_sizes=64,128", "equal_lengths", "max_length=64")
-    found = judged(plan("half_right", "faulty.py", claim=claimed), "values", "contract")
-    assert not wrong(found)
-    for cell, verdict in found:
+    verdicts = judged(plan("half_right", "faulty.py", claim=claimed), "values", "contract")
+    assert not wrong(verdicts)
+    for cell, verdict in verdicts:
         if verdict.status == "pass" and isinstance(cell.case, Case):
             s = cell.case.sizes
             assert s.Lq == s.Lk <= 64, cell.case
@@ -202,20 +204,20 @@ def test_an_attribute_that_is_nearly_a_claim_is_no_silent_one(tmp_path: Path) ->
 
 
 def test_a_refusal_is_unsupported_and_says_why() -> None:
-    found = judged(plan("refuses_masks", "faulty.py", dtype=("f32",)))
-    assert not wrong(found)
-    refused = [v for _, v in found if "masks come later" in v.message]
+    verdicts = judged(plan("refuses_masks", "faulty.py", dtype=("f32",)))
+    assert not wrong(verdicts)
+    refused = [v for _, v in verdicts if "masks come later" in v.message]
     assert refused
     assert {verdict.status for verdict in refused} == {"unsupported"}
 
 
 def test_parameters_beyond_the_native_signature_are_asked_for() -> None:
-    found = judged(plan("with_extras", "faulty.py", dtype=("f32",)))
-    assert not wrong(found)
-    asked = {
-        need for cell, verdict in found if verdict.status == "pass" for need in cell.case.needs
+    verdicts = judged(plan("with_extras", "faulty.py", dtype=("f32",)))
+    assert not wrong(verdicts)
+    needs = {
+        need for cell, verdict in verdicts if verdict.status == "pass" for need in cell.case.needs
     }
-    assert {"softcap", "sinks", "window", "lse", "alibi-slopes"} <= asked
+    assert {"softcap", "sinks", "window", "lse", "alibi-slopes"} <= needs
     other = wrong(judged(plan("lse_in_16_bits", "faulty.py", dtype=("bf16",)), "values"))
     assert other
     assert all("expected dtype float32 of lse, got bfloat16" in text for text in other)
@@ -266,8 +268,10 @@ flag_ignored.expect = "mine.toml"
 
 
 def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Path) -> None:
-    found = judged(plan("flag_ignored", "faulty.py"), "mask_beside_flag")
-    ran = write(tmp_path / "r.jsonl", records(*(record(cell, verdict) for cell, verdict in found)))
+    verdicts = judged(plan("flag_ignored", "faulty.py"), "mask_beside_flag")
+    ran = write(
+        tmp_path / "r.jsonl", records(*(record(cell, verdict) for cell, verdict in verdicts))
+    )
     draft, own = tmp_path / "mine.toml", tmp_path / "mine.py"
     own.write_text(DELEGATING)
     assert main(["expect", "--write", str(ran), "--output", str(draft)]) == 0
@@ -297,16 +301,16 @@ def test_the_frameworks_own_attention_is_right_as_a_function(backend: str, name:
     pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
     function = f"{CLAIMED / 'own_attention.py'}:{name}"
     of = Plan.make(Options((backend,), function=(function,), level="smoke"))
-    found, own = judged(of), of.manifests[backend]
+    verdicts, own = judged(of), of.manifests[backend]
     unknown = []
-    for cell, verdict in found:
+    for cell, verdict in verdicts:
         native = cell.implementation.beside
         assert native is not None
         known = own.apply(verdict, native.name, cell.check.name, cell.case.id)
         if verdict.status in BROKEN and known.status != "known":
             unknown.append(f"{cell.check.name} {cell.case}: {verdict.message}")
     assert not unknown
-    cells = [record(cell, v) for cell, v in found if cell.check.name == "election"]
+    cells = [record(cell, v) for cell, v in verdicts if cell.check.name == "election"]
     table = semantics.by_question(frame(*cells))
     differing = table[table.map(lambda answer: "*" in str(answer)).any(axis=1)]
     assert differing.empty, differing
@@ -330,15 +334,17 @@ def test_gradients_follow_the_question_of_their_answer(bias: str) -> None:
 
 def test_a_dtype_that_is_refused_in_the_call_is_unsupported() -> None:
     """Elections, too, are not asked of it: what is refused is no answer."""
-    found = judged(plan("refuses_float16", "faulty.py", dtype=("f32", "f16")))
-    assert not wrong(found)
-    halves = {v.status for cell, v in found if cell.dtype is DTYPES["f16"] and v.seconds > 0}
+    verdicts = judged(plan("refuses_float16", "faulty.py", dtype=("f32", "f16")))
+    assert not wrong(verdicts)
+    halves = {v.status for cell, v in verdicts if cell.dtype is DTYPES["f16"] and v.seconds > 0}
     assert "pass" not in halves
 
 
 def test_an_answer_of_another_shape_is_never_an_error() -> None:
-    found = judged(plan("too_narrow", "faulty.py", dtype=("f32",)), "election", "values", "future")
-    kinds = {v.kind for _, v in found if v.status in BROKEN}
+    verdicts = judged(
+        plan("too_narrow", "faulty.py", dtype=("f32",)), "election", "values", "future"
+    )
+    kinds = {v.kind for _, v in verdicts if v.status in BROKEN}
     assert "shape" in kinds
     assert kinds <= {"shape", "election"}
-    assert "error" not in {v.status for _, v in found}
+    assert "error" not in {v.status for _, v in verdicts}

@@ -83,9 +83,9 @@ def compiled(backend: CompilingBackend) -> Compiled:
     return Compiled(backend.implementations()[0], "once")
 
 
-def judged(implementation: Implementation, *asked: tuple[str, str]) -> list[Verdict]:
+def judged(implementation: Implementation, *pairs: tuple[str, str]) -> list[Verdict]:
     return [
-        run(Cell(CHECKS[check], Case.parse(case), implementation, seed=0)) for check, case in asked
+        run(Cell(CHECKS[check], Case.parse(case), implementation, seed=0)) for check, case in pairs
     ]
 
 
@@ -105,12 +105,12 @@ def test_cells_of_one_signature_share_a_program() -> None:
 
 @pytest.mark.parametrize("make", [stale_query, cold])
 def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Function]) -> None:
-    asked = [
+    pairs = [
         ("values", CASE), ("values", ALIKE), ("compiled_lengths", CASE), ("compiled_again", CASE),
         ("values", ALIKE), ("compiled_again", CASE), ("values", CASE),
     ]  # fmt: skip
-    together = judged(compiled(CompilingBackend(make)), *asked)
-    alone = [judged(compiled(CompilingBackend(make)), one)[0] for one in asked]
+    together = judged(compiled(CompilingBackend(make)), *pairs)
+    alone = [judged(compiled(CompilingBackend(make)), one)[0] for one in pairs]
     assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
     assert together[3].status == "fail", "compiled_again sees it, shared or not"
 
@@ -148,12 +148,12 @@ def test_other_constants_shapes_and_dtypes_are_other_programs(case: str) -> None
 
 def test_a_signature_tells_values_apart_that_compare_equal() -> None:
     backend = CompilingBackend()
-    made = [
+    calls = [
         PreparedCall(print, {"flag": flag, "scale": scale}, constants=())
         for flag in (True, 1)
         for scale in (0.0, -0.0, 0)
     ]
-    assert len({signature(backend, one) for one in made}) == 6
+    assert len({signature(backend, one) for one in calls}) == 6
     assert signature(backend, PreparedCall(print, {})) is None, "constants are not known"
     assert signature(backend, PreparedCall(print, {"odd": object()}, constants=())) is None
 

@@ -35,9 +35,9 @@ def changes(old: Run, new: Run) -> list[tuple[str, str]]:
 def between(old: str | None, new: str | None) -> str:
     """The change of one cell from a status to a status; None is absence, "" no change."""
     runs = [run(SAME, *([cell(CASE, status=s)] if s else [])) for s in (old, new)]
-    found = changes(*runs)
-    assert all(case == CASE for case, _ in found)
-    return found[0][1] if found else ""
+    differences = changes(*runs)
+    assert all(case == CASE for case, _ in differences)
+    return differences[0][1] if differences else ""
 
 
 @pytest.mark.parametrize("old", [*SOUND, None])
@@ -110,8 +110,8 @@ def test_a_new_failure_is_never_called_a_ratio() -> None:
 @pytest.mark.parametrize("part", ["mode", "device", "check", "backend", "implementation"])
 def test_cells_are_matched_by_their_whole_key(part: str) -> None:
     moved = cell(status="fail", **{part: "other"})  # type: ignore[arg-type]
-    found = compare(run(SAME, cell()), run(SAME, moved))
-    assert sorted(found["change"]) == ["gone", "new failure"]
+    table = compare(run(SAME, cell()), run(SAME, moved))
+    assert sorted(table["change"]) == ["gone", "new failure"]
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -168,8 +168,8 @@ def test_an_election_that_changed_is_reported() -> None:
      ("eager", "eager", False), ("", "eager", False), ("eager", "", False), ("eager", "new", False)],
 )  # fmt: skip
 def test_a_grade_that_fell_is_reported(old: str, new: str, fell: bool) -> None:
-    found = observed(cell(grade=old), cell(grade=new))
-    assert found == ([("grade", old, new)] if fell else [])
+    differences = observed(cell(grade=old), cell(grade=new))
+    assert differences == ([("grade", old, new)] if fell else [])
 
 
 def test_the_grade_of_a_new_failure_is_not_said_twice() -> None:

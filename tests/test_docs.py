@@ -48,10 +48,10 @@ def test_modules_that_pages_name_are_there(page: Path) -> None:
     for name in names:
         parts = name.split(".")
         module = next(m for n in range(len(parts), 0, -1) if (m := ".".join(parts[:n])) in files())
-        found = import_module(module)
+        target = import_module(module)
         for part in parts[module.count(".") + 1 :]:
-            assert hasattr(found, part), name
-            found = getattr(found, part)
+            assert hasattr(target, part), name
+            target = getattr(target, part)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

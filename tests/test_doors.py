@@ -21,7 +21,7 @@ def test_theirs(request):
 """
 
 
-def asked(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def project_run(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`pytest` in another project's folder, which knows this project as an installed package alone."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     return subprocess.run(
@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -> None:
     words = ("--attention-backend=numpy", "--attention-level=smoke", "--attention-results=r.jsonl")
-    out = asked(project, "--pyargs", "suite.test_extremes", "test_theirs.py", *words)
+    out = project_run(project, "--pyargs", "suite.test_extremes", "test_theirs.py", *words)
     assert out.returncode == 0, out.stdout + out.stderr
     assert "numpy:definition" in out.stdout
     assert (project / "r.jsonl").stat().st_size > 1000
@@ -55,15 +55,17 @@ def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -
 
 def test_a_failing_cell_is_judged_again_by_prefixed_options(project: Path) -> None:
     words = ("--attention-backend=tests.miniatures:always_wrong", "--attention-level=smoke")
-    out = asked(project, "--pyargs", "suite.test_extremes", *words, "-n", "1", PYTHONPATH=str(ROOT))
+    out = project_run(
+        project, "--pyargs", "suite.test_extremes", *words, "-n", "1", PYTHONPATH=str(ROOT)
+    )
     assert out.returncode == 1
     assert "--attention-backend=tests.miniatures:always_wrong --attention-level=smoke" in out.stdout
 
 
 def test_a_project_that_does_not_ask_sees_nothing_and_pays_nothing(project: Path) -> None:
-    out = asked(project, "test_theirs.py")
+    out = project_run(project, "test_theirs.py")
     assert out.returncode == 0
-    assert "attention" not in asked(project, "--help").stdout
+    assert "attention" not in project_run(project, "--help").stdout
     code = (
         "import sys, pytest, time\n"
         "manager, began = pytest.PytestPluginManager(), time.process_time()\n"
@@ -84,12 +86,12 @@ def test_a_project_that_does_not_ask_sees_nothing_and_pays_nothing(project: Path
 def test_another_package_of_that_name_is_told_in_a_sentence(project: Path, name: str) -> None:
     (project / name).mkdir()
     (project / name / "__init__.py").write_text("")
-    out = asked(project, "--attention-backend=numpy")
+    out = project_run(project, "--attention-backend=numpy")
     assert out.returncode == 4
     assert f"the package '{name}' is imported from {project}" in out.stdout + out.stderr
     assert "rename the other one" in out.stdout + out.stderr
     (project / "test_mine.py").write_text("from attention_conformance import check_attention\n")
-    out = asked(project, "test_mine.py")
+    out = project_run(project, "test_mine.py")
     assert f"ImportError: the package '{name}' is imported from {project}" in out.stdout
 
 
@@ -100,7 +102,7 @@ def test_a_folder_of_tests_does_not_matter(project: Path) -> None:
         "from attention_conformance import assert_attention_close\n"
         "def test_mine(): assert callable(assert_attention_close)\n"
     )
-    assert asked(project, "tests").returncode == 0
+    assert project_run(project, "tests").returncode == 0
 
 
 def test_there_is_a_command() -> None:
@@ -137,5 +139,5 @@ def test_shells_complete_commands_options_and_words(
         timeout=60,
         check=True,
     )
-    found = answers.read_text(encoding="utf-8").split("\v")
-    assert {word.strip() for word in found} == words
+    completions = answers.read_text(encoding="utf-8").split("\v")
+    assert {word.strip() for word in completions} == words

@@ -110,9 +110,9 @@ def by_tokens(x: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("text", CASES)
 def test_it_equals_loops(text: str) -> None:
     inputs = draw(Case.parse(text))
-    found = references.of(inputs.operator).forward(inputs, NO_ROUNDING).arrays["output"]
-    np.testing.assert_allclose(np.asarray(found.value, float), by_tokens(inputs), atol=1e-13)
-    assert not found.error.any()
+    output = references.of(inputs.operator).forward(inputs, NO_ROUNDING).arrays["output"]
+    np.testing.assert_allclose(np.asarray(output.value, float), by_tokens(inputs), atol=1e-13)
+    assert not output.error.any()
 
 
 @pytest.mark.parametrize("text", CASES)

@@ -152,8 +152,8 @@ def test_values_come_before_gradients_before_the_rest_and_many_before_few() -> N
         *(judged(case, "fail", kind="non-finite") for case in cases[1:]),
         judged(cases[0], "known", check="paths"),
     ]
-    found = explanation.groups(frames.cells(run(*cells)))
-    assert [(group.check, group.kind, len(group.cells)) for group in found] == [
+    groups = explanation.groups(frames.cells(run(*cells)))
+    assert [(group.check, group.kind, len(group.cells)) for group in groups] == [
         ("values", "non-finite", 2), ("values", "value", 1), ("gradients", "harness", 3),
         ("layouts", "value", 3), ("contract", "crash", 1),
     ]  # fmt: skip
@@ -184,10 +184,10 @@ def test_of_every_group_one_is_listed_in_full_before_any_second_one() -> None:
     values = [judged(case, "fail") for case in of_keys(9, 8, 7)]
     others = [judged(case, "fail", check="layouts") for case in of_keys(5, 6)]
     frame = frames.cells(run(*others, *values))
-    found = explanation.groups(frame)
+    groups = explanation.groups(frame)
 
     def listed(most: int) -> list[str]:
-        rows = frame.loc[explanation.in_full(found, most)]
+        rows = frame.loc[explanation.in_full(groups, most)]
         return [
             f"{check} {facts['Lk']}"
             for check, facts in zip(rows["check"], rows["facts"], strict=True)

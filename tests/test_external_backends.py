@@ -45,10 +45,10 @@ def judged(of: Plan) -> list[tuple[Cell, Verdict]]:
 
 
 def test_the_adapter_of_the_page_is_right(adapter: Path) -> None:
-    found = judged(plan(adapter))
-    assert not [(str(cell.case), v.message) for cell, v in found if v.status in BROKEN]
-    assert sum(verdict.status == "pass" for _, verdict in found) > 100
-    reasons = {verdict.message for _, verdict in found if verdict.status == "unsupported"}
+    verdicts = judged(plan(adapter))
+    assert not [(str(cell.case), v.message) for cell, v in verdicts if v.status in BROKEN]
+    assert sum(verdict.status == "pass" for _, verdict in verdicts) > 100
+    reasons = {verdict.message for _, verdict in verdicts if verdict.status == "unsupported"}
     assert "the runtime has no softcap" in reasons
     assert "dtype float64 is not supported" in reasons
 
@@ -60,8 +60,8 @@ def test_an_adapter_has_a_manifest_that_is_asked_for(adapter: Path, tmp_path: Pa
         "message": "beyond", "cause": "none", "issue": "none found", "versions": ["numpy>=1"],
     }  # fmt: skip
     manifest.write_text(tomli_w.dumps({"expect": [entry]}))
-    found = judged(plan(adapter, expect=(str(manifest),), dtype=("f32",)))
-    assert {v.kind for cell, v in found if v.status in BROKEN} == {"unexpected-pass"}
+    verdicts = judged(plan(adapter, expect=(str(manifest),), dtype=("f32",)))
+    assert {v.kind for cell, v in verdicts if v.status in BROKEN} == {"unexpected-pass"}
 
 
 class Stub(Implementation):

@@ -64,10 +64,10 @@ def test_reproductions_do_not_know_the_suite() -> None:
 
 
 def test_the_page_names_every_finding_and_counts_its_cells() -> None:
-    found = manifests()
-    entry = next(e for e in found["torch"][1] if e.finding == "rank-3-key")
+    contents = manifests()
+    entry = next(e for e in contents["torch"][1] if e.finding == "rank-3-key")
     known = cell("bad/key-rank-3/f32", status="known", check="bad_problem", kind=entry.kind)
-    text = page(found, [run(known)])
+    text = page(contents, [run(known)])
     for findings in FOUND.values():
         for finding in findings:
             assert finding.title in text

@@ -55,8 +55,10 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def judge(kernels: Path, name: str, case: str, check: str = "values") -> Verdict:
-    made = registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})[0]
-    return run(Cell(CHECKS[check], find(case), made))
+    implementation = registry.function_implementation(
+        registry.load("torch"), f"{kernels}:{name}", {}
+    )[0]
+    return run(Cell(CHECKS[check], find(case), implementation))
 
 
 def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels: Path) -> None:

@@ -319,8 +319,8 @@ def test_the_history_of_asv_goes_on() -> None:
             for text in dir(group):
                 if text.startswith(("time_", "track_", "peakmem_")):
                     unit = getattr(getattr(group, text), "unit", "")
-                    asked = (group.param_names, group.params, group.version, unit)
-                    every[f"{name}.{kind}.{text}"] = asked
+                    identity = (group.param_names, group.params, group.version, unit)
+                    every[f"{name}.{kind}.{text}"] = identity
     assert len(every) == 24
     assert every["bench_torch.Forward.time_forward"][1][1] == ["sdpa", "eager"]
     text = json.dumps(every, sort_keys=True)

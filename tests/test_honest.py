@@ -20,16 +20,16 @@ CHECKS = {check.name: check for check in all_checks()}
 def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
     """What fails. Cases are outermost, so that each needs its oracle once for all variants."""
     variants = load("tests.mutants:honest").implementations()
-    found = []
+    messages = []
     for check in checks:
         for cell in check.cells(level, variants, seed):
             verdict = run(cell)
             if verdict.status not in ("pass", "unsupported"):
-                found.append(
+                messages.append(
                     f"{cell.implementation.name} {check.name} {cell.case.id} seed {seed}: "
                     f"{verdict.kind} {verdict.message}"
                 )
-    return found
+    return messages
 
 
 def test_smoke() -> None:

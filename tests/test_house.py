@@ -227,19 +227,19 @@ def named(path: Path) -> Iterator[tuple[int, str]]:
 
     def names(*nodes: ast.AST | None) -> set[str]:
         """The operators that some expressions name."""
-        found = set()
+        mentions = set()
         for node in nodes:
             if isinstance(node, ast.Tuple | ast.List | ast.Set):
-                found |= names(*node.elts)
+                mentions |= names(*node.elts)
             elif isinstance(node, ast.Dict):
-                found |= names(*node.keys)
+                mentions |= names(*node.keys)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found |= {node.value} & OPERATORS.keys()
+                mentions |= {node.value} & OPERATORS.keys()
             elif isinstance(node, ast.Name):
-                found |= {constants.get(node.id, node.id)} & {*OPERATORS, *CONSTANTS}
+                mentions |= {constants.get(node.id, node.id)} & {*OPERATORS, *CONSTANTS}
             elif isinstance(node, ast.Attribute):
-                found |= {node.attr} & CONSTANTS
-        return found
+                mentions |= {node.attr} & CONSTANTS
+        return mentions
 
     for node in ast.walk(tree):
         hits: set[str] = set()

@@ -123,14 +123,14 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
     def cells(level: str, name: str) -> dict[str, set[str]]:
         """The cells of an implementation, by the dtype of their cases."""
         (one,) = (i for i in backend.implementations() if i.name == name)
-        found: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
+        ids: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
         for check in all_checks():
             for cell in check.cells(level, [one]) if check.name != "election" else ():
-                found[cell.case.dtype.name].add(f"{check.name} {cell.case.id}")
-        return found
+                ids[cell.case.dtype.name].add(f"{check.name} {cell.case.id}")
+        return ids
 
-    def asked(level: str, name: str) -> set[str]:
-        return {dtype for dtype, found in cells(level, name).items() if found}
+    def dtypes(level: str, name: str) -> set[str]:
+        return {dtype for dtype, ids in cells(level, name).items() if ids}
 
     expected = {"eager": {"f32"}, "packed-heads": {"f32"}, "jax-nn": {"f64", "f32", "bf16"}}
     flax = {
@@ -140,9 +140,9 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
     }
     if find_spec("flax") is not None:
         expected |= flax
-    assert {name: asked("smoke", name) for name in expected} == expected
+    assert {name: dtypes("smoke", name) for name in expected} == expected
     for name in expected:
-        assert asked("standard", name) == {*DTYPES}, name
+        assert dtypes("standard", name) == {*DTYPES}, name
     with patch.object(type(implementation(backend, "jax-nn")), "later_dtypes", ()):
         all_of = {level: cells(level, "jax-nn") for level in LEVELS}
     of = {level: cells(level, "jax-nn") for level in LEVELS}
@@ -265,28 +265,28 @@ def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int,
         cwd=ROOT, capture_output=True, text=True, timeout=60 * minutes,
     )  # fmt: skip
     assert out.returncode == 0, out.stdout[-3000:]
-    asked, passed = (
+    count, passed = (
         int(re.findall(pattern, out.stdout)[0]) for pattern in (r"programs: (\d+)", r"(\d+) passed")
     )
-    return asked, passed
+    return count, passed
 
 
 def test_a_call_is_one_program() -> None:
     """What the suite itself computes with JAX, arrays and casts, compiles nothing for a case. One program
     tries which options XLA has."""
-    asked, passed = programs("--implementation=eager", "--dtype=f32", "-k", "test_values")
-    assert 0 < asked <= passed + 1
+    count, passed = programs("--implementation=eager", "--dtype=f32", "-k", "test_values")
+    assert 0 < count <= passed + 1
 
 
 @pytest.mark.slow
 def test_smoke_has_a_budget_of_programs() -> None:
     """Programs are nearly all the time of JAX. Those that are found in the cache count, too."""
-    asked, _ = programs()
-    assert 0 < asked <= 800
+    count, _ = programs()
+    assert 0 < count <= 800
 
 
 @pytest.mark.slow
 def test_standard_has_a_budget_of_programs() -> None:
     """Programs that JAX had to forget, and compiles once more, count again."""
-    asked, _ = programs(level="standard", minutes=80)
-    assert 0 < asked <= 4000
+    count, _ = programs(level="standard", minutes=80)
+    assert 0 < count <= 4000

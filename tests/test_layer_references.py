@@ -76,10 +76,10 @@ def test_statistics_that_training_leaves_are_known_up_to_their_roundings() -> No
         mean = (1 - share) * mean + share * own
         variance = (1 - share) * variance + share * spread
     got = bounded(x.replace(mean=mean, variance=variance))["output"].value
-    want, given = bounded(exact)["output"], bounded(exact.replace(averaged=None))["output"]
+    want, constant = bounded(exact)["output"], bounded(exact.replace(averaged=None))["output"]
     error = np.abs(got - want.value)
     assert (error <= want.error).all()
-    assert (error > given.error).any()
+    assert (error > constant.error).any()
     assert (want.error < 1e-3).all()
 
 

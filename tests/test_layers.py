@@ -111,24 +111,24 @@ def judged(check: str, text: str, implementation: Implementation) -> Verdict:
     return run_cell(Cell(CHECKS[check], Case.parse(text), implementation))
 
 
-def made(backend: Any, own: Path, name: str) -> Any:
+def user_layer(backend: Any, own: Path, name: str) -> Any:
     return function_implementation(backend, f"{own}:{name}", {}, "multi-head")[0]
 
 
 def test_a_layer_that_takes_parameters_is_judged_by_the_reference(
     torch_backend: Any, own: Path
 ) -> None:
-    right = made(torch_backend, own, "Loaded")
+    right = user_layer(torch_backend, own, "Loaded")
     assert judged("values", PLAIN, right).status == "pass"
     assert judged("values", PADDED, right).status == "pass"
-    wrong = judged("values", PLAIN, made(torch_backend, own, "Scaled"))
+    wrong = judged("values", PLAIN, user_layer(torch_backend, own, "Scaled"))
     assert (wrong.status, wrong.kind) == ("fail", "value")
 
 
 def test_a_layer_with_parameters_of_its_own_is_judged_by_what_needs_none(
     torch_backend: Any, own: Path
 ) -> None:
-    free, leaky = made(torch_backend, own, "Free"), made(torch_backend, own, "Leaky")
+    free, leaky = user_layer(torch_backend, own, "Free"), user_layer(torch_backend, own, "Leaky")
     assert judged("values", PLAIN, free).status == "unsupported"
     assert "takes no parameters" in judged("values", PLAIN, free).message
     for check, text in (("future", PADDED), ("future", CAUSAL), ("poison", PADDED)):
@@ -139,11 +139,14 @@ def test_a_layer_with_parameters_of_its_own_is_judged_by_what_needs_none(
     double = PLAIN.replace("f32", "f64")
     for check in ("batch_independence", "key_permutation"):
         assert judged(check, double, free).status == "pass"
-    assert judged("key_permutation", double, made(torch_backend, own, "Placed")).kind == "unequal"
+    assert (
+        judged("key_permutation", double, user_layer(torch_backend, own, "Placed")).kind
+        == "unequal"
+    )
 
 
 def test_what_a_layer_does_not_take_is_lacking(torch_backend: Any, own: Path) -> None:
-    declared = made(torch_backend, own, "Loaded").declared
+    declared = user_layer(torch_backend, own, "Loaded").declared
     lacks = declared.refusals
     assert lacks["grouped-heads"] == "the factory has no parameter key_heads"
     assert lacks["mask"] == "the layer has no parameter mask"
@@ -159,7 +162,7 @@ def test_what_cannot_be_a_layer_says_why(
     torch_backend: Any, own: Path, name: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        made(torch_backend, own, name)
+        user_layer(torch_backend, own, name)
 
 
 def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
@@ -177,10 +180,10 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
         "        self.variables = {'params': {n: {'kernel': p[f'{g}_kernel'], 'bias': p[f'{g}_bias']}\n"
         "                                     for n, g in names.items()}}\n"
     )
-    found = function_implementation(load("jax"), f"{path}:Bound", {}, "multi-head")[0]
-    assert judged("values", PADDED, found).status == "pass"
+    layer = function_implementation(load("jax"), f"{path}:Bound", {}, "multi-head")[0]
+    assert judged("values", PADDED, layer).status == "pass"
     cross = "multi-head/bool.bhqk/mha/f32/b2h3q5k9d4/e12.12.12.12/head/dense"
-    assert judged("values", cross, found).message == "the layer has no parameter return_weights"
+    assert judged("values", cross, layer).message == "the layer has no parameter return_weights"
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
@@ -188,8 +191,8 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
 
     by_name = {i.name: i for i in torch_backend.implementations()}
     fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]
-    asked = [c for c in cases("standard") if c.operator is fast.operator]
-    supported = [c for c in asked if fast.unsupported(c) is None]
+    candidates = [c for c in cases("standard") if c.operator is fast.operator]
+    supported = [c for c in candidates if fast.unsupported(c) is None]
     assert len(supported) > 20
     for case in supported:
         assert witnessed(fast.prepare(draw(case)))[1], case.id
@@ -243,7 +246,7 @@ def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
 
 def test_the_table_of_layers_says_what_each_does() -> None:
     elect = "elect/multi-head/mask-polarity/f32"
-    found = semantics.layers(
+    table = semantics.layers(
         frames.cells(
             run(
                 cell("sdpa/none/mha/f32/b2h3q5k7d8"),
@@ -267,8 +270,8 @@ def test_the_table_of_layers_says_what_each_does() -> None:
             )
         )
     )
-    row = found.loc["torch:nn-mha"]
-    assert list(found.index) == ["torch:nn-mha"]
+    row = table.loc["torch:nn-mha"]
+    assert list(table.index) == ["torch:nn-mha"]
     shown = ["operator", "mask-polarity", "Dv != D", "averaged weights", "weights"]
     assert row[shown].tolist() == ["multi-head", "hides", "no", "", "yes"]
 
@@ -276,35 +279,35 @@ def test_the_table_of_layers_says_what_each_does() -> None:
 def test_user_layers_are_built_once_where_they_keep_their_parameters(
     torch_backend: Any, own: Path
 ) -> None:
-    free = made(torch_backend, own, "Free")
+    free = user_layer(torch_backend, own, "Free")
     assert isinstance(free, UserLayer)
     x = draw(Case.parse(PLAIN))
     assert free.build(x) is free.build(x)
 
 
-def asked(level: str) -> dict[tuple[Any, ...], set[str]]:
+def layer_dtypes(level: str) -> dict[tuple[Any, ...], set[str]]:
     """The dtypes, by operator, sizes and widths, in which any check asks a layer."""
-    found: dict[tuple[Any, ...], set[str]] = {}
+    dtypes: dict[tuple[Any, ...], set[str]] = {}
     for check in all_checks():
         for case in check.cases(level):
             if isinstance(case, Case) and case.operator.is_layer:
                 key = (case.operator, case.sizes, case.widths)
-                found.setdefault(key, set()).add(case.dtype.name)
-    return found
+                dtypes.setdefault(key, set()).add(case.dtype.name)
+    return dtypes
 
 
 def test_layers_are_asked_in_few_sizes_and_dtypes() -> None:
     """JAX compiles 10 to 60 operations anew for each of these, at 25 ms and more: it is what a run
     costs."""
-    assert sum(map(len, asked("smoke").values())) <= 65
-    assert sum(map(len, asked("standard").values())) <= 120
-    assert sum(map(len, asked("full").values())) <= 150
+    assert sum(map(len, layer_dtypes("smoke").values())) <= 65
+    assert sum(map(len, layer_dtypes("standard").values())) <= 120
+    assert sum(map(len, layer_dtypes("full").values())) <= 150
 
 
 def test_shared_sizes_are_asked_in_every_dtype() -> None:
     layers = [operator for operator in OPERATORS.values() if operator.is_layer]
     every = {(o, token) for o in layers for token in o.every_dtype}
-    at_standard, at_full = asked("standard"), asked("full")
+    at_standard, at_full = layer_dtypes("standard"), layer_dtypes("full")
     assert at_standard.keys() == at_full.keys()
     shared = {key for key in at_standard if (key[0], key[1].token) in every}
     assert {(operator, sizes.token) for operator, sizes, _ in shared} == every

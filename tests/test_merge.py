@@ -117,12 +117,12 @@ def test_log_sum_exps_are_drawn_in_float32_beside_sixteen_bits() -> None:
 def statuses(name: str) -> dict[str, set[str]]:
     """Statuses of a function's cells of the check values, by what the id says of log-sum-exps."""
     judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "merge")
-    found: dict[str, set[str]] = {}
+    outcomes: dict[str, set[str]] = {}
     for check in all_checks():
         for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
             height = "empty" if cell.case.option("empty") else cell.case.option("height")
-            found.setdefault(height, set()).add(run(cell).status)
-    return found
+            outcomes.setdefault(height, set()).add(run(cell).status)
+    return outcomes
 
 
 def test_a_persons_merge() -> None:

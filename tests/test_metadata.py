@@ -60,15 +60,15 @@ ELSEWHERE = {"docs", "equinox", "export", "keras-hub", "onnx", "transformers"}
 
 def imported(path: Path) -> set[str]:
     """The modules that a file imports, or skips its tests without, by their first names."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module or "")
+            modules.add(node.module or "")
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("importorskip"):
-            found |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
-    return {name.partition(".")[0] for name in found}
+            modules |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+    return {name.partition(".")[0] for name in modules}
 
 
 def test_what_the_tests_need_comes_with_their_extras() -> None:
@@ -83,11 +83,11 @@ def test_what_the_tests_need_comes_with_their_extras() -> None:
         return distributions
 
     extras = PROJECT["optional-dependencies"]
-    given = named([*PROJECT["dependencies"], *extras["all"], *extras["test"], *extras["bench"]])
+    names = named([*PROJECT["dependencies"], *extras["all"], *extras["test"], *extras["bench"]])
     elsewhere = set().union(*(named(extras[name]) for name in ELSEWHERE))
     ours = {path.stem for path in ROOT.iterdir()} | {"tests"}
     modules = set().union(*(imported(path) for path in (ROOT / "tests").glob("*.py")))
     for module in modules - set(sys.stdlib_module_names) - ours:
         for distribution in packages_distributions().get(module, ()):
             name = canonicalize_name(distribution)
-            assert name in given | elsewhere, f"{module}: no extra names {name}"
+            assert name in names | elsewhere, f"{module}: no extra names {name}"

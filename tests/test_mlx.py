@@ -61,11 +61,11 @@ def test_the_word_causal_stands_for_one_mask(backend: Any) -> None:
 
 
 def test_what_cannot_be_said_is_refused(backend: Any) -> None:
-    asked = (
+    refusals = (
         ("fast-attention", "sdpa/none/mha/f32/b2h3q5k7d8/cap2.0", "no softcap"),
         ("fast-attention", "sdpa/none/mha/f32/b2h3q5k7d8/lse", "does not declare lse"),
         ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/yarn", "the linear one"),
         ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/gathered", "from an offset on"),
     )
-    for name, text, reason in asked:
+    for name, text, reason in refusals:
         assert reason in (of(backend, name).unsupported(Case.parse(text)) or ""), text

@@ -22,8 +22,8 @@ NAMES = [mutant.name for mutant in MUTANTS]
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_by_the_check_named_for_it(name: str) -> None:
     (mutant,) = (m for m in load("tests.mutants:mutants").implementations() if m.name == name)
-    found = kill(mutant, all_checks())
-    assert found.killed, f"({found.fault}) under {found.killed_by}: {found.message}"
+    outcome = kill(mutant, all_checks())
+    assert outcome.killed, f"({outcome.fault}) under {outcome.killed_by}: {outcome.message}"
 
 
 def test_every_check_kills_a_mutant() -> None:
@@ -64,11 +64,11 @@ def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> N
 def test_an_honest_implementation_survives() -> None:
     definition = next(iter(load("numpy").implementations()))
     definition.fault, definition.killed_by = "none", "values"  # type: ignore[attr-defined]
-    found = kill(definition, all_checks(), "smoke", others=True)
-    assert not found.killed
-    assert found.others == ()
-    assert found.message == f"{found.cells} pass"
-    assert "survivors" in format_table([found])
+    outcome = kill(definition, all_checks(), "smoke", others=True)
+    assert not outcome.killed
+    assert outcome.others == ()
+    assert outcome.message == f"{outcome.cells} pass"
+    assert "survivors" in format_table([outcome])
 
 
 def test_an_implementation_without_a_fault_is_refused() -> None:

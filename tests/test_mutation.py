@@ -52,13 +52,15 @@ def untouched(x):
 NAMES = ("attention", "Layer.*")
 
 
-def made(kind: str = "") -> list[Change]:
+def text_changes(kind: str = "") -> list[Change]:
     return [change for change in changes(TEXT, "module", NAMES) if kind in ("", change.kind)]
 
 
 def test_every_kind_of_change_is_made_and_no_other() -> None:
-    found = {(change.kind, " ".join(change.old.split()), change.new.strip()) for change in made()}
-    assert found == {
+    triples = {
+        (change.kind, " ".join(change.old.split()), change.new.strip()) for change in text_changes()
+    }
+    assert triples == {
         ("truth", "True", "False"), ("comparison", "is", "is not"), ("and-or", "and", "or"),
         ("sign", "not", ""), ("sign", "-", ""), ("number", "0.5", "1.5"), ("number", "2", "3"),
         ("number", "1", "2"), ("arithmetic", "*", "/"), ("arithmetic", "+", "-"),
@@ -67,17 +69,17 @@ def test_every_kind_of_change_is_made_and_no_other() -> None:
         ("keyword", ", axis=-1", ""), ("assignment", "x += 1", "pass"),
         ("assignment", "scores = product( query, key, scaled=True, )", "pass"),
     }  # fmt: skip
-    assert {kind for kind, _, _ in found} == set(KINDS)
+    assert {kind for kind, _, _ in triples} == set(KINDS)
 
 
 def test_a_change_leaves_every_line_where_it_is() -> None:
-    for change in made():
+    for change in text_changes():
         text = change.applied(TEXT)
         ast.parse(text)
         assert text.count("\n") == TEXT.count("\n")
         assert text.split("\n")[change.line - 1] != TEXT.split("\n")[change.line - 1]
     with pytest.raises(ValueError, match="is not the file that the change was made for"):
-        made()[0].applied(TEXT[1:])
+        text_changes()[0].applied(TEXT[1:])
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.module)
@@ -85,10 +87,10 @@ def test_released_code_can_be_changed_everywhere(target: Target) -> None:
     if importlib.util.find_spec(target.module.partition(".")[0]) is None:
         pytest.skip(f"{target.distribution} is not installed")
     text = target.path.read_text(encoding="utf-8")
-    found = changes(text, target.module, target.names)
+    edits = changes(text, target.module, target.names)
     for name in target.names:
-        assert any(name in (c.function, f"{c.function.partition('.')[0]}.*") for c in found), name
-    for change in found[::25]:  # the largest of these files takes 60 ms
+        assert any(name in (c.function, f"{c.function.partition('.')[0]}.*") for c in edits), name
+    for change in edits[::25]:  # the largest of these files takes 60 ms
         ast.parse(change.applied(text))
 
 
@@ -127,12 +129,12 @@ def test_other_backends_are_asked_where_those_before_see_nothing(
         others=("torch", "jax", "tf"),
     )  # fmt: skip
     change = changes(target.path.read_text(encoding="utf-8"), target.module, target.names)[0]
-    asked = []
+    backends = []
 
     def run(
         self: Judge, target: Target, results: Path, limit: float | None, change: Change | None
     ) -> tuple[int, str]:
-        asked.append(target.backend)
+        backends.append(target.backend)
         return (-11 if change and target.backend == "jax" else 0), ""
 
     monkeypatch.setattr(Judge, "_run", run)
@@ -140,7 +142,7 @@ def test_other_backends_are_asked_where_those_before_see_nothing(
     (record,) = judge.judged([Mutant(target, change)])
     assert (record.status, record.backend) == ("killed", "jax")
     # Each as it is, and changed, until it is seen.
-    assert asked == ["numpy", "numpy", "torch", "torch", "jax", "jax"]
+    assert backends == ["numpy", "numpy", "torch", "torch", "jax", "jax"]
     # A sweep hands over the limit of the first alone.
     judge = Judge("smoke")
     judge.limits[target.backend, target.implementations] = 60.0
@@ -230,11 +232,11 @@ def test_what_a_level_below_saw_is_not_judged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def judged(self: Judge, chosen: list[Mutant]) -> list[faults.FaultRecord]:
         statuses = ("killed", "timed-out", "not-imported", "survived", "error", "survived")
-        asked.extend((self.level, mutant.change.function) for mutant in chosen)
+        requests.extend((self.level, mutant.change.function) for mutant in chosen)
         return [
             faults.FaultRecord(
                 framework="torch", version=version("torch"), module=c.module, function=c.function,
@@ -249,10 +251,10 @@ def test_what_a_level_below_saw_is_not_judged_again(
     first, second = (str(tmp_path / name) for name in ("smoke.jsonl", "standard.jsonl"))
     assert main([*words, "--level=smoke", f"--results={first}"]) == 0
     every = [mutant.change.function for mutant in mutants(targets("torch"), 6, 3)]
-    assert asked == [("smoke", function) for function in every]
-    asked.clear()
+    assert requests == [("smoke", function) for function in every]
+    requests.clear()
     assert main([*words, f"--after={first}", f"--results={second}"]) == 0
-    assert asked == [("standard", function) for function in every[3:]]
+    assert requests == [("standard", function) for function in every[3:]]
     records = faults.load(second).records
     assert [record.function for record in records] == every
     assert {record.level for record in records} == {"standard"}

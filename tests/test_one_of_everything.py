@@ -215,8 +215,8 @@ def test_a_check_is_asked_of_every_operator_at_once() -> None:
         assert np.isfinite(cell.run().values).all()
 
     check = Check("finite", finite, catalogue.cases)
-    asked = {case.operator for case in check.cases("smoke")}
-    assert asked == set(OPERATORS.values())
-    assert MEAN in asked
+    operators = {case.operator for case in check.cases("smoke")}
+    assert operators == set(OPERATORS.values())
+    assert MEAN in operators
     cells = check.cells("smoke", Means().implementations())
     assert {cell.case.operator for cell in cells} == {MEAN}

@@ -241,7 +241,7 @@ def test_the_runtimes_own_operators_are_right(runtime: Any, name: str, text: str
 
 def test_what_has_an_argument_of_its_own_is_passed_by_it(backend: Any, models: list[Any]) -> None:
     window = {"left_window_size": 2, "right_window_size": -1}
-    asked = (
+    calls = (
         ("attention-23", "sdpa/causal/mha/f32/b2h3q5k7d8", {"is_causal": 1}, 3),
         ("attention-23", f"{PLAIN}/scale0.25/cap2.0", {"scale": 0.25, "softcap": 2.0}, 3),
         ("attention-24", "sdpa/pad/mha/f32/b2h3q5k7d8", {}, 7),
@@ -249,7 +249,7 @@ def test_what_has_an_argument_of_its_own_is_passed_by_it(backend: Any, models: l
         ("attention-25", "sdpa/win2.x/mha/f32/b2h3q5k7d8", window, 3),
         ("attention-24-packed", PLAIN, {"q_num_heads": 3, "kv_num_heads": 3}, 3),
     )  # fmt: skip
-    for name, text, said, inputs in asked:
+    for name, text, said, inputs in calls:
         of(backend, name).prepare(inputs_of(text))()
         (node,) = (n for n in models[-1].graph.node if n.op_type == "Attention")
         assert (attributes(node), len(node.input)) == (said, inputs), name
@@ -272,7 +272,7 @@ def test_a_mask_of_one_key_is_written_out(backend: Any) -> None:
 
 
 def test_what_cannot_be_said_is_refused(backend: Any, runtime: Any) -> None:
-    asked = (
+    refusals = (
         (backend, "attention-24", "sdpa/none/mha/f64/b2h3q5k7d8/scale0.3", "is a float32 number"),
         (backend, "attention-24", f"{PLAIN}/scale-0.2", "declares scales"),
         (backend, "attention-24-cache", "sdpa/none/mha/f32/b2h3q7k7d8", "no keys come before"),
@@ -282,7 +282,7 @@ def test_what_cannot_be_said_is_refused(backend: Any, runtime: Any) -> None:
         (runtime, "ms-group-query-cache", "sdpa/none/gqa2/f32/b2h4q3k9d8", "several samples"),
         (runtime, "attention-24", "sdpa/none/mha/bf16/b2h3q5k7d8", "bfloat16"),
     )
-    for of_backend, name, text, reason in asked:
+    for of_backend, name, text, reason in refusals:
         refused = of(of_backend, name).unsupported(Case.parse(text))
         assert refused is not None, text
         assert reason in refused
@@ -319,19 +319,19 @@ def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtim
     """Variations of its cases come at standard; a runtime that rewrites it is asked them at smoke."""
     one = next(i for i in runtime.implementations() if i.textbook)
 
-    def asked(level: str) -> dict[str, bool]:
+    def checks(level: str) -> dict[str, bool]:
         """Whether answers from files would do, of the checks that ask a cell."""
         return {c.name: c.stored for c in all_checks() if any(c.cells(level, [one]))}
 
-    standard = asked("standard")
+    standard = checks("standard")
     assert {name: standard[name] for name in ("values", "contract", "poison")} == {
         "values": True,
         "contract": False,
         "poison": False,
     }
-    assert not all(asked("smoke").values())
+    assert not all(checks("smoke").values())
     with patch.object(one.backend, "runs_models", False):
-        assert asked("standard") == standard
-        smoke = asked("smoke")
+        assert checks("standard") == standard
+        smoke = checks("smoke")
     assert "values" in smoke
     assert all(smoke.values())

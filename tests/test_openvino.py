@@ -40,10 +40,10 @@ def models(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_cross_exactly(backend: Any, name: str) -> None:
-    made = crossed(backend, name)
-    assert backend._tensor(made).element_type == backend.type_of(made.dtype)
-    constant = backend.constant(0.5, made.dtype)
-    assert constant.get_element_type() == backend.type_of(made.dtype)
+    array = crossed(backend, name)
+    assert backend._tensor(array).element_type == backend.type_of(array.dtype)
+    constant = backend.constant(0.5, array.dtype)
+    assert constant.get_element_type() == backend.type_of(array.dtype)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-fixed"])
@@ -64,8 +64,8 @@ def test_implementations_are_right(backend: Any, name: str, text: str) -> None:
 
 
 def test_what_a_model_fixes(backend: Any, models: list[Any]) -> None:
-    asked = (("sdpa", "[?,3,?,8]"), ("sdpa-fixed", "[2,3,17,8]"))
-    for name, shape in asked:
+    shapes = (("sdpa", "[?,3,?,8]"), ("sdpa-fixed", "[2,3,17,8]"))
+    for name, shape in shapes:
         prepared = of(backend, name).prepare(draw(Case.parse(PLAIN)))
         prepared(), prepared()
         assert str(models[-1].input(0).partial_shape) == shape
@@ -83,13 +83,13 @@ def test_a_call_of_other_lengths_is_another_model(backend: Any, models: list[Any
 
 def test_flags_and_numbers(backend: Any, models: list[Any]) -> None:
     """A causal flag is used alone, and a scale makes a mask of zeros before it."""
-    asked = (
+    problems = (
         ("sdpa/causal/mha/f32/b2h3q5k7d8", True, 3),
         ("sdpa/causal+pad/mha/f32/b2h3q5k7d8", False, 4),
         (f"{PLAIN}/scale0.3", False, 5),
         (f"{PLAIN}/sinks", False, 6),
     )
-    for text, causal, inputs in asked:
+    for text, causal, inputs in problems:
         of(backend, "sdpa").prepare(draw(Case.parse(text)))()
         (node,) = (
             n for n in models[-1].get_ops() if n.get_type_name() == "ScaledDotProductAttention"
@@ -110,14 +110,14 @@ def test_threads_are_those_of_the_model(backend: Any, models: list[Any]) -> None
 
 
 def test_what_cannot_be_said_is_refused(backend: Any) -> None:
-    asked = (
+    refusals = (
         ("sdpa", "sdpa/none/gqa2/f32/b2h4q5k7d8", "heads broadcast"),
         ("sdpa", "sdpa/none/mha/bf16/b2h3q5k7d8/scale0.3", "number of the dtype"),
         ("sdpa-fixed", "sdpa/none/mha/f32/b2h3q5k0d8", "nobody wrote"),
         ("sdpa", "sdpa/none/mha/f32/b2h3q5k7d8/cap2.0", "no softcap"),
         ("sdpa", "sdpa/none/mha/f32/b2h3q5k7d8/lse", "does not declare lse"),
     )
-    for name, text, reason in asked:
+    for name, text, reason in refusals:
         assert reason in (of(backend, name).unsupported(Case.parse(text)) or ""), text
     malformed = next(case for case in MALFORMED_CASES if case.name == "batch-differs")
     assert "end the process" in (of(backend, "sdpa").unsupported(malformed) or "")

@@ -100,7 +100,7 @@ def test_a_project_of_its_own(
     out = environment.run(way, "--junitxml=../report.xml", where=place, timeout=1200)
     assert out.returncode == 1, out.stdout + out.stderr
     counts = outcomes(tmp_path / "report.xml")
-    assert {test: set(found) for test, found in counts.items()} == project.tests, out.stdout
+    assert {test: set(tally) for test, tally in counts.items()} == project.tests, out.stdout
     for text in project.told:
         assert re.search(text, out.stdout), (text, out.stdout)
     if name == "keras_layer":

@@ -11,7 +11,7 @@ from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.spec.case import Case
 from suite.spec.inputs import draw
-from tests.test_layers import OWN, PLAIN, judged, made
+from tests.test_layers import OWN, PLAIN, judged, user_layer
 
 MORE = """
 class Unbiased(Free):
@@ -84,7 +84,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_layer_without_biases_is_handed_none(torch_backend: Any, more: Path) -> None:
-    layer = made(torch_backend, more, "Unbiased")
+    layer = user_layer(torch_backend, more, "Unbiased")
     verdict = judged("values", PLAIN, layer)
     assert verdict.status == "unsupported"
     assert verdict.message.startswith("load_attention never reads query_bias")
@@ -95,42 +95,42 @@ def test_a_layer_without_biases_is_handed_none(torch_backend: Any, more: Path) -
 def test_a_layer_without_biases_is_asked_every_case_without_them(
     torch_backend: Any, more: Path
 ) -> None:
-    layer, other = (made(torch_backend, more, name) for name in ("Unbiased", "Loaded"))
+    layer, other = (user_layer(torch_backend, more, name) for name in ("Unbiased", "Loaded"))
     assert layer.twin(Case.parse(bare := PLAIN.replace("/self", "/nobias/self"))) is None
     assert layer.twin(Case.parse(PLAIN)) == Case.parse(bare)
     cells = [cell for check in all_checks() for cell in check.cells("smoke", [layer, other])]
-    asked = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
-    of_layer = sum(c.implementation is layer for c in asked)
-    assert of_layer > 0.8 * (len(asked) - of_layer) > 10
+    supported_cells = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
+    of_layer = sum(c.implementation is layer for c in supported_cells)
+    assert of_layer > 0.8 * (len(supported_cells) - of_layer) > 10
 
 
 def test_parameters_that_are_never_read_are_named(torch_backend: Any, more: Path) -> None:
     with pytest.raises(
         UsageError, match=r"layer Forgetful: load_attention never reads output_bias[.]"
     ):
-        made(torch_backend, more, "Forgetful")
+        user_layer(torch_backend, more, "Forgetful")
 
 
 def test_dropout_of_a_layer_is_asked_where_it_takes_a_rate(torch_backend: Any, more: Path) -> None:
     case = "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self"
-    assert judged("dropout", case, made(torch_backend, more, "Dropping")).status == "pass"
-    assert judged("dropout", case, made(torch_backend, more, "Unscaled")).status == "fail"
-    without = judged("dropout", case, made(torch_backend, more, "Loaded"))
+    assert judged("dropout", case, user_layer(torch_backend, more, "Dropping")).status == "pass"
+    assert judged("dropout", case, user_layer(torch_backend, more, "Unscaled")).status == "fail"
+    without = judged("dropout", case, user_layer(torch_backend, more, "Loaded"))
     assert without.status == "unsupported"
 
 
 def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Path) -> None:
-    verdict = judged("contract", PLAIN, made(torch_backend, more, "Turned"))
+    verdict = judged("contract", PLAIN, user_layer(torch_backend, more, "Turned"))
     assert (verdict.status, verdict.kind) == ("fail", "shape")
 
 
 def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, more: Path) -> None:
     with pytest.raises(UsageError, match=r"depth.*; a factory may ask for query_width, key_width"):
-        made(torch_backend, more, "needs_more")
+        user_layer(torch_backend, more, "needs_more")
 
 
 def test_encoders_alone_are_told_of_their_network(torch_backend: Any, more: Path) -> None:
-    told = made(torch_backend, more, "Loaded").configuration(draw(Case.parse(PLAIN)))
+    told = user_layer(torch_backend, more, "Loaded").configuration(draw(Case.parse(PLAIN)))
     assert not {"hidden_width", "norm_first", "activation"} & set(told)
 
 
@@ -143,6 +143,6 @@ NORMALISED = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/
 def test_norms_of_queries_and_keys_are_asked_where_a_factory_takes_them(
     torch_backend: Any, more: Path, name: str, status: str
 ) -> None:
-    layer = made(torch_backend, more, name)
+    layer = user_layer(torch_backend, more, name)
     assert judged("values", NORMALISED, layer).status == status
     assert judged("values", PLAIN, layer).status == "pass"

@@ -106,11 +106,11 @@ def test_segments_are_chosen_as_samples_are() -> None:
 def statuses(name: str, level: str = "smoke") -> dict[str, set[str]]:
     """Statuses of a function's cells of the check values, by the alignment of the case."""
     judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "packed")
-    found: dict[str, set[str]] = {}
+    outcomes: dict[str, set[str]] = {}
     for check in all_checks():
         for cell in check.cells(level, [judged]) if check.name == "values" else ():
-            found.setdefault(cell.case.option("alignment"), set()).add(run(cell).status)
-    return found
+            outcomes.setdefault(cell.case.option("alignment"), set()).add(run(cell).status)
+    return outcomes
 
 
 def test_a_persons_function() -> None:
@@ -120,15 +120,15 @@ def test_a_persons_function() -> None:
 
 
 def test_a_function_is_judged_in_the_alignment_that_it_was_seen_to_follow() -> None:
-    found = statuses("top_left", "standard")
-    assert found["causalbr"] == {"unsupported"}
-    assert found["causal"] == {"pass", "unsupported"}  # it has no scale
+    outcomes = statuses("top_left", "standard")
+    assert outcomes["causalbr"] == {"unsupported"}
+    assert outcomes["causal"] == {"pass", "unsupported"}  # it has no scale
 
 
 def test_segments_that_begin_later_fail() -> None:
-    found = statuses("shifted")
-    assert found["all"] == {"fail"}
-    assert found["causal"] == {"unsupported"}
+    outcomes = statuses("shifted")
+    assert outcomes["all"] == {"fail"}
+    assert outcomes["causal"] == {"unsupported"}
 
 
 @pytest.mark.parametrize(

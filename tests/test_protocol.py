@@ -92,17 +92,17 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 
 
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
-    asked: dict[str, set[str]] = {
+    features: dict[str, set[str]] = {
         "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "layers": set()
     }  # fmt: skip
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
-        asked[kind] |= set(case.needs)
-    assert asked["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse", "alibi-slopes", "no-heads"}
-    assert asked["rotary"] <= ROTARY_FEATURES
-    assert asked["merge"] <= MERGE_FEATURES
-    assert asked["packed"] <= PACKED_FEATURES
-    assert asked["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
+        features[kind] |= set(case.needs)
+    assert features["sdpa"] - ATTENTION_FEATURES == {"sinks", "lse", "alibi-slopes", "no-heads"}
+    assert features["rotary"] <= ROTARY_FEATURES
+    assert features["merge"] <= MERGE_FEATURES
+    assert features["packed"] <= PACKED_FEATURES
+    assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
 
@@ -195,9 +195,9 @@ class Named(NumpyBackend):
     name_of: Any = "definition"
 
     def implementations(self) -> list[Implementation]:
-        found, *_ = super().implementations()
-        found.name = self.name_of
-        return [found]
+        implementation, *_ = super().implementations()
+        implementation.name = self.name_of
+        return [implementation]
 
 
 def test_a_misspelled_declaration_of_a_third_party_is_a_usage_error(

@@ -116,9 +116,9 @@ def test_a_module_is_asked_what_its_forward_takes(compiled: bool) -> None:
     module = torch.compile(Module(), backend="eager") if compiled else Module()
     report = check_attention(module, checks=["values"], name="module", head_sizes=(8, 16))
     assert report.passed
-    asked = report.table[report.table["status"] == "pass"]
-    assert {fact["mask"] for fact in asked["facts"]} == {"none", "causal"}
-    assert {fact["D"] for fact in asked["facts"]} <= {8, 16}
+    rows = report.table[report.table["status"] == "pass"]
+    assert {fact["mask"] for fact in rows["facts"]} == {"none", "causal"}
+    assert {fact["D"] for fact in rows["facts"]} <= {8, 16}
 
 
 class Called:

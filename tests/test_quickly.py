@@ -52,14 +52,14 @@ class Hasty(Miniatures):
 
 
 class Wrong(Miniature):
-    """Wrong where `wrong` says so of whether it was compiled quickly; `asked` lists how it was, and `act`
+    """Wrong where `wrong` says so of whether it was compiled quickly; `calls` lists how it was, and `act`
     is done in the first call."""
 
     backend: Any
 
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
-        self.asked: list[bool] = []
+        self.calls: list[bool] = []
         self.wrong: tuple[bool, ...] = ()
         self.act: Callable[[], object] | None = None
 
@@ -68,9 +68,9 @@ class Wrong(Miniature):
 
         def call(**arguments: Any) -> Any:
             on = self.backend.on
-            if self.act is not None and not self.asked:
+            if self.act is not None and not self.calls:
                 self.act()
-            self.asked.append(on)
+            self.calls.append(on)
             answer = plain.function(**arguments)
             if on in self.wrong:
                 answer.values[...] += 1
@@ -93,26 +93,26 @@ def judged(
     plan = Plan(Options(backend=("hasty",), **options))
     plan.manifests["hasty"] = manifest or Manifest([], {}, "cpu")
     verdict = plan.judge(Cell(CHECKS["values"], Case.parse(PLAIN), implementation))
-    return verdict, implementation.asked
+    return verdict, implementation.calls
 
 
 def test_a_wrong_answer_of_quick_programs_is_asked_for_again() -> None:
-    verdict, asked = judged(True)
+    verdict, calls = judged(True)
     assert verdict.status == "pass", verdict.message
-    assert (asked[0], asked[-1]) == (True, False)
+    assert (calls[0], calls[-1]) == (True, False)
 
 
 def test_what_is_wrong_both_times_fails_as_it_does_with_all_optimisations() -> None:
-    verdict, asked = judged(True, False)
-    assert (verdict.status, {*asked}) == ("fail", {True, False})
-    verdict, asked = judged(True, False, optimized=True)
-    assert (verdict.status, {*asked}) == ("fail", {False})
+    verdict, calls = judged(True, False)
+    assert (verdict.status, {*calls}) == ("fail", {True, False})
+    verdict, calls = judged(True, False, optimized=True)
+    assert (verdict.status, {*calls}) == ("fail", {False})
 
 
 def test_a_right_answer_is_asked_for_once() -> None:
     for options, quick in (({}, True), ({"optimized": True}, False)):
-        verdict, asked = judged(**options)
-        assert (verdict.status, {*asked}) == ("pass", {quick})
+        verdict, calls = judged(**options)
+        assert (verdict.status, {*calls}) == ("pass", {quick})
 
 
 KNOWN = """
@@ -134,11 +134,11 @@ def test_what_a_manifest_expects_is_asked_for_once_and_what_it_does_not_again(
     path = tmp_path / "known.toml"
     path.write_text(KNOWN)
     manifest = Manifest(load_named(path), {"miniature": "1.0"}, "cpu")
-    verdict, asked = judged(True, False, manifest=manifest)
-    assert (verdict.status, {*asked}) == ("known", {True})
+    verdict, calls = judged(True, False, manifest=manifest)
+    assert (verdict.status, {*calls}) == ("known", {True})
     # Quick programs are right where those of people are wrong: no news.
-    verdict, asked = judged(False, manifest=manifest)
-    assert (verdict.status, {*asked}) == ("known", {True, False})
+    verdict, calls = judged(False, manifest=manifest)
+    assert (verdict.status, {*calls}) == ("known", {True, False})
 
 
 def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_path: Path) -> None:
@@ -146,11 +146,11 @@ def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_pa
         os.chdir(tmp_path)
 
     for wrong in ((), (True,)):
-        verdict, asked = judged(*wrong, act=leave)
+        verdict, calls = judged(*wrong, act=leave)
         assert (verdict.status, verdict.kind) == ("fail", "leaked-state"), verdict
-        assert (False in asked) == bool(wrong)
+        assert (False in calls) == bool(wrong)
     with patch.object(leaks, "died", side_effect=[["an object raised ValueError"], []]):
-        verdict, asked = judged(True)
+        verdict, calls = judged(True)
     assert (verdict.status, verdict.kind) == ("fail", "raised")
     assert "an object raised ValueError" in verdict.message
 
@@ -161,9 +161,9 @@ def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
         def run(cell: Any, *words: Any, kind: str = kind, **named: Any) -> Verdict:
             return Verdict("fail", kind, "wrong")
 
-        with patch.object(plans, "run", side_effect=run) as asked:
+        with patch.object(plans, "run", side_effect=run) as mock:
             assert judged()[0].kind == kind
-        assert asked.call_count == 1 + again
+        assert mock.call_count == 1 + again
 
 
 def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:
@@ -174,7 +174,7 @@ def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -
         implementation.declared = replace(implementation.declared, elections=declared)
         with backend.quickly():
             elections.observe("fully-masked-row", implementation, DTYPES["f32"])
-        assert {*implementation.asked} == {quick}
+        assert {*implementation.calls} == {quick}
 
 
 def test_what_was_observed_of_quick_programs_is_observed_again() -> None:
@@ -228,13 +228,13 @@ def test_options_that_a_release_lacks_are_left_out() -> None:
 
 def operations(text: str) -> Counter[str]:
     """What a program does, operation by operation, whether or not one stands in a fusion of its own."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for part in re.split(r"\n\n", text):
         if part.startswith("%wrapped_"):
             continue
         part = re.sub(r" fusion\(.*calls=%wrapped_(\w+?)_computation\S*", r" \1(", part)
-        found.update(name.replace("-", "_") for name in re.findall(r" = \S+ ([\w-]+)\(", part))
-    return found
+        counts.update(name.replace("-", "_") for name in re.findall(r" = \S+ ([\w-]+)\(", part))
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -277,16 +277,16 @@ def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> 
     cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])
     count = Compilations()
 
-    def asked() -> tuple[int, list[np.ndarray]]:
+    def attempt() -> tuple[int, list[np.ndarray]]:
         before = count.programs
         output, gradients = backend.vjp(prepared, ("query", "key"), cotangent)
         answers = [prepared(), output, *gradients.values()]
         return count.programs - before, [np.asarray(a, np.float64) for a in answers]
 
     with backend.quickly():
-        first, quick = asked()
-        again, _ = asked()
-    full, wanted = asked()
+        first, quick = attempt()
+        again, _ = attempt()
+    full, wanted = attempt()
     assert (first, again, full) == (2, 0, 2)
     for one, other in zip(quick, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

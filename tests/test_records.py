@@ -148,9 +148,9 @@ def test_a_run_without_footer_is_truncated(whole: Path) -> None:
     spoil(whole, lambda lines: lines[:-1])
     with pytest.raises(TruncatedRun, match="no footer"):
         load(whole)
-    found = load(whole, partial=True)
-    assert found.cells == (A, B, C)
-    assert not found.complete
+    partial_run = load(whole, partial=True)
+    assert partial_run.cells == (A, B, C)
+    assert not partial_run.complete
 
 
 @pytest.mark.parametrize("kept", [1, 20, -3])
@@ -158,8 +158,8 @@ def test_a_line_cut_off_is_a_truncated_run(whole: Path, kept: int) -> None:
     spoil(whole, lambda lines: [*lines[:3], lines[3][:kept]])
     with pytest.raises(TruncatedRun):
         load(whole)
-    found = load(whole, partial=True)
-    assert (found.cells, found.complete) == ((A, B), False)
+    partial_run = load(whole, partial=True)
+    assert (partial_run.cells, partial_run.complete) == ((A, B), False)
 
 
 def test_a_line_cut_within_a_character_is_a_truncated_run(tmp_path: Path) -> None:
@@ -290,9 +290,9 @@ def test_shards_merge_into_the_whole_run() -> None:
 
 
 def test_merging_proves_completeness() -> None:
-    for given in (shards((A,), (B,)), shards((A, B), (C,))[:1], shards((A, B, C, cell("x"))), []):
+    for parts in (shards((A,), (B,)), shards((A, B), (C,))[:1], shards((A, B, C, cell("x"))), []):
         with pytest.raises(IncompleteShards):
-            merge(given)
+            merge(parts)
 
 
 def test_merging_names_the_shards_given() -> None:

@@ -111,29 +111,29 @@ def test_definition_agrees_with_loops_and_online(
     added = f"/bias.{bias}" if bias != "none" else ""
     case = Case.parse(f"sdpa/{mask}/mha/f32/b{B}h{H}q{Lq}k{Lk}d{D}{value}{added}{more}{dense}")
     inputs = draw(case, seed)
-    found = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
+    answer = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
     scalar, scalar_weights = loops.attention(*operands(inputs), **arguments(inputs))
     streamed, lse = online.attention(*operands(inputs), **arguments(inputs), tile=3)
     limit = 2 * exact_limit(inputs)
-    assert (np.abs(found.output - np.array(scalar)) <= limit).all()
-    assert (np.abs(found.output - streamed) <= limit).all()
-    assert found.weights is not None
-    assert np.abs(found.weights - np.array(scalar_weights)).max() < 1e-13
+    assert (np.abs(answer.output - np.array(scalar)) <= limit).all()
+    assert (np.abs(answer.output - streamed) <= limit).all()
+    assert answer.weights is not None
+    assert np.abs(answer.weights - np.array(scalar_weights)).max() < 1e-13
     finite = np.isfinite(lse)
-    assert (np.isfinite(found.lse) == finite).all()
-    assert np.abs(found.lse[finite] - lse[finite]).max(initial=0) < 1e-12
+    assert (np.isfinite(answer.lse) == finite).all()
+    assert np.abs(answer.lse[finite] - lse[finite]).max(initial=0) < 1e-12
 
 
 def test_weights_and_lse_are_what_they_are_called() -> None:
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q5k7d8"))
-    found = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
-    assert found.weights is not None
-    assert np.abs(found.weights.sum(-1) - 1).max() < 1e-14
+    answer = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
+    assert answer.weights is not None
+    assert np.abs(answer.weights.sum(-1) - 1).max() < 1e-14
     value = np.repeat(inputs.value, 2, axis=1)
-    assert np.abs(found.weights @ value - found.output).max() < 1e-14
+    assert np.abs(answer.weights @ value - answer.output).max() < 1e-14
     scores = inputs.query @ np.repeat(inputs.key, 2, axis=1).swapaxes(-1, -2) / np.sqrt(8)
     scores = np.where(inputs.attends, scores, -np.inf)
-    assert np.abs(np.log(np.exp(scores).sum(-1)) - found.lse).max() < 1e-13
+    assert np.abs(np.log(np.exp(scores).sum(-1)) - answer.lse).max() < 1e-13
     assert sdpa.attention(*operands(inputs)).terms is None
 
 
@@ -192,10 +192,10 @@ def test_rows_without_keys_as_elected() -> None:
         ("nan", np.full(4, np.nan)),
         ("uniform", inputs.value.mean(2)[:, :, None]),
     ):
-        found = sdpa.attention(*operands(inputs), **arguments(inputs), empty_rows=election)
-        wanted = np.broadcast_to(want, found.output.shape)
-        assert np.allclose(found.output[empty], wanted[empty], equal_nan=True)
-        assert np.isfinite(found.output[~empty]).all()
+        answer = sdpa.attention(*operands(inputs), **arguments(inputs), empty_rows=election)
+        wanted = np.broadcast_to(want, answer.output.shape)
+        assert np.allclose(answer.output[empty], wanted[empty], equal_nan=True)
+        assert np.isfinite(answer.output[~empty]).all()
     with pytest.raises(ValueError, match="zeros, nan, uniform"):
         sdpa.attention(*operands(inputs), empty_rows="mean")
 
@@ -331,15 +331,15 @@ def test_one_pass_serves_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cache_forgets_what_was_not_asked_for_longest() -> None:
     cache: Cache[int] = Cache(2)
-    asked: list[str] = []
+    names: list[str] = []
 
     def square(name: str) -> int:
-        asked.append(name)
-        return len(asked)
+        names.append(name)
+        return len(names)
 
     for name in ("a", "b", "a", "c", "a", "b"):
         cache.get(name, lambda name=name: square(name))
-    assert asked == ["a", "b", "c", "b"]
+    assert names == ["a", "b", "c", "b"]
     assert len(cache) == 2
 
 
@@ -365,8 +365,8 @@ def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
     assert inputs.alibi_slopes.tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
     bias = np.array([[-3, -2, -1, 0, -1], [-4, -3, -2, -1, 0]]) * inputs.alibi_slopes[:, None, None]
     want = np.array(loops.attention(*operands(inputs), bias=bias)[0])
-    found = sdpa.forward(inputs, roundoffs("exact", DTYPES["f64"])).arrays["output"]
-    assert (np.abs(want - found.value) <= found.error).all()
+    output = sdpa.forward(inputs, roundoffs("exact", DTYPES["f64"])).arrays["output"]
+    assert (np.abs(want - output.value) <= output.error).all()
 
 
 @pytest.mark.parametrize("dt", ["f32", "bf16"])
@@ -374,13 +374,13 @@ def test_a_bias_that_a_call_makes_has_roundings_of_its_own(dt: str) -> None:
     """It lies beyond a bias that is given by (4 u_acc + u_s) |bias|, which hangs on distances."""
     inputs = draw(Case.parse(f"sdpa/none/mha/{dt}/b1h2q513k513d8/slopes"))
     assert inputs.alibi_slopes is not None
-    given = inputs.replace(alibi_slopes=None, bias=alibi_bias(inputs.alibi_slopes, 513, 513))
+    variant = inputs.replace(alibi_slopes=None, bias=alibi_bias(inputs.alibi_slopes, 513, 513))
     u = roundoffs("eager", DTYPES[dt])
-    own, others = (sdpa.forward(x, u).arrays["output"] for x in (inputs, given))
+    own, others = (sdpa.forward(x, u).arrays["output"] for x in (inputs, variant))
     assert np.array_equal(own.value, others.value)
     assert (own.error > others.error).all()
     cotangent = draw_cotangent(inputs.case)
-    own_gradients, gradients = (sdpa.vjp(x, cotangent, u).arrays for x in (inputs, given))
+    own_gradients, gradients = (sdpa.vjp(x, cotangent, u).arrays for x in (inputs, variant))
     for name in ("query", "key", "value"):
         assert (own_gradients[name].error >= gradients[name].error).all()
         assert (own_gradients[name].error > gradients[name].error).any()

@@ -22,39 +22,39 @@ CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
 
 def test_cells_holds_every_field_and_the_source() -> None:
     record = cell(status="fail", kind="value", error_ratio=2.0, grade="none", seed=4)
-    found = frames.cells([run(record, source="a.jsonl"), run(cell(), source="b.jsonl")])
-    assert found["source"].tolist() == ["a.jsonl", "b.jsonl"]
-    row = found.iloc[0]
+    table = frames.cells([run(record, source="a.jsonl"), run(cell(), source="b.jsonl")])
+    assert table["source"].tolist() == ["a.jsonl", "b.jsonl"]
+    row = table.iloc[0]
     for name in CellRecord.__dataclass_fields__:
         want = getattr(record, name)
         assert pd.isna(row[name]) if want is None else row[name] == want
 
 
 def test_nothing_measured_is_nan_and_a_measured_nan_is_infinite() -> None:
-    found = frame(cell(CASES[0]), cell(CASES[1], error_ratio=math.nan))
-    assert math.isnan(found["error_ratio"][0])
-    assert found["error_ratio"][1] == math.inf
+    cells = frame(cell(CASES[0]), cell(CASES[1], error_ratio=math.nan))
+    assert math.isnan(cells["error_ratio"][0])
+    assert cells["error_ratio"][1] == math.inf
 
 
 def test_every_status_is_counted() -> None:
-    found = conformance.statuses(
+    table = conformance.statuses(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
-    assert found.columns.tolist() == ["score", "coverage", "cells", *STATUSES]
-    assert found.loc["torch:sdpa"].tolist() == [1 / 5, 5 / 6, 6, 1, 1, 1, 1, 1, 1]
+    assert table.columns.tolist() == ["score", "coverage", "cells", *STATUSES]
+    assert table.loc["torch:sdpa"].tolist() == [1 / 5, 5 / 6, 6, 1, 1, 1, 1, 1, 1]
 
 
 def test_statuses_that_do_not_occur_have_columns() -> None:
-    found = conformance.statuses(frame(cell()))
-    assert found.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
+    table = conformance.statuses(frame(cell()))
+    assert table.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_an_implementation_that_supports_nothing_has_no_score() -> None:
-    found = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
-    for table in (conformance.statuses(found), conformance.conformance(found)):
+    cells = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
+    for table in (conformance.statuses(cells), conformance.conformance(cells)):
         assert table.loc[["mute:all", "torch:sdpa"], "coverage"].tolist() == [0, 1]
         assert table["score"].fillna(-1).loc[["mute:all", "torch:sdpa"]].tolist() == [-1, 1]
-    assert conformance.conformance(found).loc["mute:all", "none"] == "0/0 (6 unsupported)"
+    assert conformance.conformance(cells).loc["mute:all", "none"] == "0/0 (6 unsupported)"
     shown = "\n".join(lines(run(*(cell(c, "mute:all", "unsupported") for c in CASES)), {}))
     (row,) = (line.split() for line in shown.splitlines() if line.startswith("mute:all"))
     assert row[:4] == ["mute:all", "-", "0.00%", "6"]
@@ -79,11 +79,11 @@ def test_unsupported_cells_are_tabled_by_reason() -> None:
     flag = [cell(CASES[0], name, "unsupported", message="has no flag") for name in names]
     cap = [cell(c, names[0], "unsupported", message="has no softcap") for c in CASES]
     one = cell(CASES[0], names[1], "unsupported", message="has no sinks", check="contract")
-    found = conformance.unsupported(frame(one, *flag, *cap, cell(CASES[1], message="fine")))
-    assert found.index.tolist() == ["has no softcap", "has no flag", "has no sinks"]
-    assert found["cells"].tolist() == [6, 4, 1]
-    assert found["implementations"].tolist() == ["torch:a", "torch:a and 3 more", "torch:b"]
-    assert found.loc["has no sinks", ["check", "case"]].tolist() == ["contract", CASES[0]]
+    table = conformance.unsupported(frame(one, *flag, *cap, cell(CASES[1], message="fine")))
+    assert table.index.tolist() == ["has no softcap", "has no flag", "has no sinks"]
+    assert table["cells"].tolist() == [6, 4, 1]
+    assert table["implementations"].tolist() == ["torch:a", "torch:a and 3 more", "torch:b"]
+    assert table.loc["has no sinks", ["check", "case"]].tolist() == ["contract", CASES[0]]
 
 
 def test_the_summary_ends_with_the_reasons() -> None:
@@ -100,7 +100,7 @@ def test_the_summary_ends_with_the_reasons() -> None:
 
 
 def test_conformance_counts_by_group() -> None:
-    found = frame(
+    cells = frame(
         cell(CASES[0], group="causal"),
         cell(CASES[1], group="causal", status="fail"),
         cell(CASES[2], group="causal", status="unsupported"),
@@ -109,16 +109,16 @@ def test_conformance_counts_by_group() -> None:
         cell(CASES[5], "jax:jax-nn", group="bias"),
         cell(CASES[0], "jax:jax-nn", group=""),
     )
-    shown = conformance.conformance(found)
+    shown = conformance.conformance(cells)
     shares = ["score", "coverage", "cells"]
     assert shown.columns.tolist() == [*shares, *STATUSES, "causal", "bias", "other"]
     assert shown.loc["torch:sdpa", ["causal", "bias", "other"]].tolist() == [
         "1/2 (1 fail, 1 unsupported)", "0/2 (1 crash, 1 known)", "",
     ]  # fmt: skip
     assert shown.loc["jax:jax-nn", ["causal", "bias", "other"]].tolist() == ["", "1/1", "1/1"]
-    long = conformance.conformance_long(found)
+    long = conformance.conformance_long(cells)
     assert long.columns.tolist() == ["implementation", "group", "status", "cells"]
-    assert long["cells"].sum() == len(found)
+    assert long["cells"].sum() == len(cells)
     assert ("torch:sdpa", "causal", "fail", 1) in list(long.itertuples(index=False, name=None))
 
 
@@ -130,23 +130,23 @@ def test_one_name_in_two_modes_or_devices_is_two_rows(field: str, values: tuple[
     cells = [
         cell(**{field: value}, status=s) for value, s in zip(values, ("pass", "fail"), strict=True)
     ]
-    found = conformance.statuses(frame(*cells, cell(CASES[1], "jax:jax-nn")))
-    assert found.index.tolist() == [f"torch:sdpa [{value}]" for value in values] + ["jax:jax-nn"]
-    assert found["score"].tolist() == [1, 0, 1]
+    table = conformance.statuses(frame(*cells, cell(CASES[1], "jax:jax-nn")))
+    assert table.index.tolist() == [f"torch:sdpa [{value}]" for value in values] + ["jax:jax-nn"]
+    assert table["score"].tolist() == [1, 0, 1]
 
 
 def test_one_name_in_two_files_is_two_rows() -> None:
     runs = [run(cell(), source="old/r.jsonl"), run(cell(status="fail"), source="new/r.jsonl")]
-    found = conformance.statuses(frames.cells(runs))
-    assert found.index.tolist() == ["torch:sdpa [old/r.jsonl]", "torch:sdpa [new/r.jsonl]"]
+    table = conformance.statuses(frames.cells(runs))
+    assert table.index.tolist() == ["torch:sdpa [old/r.jsonl]", "torch:sdpa [new/r.jsonl]"]
     renamed = [runs[0], run(cell(status="fail"), source="new/nightly.jsonl")]
-    found = conformance.statuses(frames.cells(renamed))
-    assert found.index.tolist() == ["torch:sdpa [r]", "torch:sdpa [nightly]"]
+    table = conformance.statuses(frames.cells(renamed))
+    assert table.index.tolist() == ["torch:sdpa [r]", "torch:sdpa [nightly]"]
 
 
 def test_accuracy() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
-    found = precision.accuracy(
+    table = precision.accuracy(
         frame(
             cell(cases[0], error_ratio=0.5, rms=0.9, grade="fused", numerics="eager"),
             cell(cases[1], error_ratio=0.8, rms=1.2, grade="eager", numerics="eager"),
@@ -156,8 +156,8 @@ def test_accuracy() -> None:
             cell("sdpa/x/f32", error_ratio=0.3, grade="exact", numerics="eager"),
         )
     )
-    assert found.index.tolist() == [("torch:sdpa", "bf16"), ("torch:sdpa", "f32")]
-    row = found.loc[("torch:sdpa", "bf16")]
+    assert table.index.tolist() == [("torch:sdpa", "bf16"), ("torch:sdpa", "f32")]
+    row = table.loc[("torch:sdpa", "bf16")]
     assert (row["numerics"], row["grade"], row["case"]) == ("eager", "eager", cases[1])
     assert (row["median"], row["max"], row["rms"]) == (0.5, 0.8, 1.2)
     assert (row["cells"], row["beyond"], row["unmeasured"]) == (3, 0, 0)
@@ -205,7 +205,7 @@ def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
 def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
     layer = "multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12"
-    found = precision.gradients(
+    table = precision.gradients(
         frame(
             cell(cases[0], check="gradients", ratios={"query": 0.5, "key": 0.25}, grade="fused"),
             cell(cases[1], check="gradient_of_bias", ratios={"query": 0.25, "bias": 2.0},
@@ -218,15 +218,15 @@ def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
         )
     )  # fmt: skip
     shown = ["grade", "cells", "beyond"]
-    assert found[shown].values.tolist() == [["none", 2, 1], ["", 1, 0]]
-    ratios = found.drop(columns=["numerics", *shown])
+    assert table[shown].values.tolist() == [["none", 2, 1], ["", 1, 0]]
+    ratios = table.drop(columns=["numerics", *shown])
     assert ratios.columns.tolist() == ["query", "key", "bias", "query_kernel"]
     assert ratios.fillna(-1).values.tolist() == [[0.5, 0.25, 2.0, -1], [0.125, -1, -1, math.inf]]
 
 
 def test_kernels_are_counted_where_values_are_judged() -> None:
     compiled = {"mode": "compiled", "implementation": "torch:sdpa@inductor"}
-    found = precision.kernels(
+    table = precision.kernels(
         frame(
             *(cell(c, **compiled, kernels="triton") for c in CASES[:2]),
             cell(CASES[2], **compiled, kernels="aten::bmm"),
@@ -236,25 +236,25 @@ def test_kernels_are_counted_where_values_are_judged() -> None:
         )
     )
     name = "torch:sdpa@inductor"
-    assert found["cells"].to_dict() == {(name, "triton"): 2, (name, "aten::bmm"): 1}
+    assert table["cells"].to_dict() == {(name, "triton"): 2, (name, "aten::bmm"): 1}
 
 
 def test_cells_as_recorded_have_a_column_for_every_ratio() -> None:
-    found = frames.recorded(
+    table = frames.recorded(
         frame(cell(CASES[0], ratios={"key": 0.5}, features=("mask", "bias")), cell(CASES[1]))
     )
-    assert found["ratio_of_key"].fillna(-1).tolist() == [0.5, -1]
-    assert found["features"].tolist() == ["mask bias", ""]
-    assert "ratios" not in found
+    assert table["ratio_of_key"].fillna(-1).tolist() == [0.5, -1]
+    assert table["features"].tolist() == ["mask bias", ""]
+    assert "ratios" not in table
 
 
 def test_cells_as_recorded_have_a_column_for_every_fact() -> None:
     facts = {"Lk": 33, "bias": "inf", "scale": None}
-    found = frames.recorded(frame(cell(CASES[0], facts=facts), cell(CASES[1])))
-    assert found["fact_Lk"].fillna(-1).tolist() == [33, -1]
-    assert found["fact_bias"].tolist() == ["inf", ""]
-    assert found["fact_scale"].tolist() == ["", ""]
-    assert "facts" not in found
+    table = frames.recorded(frame(cell(CASES[0], facts=facts), cell(CASES[1])))
+    assert table["fact_Lk"].fillna(-1).tolist() == [33, -1]
+    assert table["fact_bias"].tolist() == ["inf", ""]
+    assert table["fact_scale"].tolist() == ["", ""]
+    assert "facts" not in table
 
 
 def test_the_summary_names_operators_where_there_are_several() -> None:
@@ -267,11 +267,11 @@ def test_the_summary_names_operators_where_there_are_several() -> None:
 
 
 def test_failures_are_listed_gravest_first() -> None:
-    found = conformance.failures(
+    table = conformance.failures(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
-    assert found["status"].tolist() == ["crash", "error", "fail", "known"]
-    assert found["case"].tolist() == [CASES[5], CASES[4], CASES[1], CASES[2]]
+    assert table["status"].tolist() == ["crash", "error", "fail", "known"]
+    assert table["case"].tolist() == [CASES[5], CASES[4], CASES[1], CASES[2]]
 
 
 def three(*statuses: str) -> pd.DataFrame:
@@ -299,9 +299,9 @@ def three(*statuses: str) -> pd.DataFrame:
 def test_failures_here_and_everywhere(
     statuses: tuple[str, ...], alone: list[str], everywhere: int
 ) -> None:
-    found = three(*statuses)
-    assert conformance.only_here(found)["implementation"].tolist() == alone
-    assert conformance.everywhere(found)["implementations"].tolist() == [everywhere] * bool(
+    cells = three(*statuses)
+    assert conformance.only_here(cells)["implementation"].tolist() == alone
+    assert conformance.everywhere(cells)["implementations"].tolist() == [everywhere] * bool(
         everywhere
     )
 
@@ -313,8 +313,8 @@ def test_only_here_says_how_many_pass() -> None:
 
 def test_slowest() -> None:
     seconds = (0.1, 3.0, 0.2, 9.0, 0.3, 0.0)
-    found = frame(*(cell(c, seconds=s) for c, s in zip(CASES, seconds, strict=True)))
-    assert conformance.slowest(found, 2)["case"].tolist() == [CASES[3], CASES[1]]
+    cells = frame(*(cell(c, seconds=s) for c, s in zip(CASES, seconds, strict=True)))
+    assert conformance.slowest(cells, 2)["case"].tolist() == [CASES[3], CASES[1]]
 
 
 def test_runs_say_what_they_are_not() -> None:
@@ -326,22 +326,22 @@ def test_runs_say_what_they_are_not() -> None:
         run(record, source="d", shard="1/2", cells=9),
         run(record, source="e", cells=9),
     ]
-    found = frames.runs(runs)
-    assert found.loc["extent"].tolist() == [
+    table = frames.runs(runs)
+    assert table.loc["extent"].tolist() == [
         "whole", "partial: cells were left out by a filter", "unfinished: 1 of 9 cells",
         "shard 1/2", "unfinished: 1 of 9 cells",
     ]  # fmt: skip
-    assert found.loc["torch"].tolist() == ["2.13.0", "", "2.13.0", "2.13.0", "2.13.0"]
-    assert found.loc["suite", ["a", "b"]].tolist() == ["0.1.0 abc1234", "0.1.0 abc1234 (modified)"]
-    assert found.loc["options", "a"] == "level=smoke seed=0"
+    assert table.loc["torch"].tolist() == ["2.13.0", "", "2.13.0", "2.13.0", "2.13.0"]
+    assert table.loc["suite", ["a", "b"]].tolist() == ["0.1.0 abc1234", "0.1.0 abc1234 (modified)"]
+    assert table.loc["options", "a"] == "level=smoke seed=0"
 
 
 @pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
 def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
-    made = tables.build(run(*cells), CONFORMANCE.tables)
-    assert list(made) == list(CONFORMANCE.tables)
-    assert len(made["statuses"]) == len(cells)
-    assert len(made["failures"]) == len(made["only_here"]) == len(made["everywhere"]) == 0
+    report = tables.build(run(*cells), CONFORMANCE.tables)
+    assert list(report) == list(CONFORMANCE.tables)
+    assert len(report["statuses"]) == len(cells)
+    assert len(report["failures"]) == len(report["only_here"]) == len(report["everywhere"]) == 0
 
 
 def test_tables_are_chosen_by_name() -> None:
@@ -365,7 +365,7 @@ def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
         "import suite.report.tables, suite.report.diff, suite.report.render, suite.report.asv"
     )
     frameworks = {"torch", "tensorflow", "jax", "keras", "backends", "references", "pytest"}
-    found = loaded_by(everything)
-    assert "pandas" in found
-    assert not found & frameworks
+    modules = loaded_by(everything)
+    assert "pandas" in modules
+    assert not modules & frameworks
     assert not loaded_by("import suite.report.commands") & (frameworks | {"pandas", "numpy"})

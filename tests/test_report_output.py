@@ -27,7 +27,7 @@ NASTY = "a | pipe, <b>tag</b>, *star*, \x1b[1mcolour\x1b[0m\nsecond line " + "lo
 
 
 @pytest.fixture
-def made() -> dict[str, pd.DataFrame]:
+def report() -> dict[str, pd.DataFrame]:
     cells = [
         cell(c, status=s, message=NASTY, seconds=0.1) for c, s in zip(CASES, STATUSES, strict=True)
     ]
@@ -43,8 +43,8 @@ def made() -> dict[str, pd.DataFrame]:
     return tables.build(run(*cells), CONFORMANCE.tables)
 
 
-def test_text_is_complete_and_aligned(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    render(made, "text", tmp_path / "r.txt")
+def test_text_is_complete_and_aligned(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(report, "text", tmp_path / "r.txt")
     text = (tmp_path / "r.txt").read_text()
     assert "long " * 59 + "long" in text
     assert "..." not in text
@@ -58,8 +58,10 @@ def test_text_is_complete_and_aligned(made: dict[str, pd.DataFrame], tmp_path: P
     assert title.index("score") + 5 == first.index("42.85%") + 6
 
 
-def test_markdown_tables_keep_their_columns(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    render(made, "markdown", tmp_path / "r.md")
+def test_markdown_tables_keep_their_columns(
+    report: dict[str, pd.DataFrame], tmp_path: Path
+) -> None:
+    render(report, "markdown", tmp_path / "r.md")
     text = (tmp_path / "r.md").read_text()
     failures = text[text.index("## Failures") :].split("\n\n")[2].splitlines()
     assert failures[1] == "| --- | --- | --- | --- | --- | ---: | --- |"
@@ -82,13 +84,13 @@ class _Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
-        found = dict(attributes)
+        values = dict(attributes)
         self.tags.append(tag)
-        self.ids.add(found.get("id", ""))
-        self.links += [found[n] for n in ("href", "src") if n in found]
+        self.ids.add(values.get("id", ""))
+        self.links += [values[n] for n in ("href", "src") if n in values]
         self._open = tag == "td"
         if self._open:
-            self.entries.append(("", found.get("class") or ""))
+            self.entries.append(("", values.get("class") or ""))
 
     def handle_endtag(self, tag: str) -> None:
         self._open = False
@@ -98,12 +100,12 @@ class _Page(HTMLParser):
             self.entries[-1] = (self.entries[-1][0] + data, self.entries[-1][1])
 
 
-def test_the_page_stands_alone(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    render(made, "html", tmp_path / "r.html", "Title <1>")
+def test_the_page_stands_alone(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(report, "html", tmp_path / "r.html", "Title <1>")
     text = (tmp_path / "r.html").read_text()
     page = _Page(text)
-    assert page.links == [f"#{name}" for name in made]
-    assert set(made) <= page.ids
+    assert page.links == [f"#{name}" for name in report]
+    assert set(report) <= page.ids
     assert not {"script", "link", "img", "iframe", "b"} & set(page.tags)
     assert not [word for word in ("url(", "@import", "http") if word in text]
     assert "Title &lt;1&gt;" in text
@@ -111,8 +113,8 @@ def test_the_page_stands_alone(made: dict[str, pd.DataFrame], tmp_path: Path) ->
         assert shown in text
 
 
-def test_the_page_colours_what_matters(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    render(made, "html", tmp_path / "r.html")
+def test_the_page_colours_what_matters(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+    render(report, "html", tmp_path / "r.html")
     entries = _Page((tmp_path / "r.html").read_text()).entries
     for status in ("crash", "error", "fail", "known"):
         assert (status, f"is-{status}") in entries
@@ -125,9 +127,9 @@ def test_the_page_colours_what_matters(made: dict[str, pd.DataFrame], tmp_path: 
 
 
 def test_the_page_shows_the_share_of_every_status(
-    made: dict[str, pd.DataFrame], tmp_path: Path
+    report: dict[str, pd.DataFrame], tmp_path: Path
 ) -> None:
-    render(made, "html", tmp_path / "r.html")
+    render(report, "html", tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert '<i class="is-pass" style="width:37.500%" title="3 pass"></i>' in text
     assert '<i class="is-unsupported" style="width:25.000%" title="1 unsupported"></i>' in text
@@ -138,9 +140,9 @@ def test_the_page_marks_elections_that_differ_from_the_usual_one(tmp_path: Path)
     names = ("torch:sdpa", "tf:eager", "jax:jax-nn", "numpy:definition")
     answers = ("zeros", "nan", "zeros", "unsupported")
     cells = [
-        found
+        record
         for name, answer in zip(names, answers, strict=True)
-        for found in elect("no-keys", {"f32": answer}, name)
+        for record in elect("no-keys", {"f32": answer}, name)
     ]
     render(tables.build(run(*cells), ["elections"]), "html", tmp_path / "r.html")
     entries = _Page((tmp_path / "r.html").read_text()).entries
@@ -166,10 +168,10 @@ def test_no_score_is_a_dash_and_not_0_percent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fmt", ["csv", "parquet"])
 def test_data_formats_hold_the_figures_as_they_are(
-    made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
+    report: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
 ) -> None:
-    render(made, fmt, tmp_path / "out")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"{name}.{fmt}" for name in made}
+    render(report, fmt, tmp_path / "out")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {f"{name}.{fmt}" for name in report}
     read = pd.read_csv if fmt == "csv" else pd.read_parquet
     back = read(tmp_path / "out" / f"cells.{fmt}")
     assert back["error_ratio"].max() == 1.00001
@@ -200,39 +202,39 @@ def test_every_table_belongs_to_one_kind_of_results() -> None:
 
 @pytest.mark.parametrize("fmt", ["text", "markdown", "html"])
 def test_files_are_never_overwritten(
-    made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
+    report: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
 ) -> None:
     (tmp_path / "r").write_text("precious")
     with pytest.raises(FileExistsError, match="not overwritten"):
-        render(made, fmt, tmp_path / "r")
+        render(report, fmt, tmp_path / "r")
     assert (tmp_path / "r").read_text() == "precious"
 
 
 @pytest.mark.parametrize("fmt", ["csv", "parquet"])
 def test_folders_must_be_absent_or_empty(
-    made: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
+    report: dict[str, pd.DataFrame], tmp_path: Path, fmt: str
 ) -> None:
-    render(made, fmt, tmp_path / "absent" / "deep")
+    render(report, fmt, tmp_path / "absent" / "deep")
     (tmp_path / "empty").mkdir()
-    render(made, fmt, tmp_path / "empty")
+    render(report, fmt, tmp_path / "empty")
     (tmp_path / "file").write_text("precious")
     for taken in ("empty", "file"):
         with pytest.raises(FileExistsError, match="absent or empty"):
-            render(made, fmt, tmp_path / taken)
+            render(report, fmt, tmp_path / taken)
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_formats_that_cannot_be_written(made: dict[str, pd.DataFrame], tmp_path: Path) -> None:
+def test_formats_that_cannot_be_written(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'pdf'; valid: text"):
-        render(made, "pdf", tmp_path / "r")
+        render(report, "pdf", tmp_path / "r")
     with pytest.raises(ValueError, match="folder"):
-        render(made, "csv")
+        render(report, "csv")
 
 
-def test_stdout_is_where_text_goes(made: dict[str, pd.DataFrame], monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_stdout_is_where_text_goes(report: dict[str, pd.DataFrame], monkeypatch) -> None:  # type: ignore[no-untyped-def]
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    render({"statuses": made["statuses"]}, "text")
+    render({"statuses": report["statuses"]}, "text")
     assert "torch:sdpa" in out.getvalue()
 
 

@@ -11,7 +11,7 @@ from tests.records_by_hand import cell, elect, frame
 
 
 def test_elections() -> None:
-    found = semantics.elections(
+    table = semantics.elections(
         frame(
             *elect("no-keys", {"f32": "zeros", "bf16": "zeros", "f16": "nan"}),
             *elect("value-size", {"f32": "raises", "f64": "unsupported"}),
@@ -27,9 +27,9 @@ def test_elections() -> None:
             cell(),
         )
     )
-    assert found.columns.tolist() == ["no-keys", "value-size", "integer-mask"]
-    assert found.loc["torch:sdpa"].tolist() == ["zeros (f16: nan)", "raises", "-"]
-    assert found.loc["jax:jax-nn"].tolist() == ["nan", "", "error"]
+    assert table.columns.tolist() == ["no-keys", "value-size", "integer-mask"]
+    assert table.loc["torch:sdpa"].tolist() == ["zeros (f16: nan)", "raises", "-"]
+    assert table.loc["jax:jax-nn"].tolist() == ["nan", "", "error"]
 
 
 def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[CellRecord]:
@@ -41,7 +41,7 @@ def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[Cel
 
 
 def test_invariance_is_the_worst_grade() -> None:
-    found = semantics.invariance(
+    table = semantics.invariance(
         frame(
             *graded("invariant_rows", {"f32": "bitwise", "bf16": "bitwise", "f16": "within bound"}),
             cell("sdpa/none/mha/f32/b2h4q129k161d64", check="invariant_rows", observed="broken",
@@ -52,8 +52,8 @@ def test_invariance_is_the_worst_grade() -> None:
             cell(),
         )
     )  # fmt: skip
-    assert found.columns.tolist() == ["a second call", "rows", "threads", "split keys"]
-    assert found.loc["torch:sdpa"].tolist() == [
+    assert table.columns.tolist() == ["a second call", "rows", "threads", "split keys"]
+    assert table.loc["torch:sdpa"].tolist() == [
         "bitwise", "broken (bf16: bitwise, f16: within bound)", "-", "crash",
     ]  # fmt: skip
     assert semantics.invariance(frame(cell())).empty

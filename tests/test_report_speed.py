@@ -28,7 +28,7 @@ OURS = {"suite", "backends", "references"}
 
 def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
     """A measurement of 1e9 operations at this median, on a machine that does 1e11 a second."""
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "workload": "gpt2-train", "case": "sdpa/causal/mha/f32/b2h12q256k256d64", "backend": "torch",
         "implementation": implementation, "mode": "eager", "device": "cpu", "dtype": "f32",
         "direction": "forward", "threads": 1, "status": "timed",
@@ -36,7 +36,7 @@ def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
         "copy": 1e9, "error_ratio": 0.25, "first_call": 0.5, "peak_bytes": 2**20, "kernel": "flash",
         "operator": "sdpa", "keys": 256,
     }  # fmt: skip
-    return SpeedRecord(**{**made, **changes})
+    return SpeedRecord(**{**fields, **changes})
 
 
 def run(*records: SpeedRecord, source: str = "a.jsonl") -> SpeedRun:
@@ -68,14 +68,14 @@ UNSUPPORTED = record("small", 0.001, status="unsupported", samples=())
 
 
 def test_latency_and_shares_are_those_of_the_median() -> None:
-    made = tables([run(record("sdpa", 0.02), REFUSED, UNSUPPORTED)], ["speed", "refused"])
-    (row,) = made["speed"].to_dict("records")
+    report = tables([run(record("sdpa", 0.02), REFUSED, UNSUPPORTED)], ["speed", "refused"])
+    (row,) = report["speed"].to_dict("records")
     assert row["implementation"] == "torch:sdpa"
     assert (row["ms"], row["q1"], row["q3"]) == pytest.approx((20, 15, 30))
     assert (row["share_of_gemm"], row["share_of_copy"]) == pytest.approx((0.5, 0.05))
     assert (row["first_call_ms"], row["MiB"], row["error_ratio"]) == (500, 1, 0.25)
     assert row["settled"]
-    (out,) = made["refused"].to_dict("records")
+    (out,) = report["refused"].to_dict("records")
     assert (out["implementation"], out["kind"], out["message"]) == (
         "torch:wrong",
         "value",
@@ -84,8 +84,8 @@ def test_latency_and_shares_are_those_of_the_median() -> None:
 
 
 def test_a_refused_answer_has_no_figure_in_any_table() -> None:
-    made = tables([run(record("sdpa", 0.02), REFUSED)], set(SPEED.tables) - {"refused"})
-    for name, frame in made.items():
+    report = tables([run(record("sdpa", 0.02), REFUSED)], set(SPEED.tables) - {"refused"})
+    for name, frame in report.items():
         assert "wrong" not in frame.reset_index().to_csv(), name
 
 
@@ -131,8 +131,8 @@ def test_exactness_is_the_worst_answer_beside_the_usual_speed() -> None:
 )
 def test_a_known_law_is_found_and_none_is_below_zero(law_of: tuple[float, ...]) -> None:
     lengths = np.array([64.0, 128, 256, 512, 1024])
-    found = fit(lengths, law(np.array(law_of), lengths))
-    assert found == pytest.approx(law_of, rel=1e-6, abs=1e-15)
+    coefficients = fit(lengths, law(np.array(law_of), lengths))
+    assert coefficients == pytest.approx(law_of, rel=1e-6, abs=1e-15)
     rng = np.random.default_rng(1)
     noisy = [
         fit(lengths, law(np.array(law_of), lengths) * rng.normal(1, 0.05, len(lengths)))

@@ -67,11 +67,11 @@ def test_frequencies_by_hand(scaling: str, more: str) -> None:
     word = "" if scaling == "none" else f"/{scaling}"
     inputs = draw(Case.parse(f"{PLAIN}{word}{more}"))
     position = inputs.arrays["position"]
-    found = rotary.frequencies(Rotation.of(inputs.case, 16), position)
+    frequencies = rotary.frequencies(Rotation.of(inputs.case, 16), position)
     for index in range(8):
         theta, factor = by_hand(scaling, index, int(position.max()) + 1)
-        assert found.theta[index] == pytest.approx(theta, rel=1e-12), index
-        assert found.attention == pytest.approx(factor, rel=1e-12)
+        assert frequencies.theta[index] == pytest.approx(theta, rel=1e-12), index
+        assert frequencies.attention == pytest.approx(factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("more", ["", "/interleaved", "/rot6", "/at1000000", "/gathered"])
@@ -149,12 +149,12 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     """Statuses of a function's cells by dtype and whether neighbours are turned."""
     torch = load("torch")
     judged, _ = function_implementation(torch, f"{FUNCTIONS}:{name}", {}, "rotary")
-    found: dict[tuple[str, str], set[str]] = {}
+    outcomes: dict[tuple[str, str], set[str]] = {}
     for case in parsed(filled(ROTARY_SMOKE[:3], HALF)):
         pairing = "interleaved" if case.option("interleaved") else "halves"
         status = run(Cell(CHECKS["values"], case, judged)).status
-        found.setdefault((case.dtype.name, pairing), set()).add(status)
-    return found
+        outcomes.setdefault((case.dtype.name, pairing), set()).add(status)
+    return outcomes
 
 
 def test_a_persons_rotation() -> None:
@@ -164,15 +164,15 @@ def test_a_persons_rotation() -> None:
 
 
 def test_a_rotation_without_a_word_for_pairs_is_judged_in_those_that_it_turns() -> None:
-    found = statuses("neighbours")
-    assert found["f32", "interleaved"] == found["bf16", "interleaved"] == {"pass"}
-    assert found["f32", "halves"] == found["bf16", "halves"] == {"unsupported"}
+    outcomes = statuses("neighbours")
+    assert outcomes["f32", "interleaved"] == outcomes["bf16", "interleaved"] == {"pass"}
+    assert outcomes["f32", "halves"] == outcomes["bf16", "halves"] == {"unsupported"}
 
 
 def test_frequencies_in_sixteen_bits_fail() -> None:
-    found = statuses("narrow_table")
-    assert "fail" not in found["f32", "halves"]
-    assert "fail" in found["bf16", "halves"]
+    outcomes = statuses("narrow_table")
+    assert "fail" not in outcomes["f32", "halves"]
+    assert "fail" in outcomes["bf16", "halves"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_table_refuses_positions_that_it_does_not_have(
         load("torch"), f"{FUNCTIONS}:{name}", {"drop_in": True}, "rotary"
     )
     cells = CHECKS["bad_problem"].cells("smoke", [judged])
-    found = {cell.case.name: run(cell).status for cell in cells}  # type: ignore[union-attr]
-    assert {n: found[f"position-{n}"] for n in refused} == refused
+    outcomes = {cell.case.name: run(cell).status for cell in cells}  # type: ignore[union-attr]
+    assert {n: outcomes[f"position-{n}"] for n in refused} == refused
     plain = run(Cell(CHECKS["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
     assert plain.status == "pass", plain.message

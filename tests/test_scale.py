@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from suite.front.options import Options
 from suite.report.kinds import SWEEPS
-from suite.sweep.plan import Judging, Mutating, Searching, SweepPlan, made, series_of
+from suite.sweep.plan import Judging, Mutating, Searching, SweepPlan, plan_of, series_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "scale.md").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ name it here."""
 
 def test_the_plan_is_one() -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    plan = made(tomllib.loads(text))
+    plan = plan_of(tomllib.loads(text))
     assert [series.release for series in series_of(plan)] == ["", "", "jax-0.8.1", "jax-0.9.2"]
     assert plan.search
     assert plan.mutants
@@ -169,7 +169,7 @@ def test_the_job_for_kubernetes() -> None:
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
     assert {head["rayStartParams"]["num-cpus"], cluster["rayVersion"]} == {"0", pinned("ray")}
-    assert made(tomllib.loads(plan["data"]["plan.toml"])).judge
+    assert plan_of(tomllib.loads(plan["data"]["plan.toml"])).judge
     pod = head["template"]["spec"]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes["plan"]["configMap"]["name"] == plan["metadata"]["name"]
@@ -206,10 +206,10 @@ def slurm(part: int, first: int, last: int) -> dict[str, str]:
 @pytest.mark.parametrize("variables", [slurm(3, 1, 40), slurm(3, 3, 3) | {"OF": "40"}])
 def test_the_array_for_slurm(tmp_path: Path, variables: dict[str, str]) -> None:
     said = array(tmp_path, **variables).stdout.split()
-    given = dict(word.removeprefix("--").split("=", 1) for word in said if word.startswith("--"))
-    results = given["results"]
+    flags = dict(word.removeprefix("--").split("=", 1) for word in said if word.startswith("--"))
+    results = flags["results"]
     assert results == "there/torch-smoke-7-3.jsonl"
-    words = {**given, "backend": (given["backend"],), "seed": int(given["seed"])}
+    words = {**flags, "backend": (flags["backend"],), "seed": int(flags["seed"])}
     options = Options.of(lambda name: words.get(name))
     assert options.part() == (3, 40)
     assert (options.backend, options.level, options.seed) == (("torch",), "smoke", 7)

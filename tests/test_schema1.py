@@ -29,8 +29,14 @@ def line(case: str, check: str = "values", **fields: Any) -> dict[str, Any]:
 
 def file(path: Path, *lines: dict[str, Any], whole: str = "", shard: str = "") -> Path:
     """A file of the first schema; its digest is that of its own cells unless it is told another."""
-    found = whole or digest(tuple(cell[name] for name in KEY) for cell in lines)
-    header = {"record": "header", "digest": found, "cells": len(lines), "shard": shard, "schema": 1}
+    checksum = whole or digest(tuple(cell[name] for name in KEY) for cell in lines)
+    header = {
+        "record": "header",
+        "digest": checksum,
+        "cells": len(lines),
+        "shard": shard,
+        "schema": 1,
+    }
     totals: dict[str, int] = {}
     for entry in lines:
         totals[entry["status"]] = totals.get(entry["status"], 0) + 1
@@ -58,9 +64,9 @@ def file(path: Path, *lines: dict[str, Any], whole: str = "", shard: str = "") -
 def test_columns_are_read_out_of_the_id(
     tmp_path: Path, case: str, operator: str, question: str, features: tuple[str, ...]
 ) -> None:
-    (found,) = load(file(tmp_path / "r.jsonl", line(case))).cells
-    assert (found.operator, found.question) == (operator, question)
-    assert set(found.features) == set(features)
+    (record,) = load(file(tmp_path / "r.jsonl", line(case))).cells
+    assert (record.operator, record.question) == (operator, question)
+    assert set(record.features) == set(features)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +85,8 @@ def test_sentences_become_columns(
     tmp_path: Path, check: str, observed: str, kept: str, kernels: str, ratios: dict[str, float]
 ) -> None:
     entry = line("sdpa/none/mha/f32/b2h3q5k7d8", check, observed=observed)
-    (found,) = load(file(tmp_path / "r.jsonl", entry)).cells
-    assert (found.observed, found.kernels, found.ratios) == (kept, kernels, ratios)
+    (record,) = load(file(tmp_path / "r.jsonl", entry)).cells
+    assert (record.observed, record.kernels, record.ratios) == (kept, kernels, ratios)
 
 
 LAYER = "multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12"
@@ -123,7 +129,7 @@ def test_speed_of_the_first_schema(tmp_path: Path) -> None:
         {"record": "footer", "totals": {"timed": 2}},
     ]  # fmt: skip
     path = tmp_path / "speed.jsonl"
-    path.write_text("".join(json.dumps(found) + "\n" for found in lines))
+    path.write_text("".join(json.dumps(record) + "\n" for record in lines))
     swept, other = speed.load(path).records
     assert (swept.operator, swept.keys, swept.swept) == ("sdpa", 64, True)
     assert (other.operator, other.keys, other.swept) == ("additive", 50, False)

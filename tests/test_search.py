@@ -37,12 +37,12 @@ ROOT = Path(__file__).resolve().parents[1]
 CHECKS = {check.name: check for check in all_checks()}
 
 
-def search(backend: str, found: list[Failure] | None = None, **options: Any) -> Summary:
-    """The summary of a search; `found` takes up the failures as they are reported."""
+def search(backend: str, hits: list[Failure] | None = None, **options: Any) -> Summary:
+    """The summary of a search; `hits` takes up the failures as they are reported."""
     names = ("implementation", "function", "dtype")
-    asked = {name: options.pop(name) for name in names if name in options}
-    plan = Plan.make(Options((backend,), **asked))
-    return Search(plan, found=(found if found is not None else []).append, **options).run()
+    selection = {name: options.pop(name) for name in names if name in options}
+    plan = Plan.make(Options((backend,), **selection))
+    return Search(plan, found=(hits if hits is not None else []).append, **options).run()
 
 
 def command_line(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -226,12 +226,12 @@ FAULTS: Iterable[Any] = (
 
 @pytest.mark.parametrize(("name", "check", "limits"), FAULTS)
 def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict[str, int]) -> None:
-    found: list[Failure] = []
+    hits: list[Failure] = []
     search(
-        "tests.mutants:mutants", found, implementation=(name,), seed=1, examples=250, dtype=("f32",),
+        "tests.mutants:mutants", hits, implementation=(name,), seed=1, examples=250, dtype=("f32",),
         gradients=check == "gradients",
     )  # fmt: skip
-    first = next(f for f in found if f.check.name == check)
+    first = next(f for f in hits if f.check.name == check)
     assert first.shrunk
     assert first.repeats
     sizes = first.case.sizes
@@ -260,9 +260,9 @@ def test_a_tail_beyond_a_block_is_found() -> None:
 
     plan = Plan.make(Options(("numpy",), dtype=("f32",)))
     plan.implementations = list(KernelBackend("numpy", (LastTileShort,)).implementations())
-    found: list[Failure] = []
-    Search(plan, 0, examples=100, gradients=False, found=found.append).run()
-    sizes = found[0].case.sizes
+    hits: list[Failure] = []
+    Search(plan, 0, examples=100, gradients=False, found=hits.append).run()
+    sizes = hits[0].case.sizes
     assert 128 < sizes.Lk < 140
     assert (sizes.B, sizes.H, sizes.Lq, sizes.D) == (1, 1, 1, 1)
 

@@ -49,15 +49,15 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.ids.add(given.get("id", ""))
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids.add(attributes.get("id", ""))
         self.formulas += tag == "math"
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        if tag in ("script", "img", "iframe", "source") and "src" in given:
-            self.loaded.append(given["src"])
-        if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload"):
-            self.loaded.append(given["href"])
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        if tag in ("script", "img", "iframe", "source") and "src" in attributes:
+            self.loaded.append(attributes["src"])
+        if tag == "link" and attributes.get("rel") in ("stylesheet", "icon", "preload"):
+            self.loaded.append(attributes["href"])
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)

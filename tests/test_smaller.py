@@ -15,9 +15,9 @@ from suite.spec.catalogue import cases
 
 @pytest.mark.parametrize("case", cases("smoke")[::4], ids=str)
 def test_steps_are_valid_and_never_larger(case: Case) -> None:
-    found = list(smaller(case))
-    assert case not in found
-    for candidate in found:
+    candidates = list(smaller(case))
+    assert case not in candidates
+    for candidate in candidates:
         assert Case.parse(candidate.id) == candidate
         assert (candidate.operator, candidate.dtype) == (case.operator, case.dtype)
         assert all(candidate.letters[x] <= size for x, size in case.letters.items())

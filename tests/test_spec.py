@@ -37,8 +37,8 @@ PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
 def test_levels_nest(operator: Operator) -> None:
     for part in PARTS:
-        asked = getattr(operator, part)
-        smoke, standard, full = (tuple(asked(level)) for level in LEVELS)
+        source = getattr(operator, part)
+        smoke, standard, full = (tuple(source(level)) for level in LEVELS)
         assert set(smoke) <= set(standard) <= set(full), part
         assert len(set(full)) == len(full), part
     assert set(operator.cases("smoke")), "an operator that nothing is asked of"
@@ -63,10 +63,10 @@ def test_levels_have_their_sizes() -> None:
 def test_ids_are_unique_and_parse_back() -> None:
     catalogued = catalogue.everything("full")
     assert len({case.id for case in catalogued}) == len(catalogued)
-    asked = {case.id: case for check in all_checks() for case in check.cases("full")}
+    problems = {case.id: case for check in all_checks() for case in check.cases("full")}
     compiled = [check.compiled("full") for check in all_checks() if check.compiled]
-    asked |= {case.id: case for cases in compiled for case in cases}
-    for case in {**asked, **{case.id: case for case in catalogued}}.values():
+    problems |= {case.id: case for cases in compiled for case in cases}
+    for case in {**problems, **{case.id: case for case in catalogued}}.values():
         assert set(case.needs) <= FEATURES.keys()
         if isinstance(case, Case):
             assert Case.parse(case.id) == case
@@ -74,7 +74,7 @@ def test_ids_are_unique_and_parse_back() -> None:
             assert OPERATORS[case.id.split("/")[0]] is case.operator
         else:
             assert catalogue.find(case.id) is case
-    assert {case.operator for case in asked.values()} == set(OPERATORS.values())
+    assert {case.operator for case in problems.values()} == set(OPERATORS.values())
 
 
 @covered
@@ -114,8 +114,8 @@ def test_contradictory_forbidden_pairs_are_an_error() -> None:
 
 def test_every_recipe_is_asked() -> None:
     assert SDPA.recipes == RECIPES
-    asked = [case for check in all_checks() for case in check.cases("full")]
-    assert {case.recipe for case in asked if isinstance(case, Case)} == set(RECIPES)
+    cases = [case for check in all_checks() for case in check.cases("full")]
+    assert {case.recipe for case in cases if isinstance(case, Case)} == set(RECIPES)
 
 
 @pytest.mark.parametrize(

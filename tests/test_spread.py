@@ -51,14 +51,14 @@ def test_roundings_in_a_row_count_as_their_root() -> None:
 def test_what_is_drawn_lies_within_the_bounds(case) -> None:
     """To first order: drawn steps build on drawn steps. Bounds of an encoder are infinite in bfloat16."""
     inputs, rounding = draw(case, 3), Rounding("stepwise")
-    found = {"output": forward_drawn(inputs, rounding.roundoffs(inputs))}
+    samples = {"output": forward_drawn(inputs, rounding.roundoffs(inputs))}
     bounds = {"output": Oracle.forward(inputs, rounding).bound()}
     if case.operator.attends:
         cotangent = draw_cotangent(case, 3)
         oracle = Oracle.vjp(inputs, cotangent, rounding)
-        found |= gradients_drawn(inputs, cotangent, rounding.roundoffs(inputs, backward=True))
-        bounds |= {name: oracle.bound(name) for name in found if name != "output"}
-    for name, one in found.items():
+        samples |= gradients_drawn(inputs, cotangent, rounding.roundoffs(inputs, backward=True))
+        bounds |= {name: oracle.bound(name) for name in samples if name != "output"}
+    for name, one in samples.items():
         assert one.errors.shape == (PASSES, one.exact.size)
         worst = np.abs(one.errors).max(0) / bounds[name].ravel()
         assert one.errors.any(), name
@@ -107,19 +107,19 @@ def test_the_limit_is_that_of_student() -> None:
 def spread_of(error: np.ndarray, scale: float = 1.0) -> Spread:
     """What is judged of an error (n,) beside normal ones of the size `scale`, for an answer of ones."""
     chance = np.random.default_rng(1)
-    found = Spread("the answer")
+    statistics = Spread("the answer")
     for _ in range(DRAWS):
         errors = scale * chance.standard_normal((PASSES, error.size))
         exact = np.ones(error.size)
-        found.add(exact + error, Drawn(exact, errors), {"a gain": exact})
-    return found
+        statistics.add(exact + error, Drawn(exact, errors), {"a gain": exact})
+    return statistics
 
 
 def test_errors_like_those_drawn_pass() -> None:
     chance = np.random.default_rng(2)
-    found = spread_of(0.3 * chance.standard_normal(1000))
-    found.judge()
-    assert found.rms == pytest.approx(0.3, rel=0.1)
+    statistics = spread_of(0.3 * chance.standard_normal(1000))
+    statistics.judge()
+    assert statistics.rms == pytest.approx(0.3, rel=0.1)
     spread_of(np.zeros(1000)).judge()
 
 

@@ -20,7 +20,7 @@ from suite.sweep import driver
 from suite.sweep.costs import Costs
 from suite.sweep.driver import Driver
 from suite.sweep.judging import Judging
-from suite.sweep.plan import made
+from suite.sweep.plan import plan_of
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.store import Limits, Store, source
 from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WarmTask, WrongMachine
@@ -67,14 +67,14 @@ def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     def fate(task: Task[Any]) -> BaseException | None:
         return Gone() if next(count) in (3, 6) else None
 
-    asked = few(seeds="0-1")
+    plan = few(seeds="0-1")
     positions: Counter[tuple[int, int]] = Counter()
     for _ in range(2):
         with pytest.raises(Gone):
-            sweep(tmp_path / "s", asked, Here(fate))
+            sweep(tmp_path / "s", plan, Here(fate))
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     assert len(done) >= 3
-    code, engine = sweep(tmp_path / "s", asked)
+    code, engine = sweep(tmp_path / "s", plan)
     assert code == GREEN
     assert {path: path.stat().st_mtime_ns for path in done} == done
     for task in engine.tasks:
@@ -85,7 +85,7 @@ def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     kept = sum(batch.end - batch.first for run in sweeps.runs(tmp_path) for batch in run.batches)
     assert kept == len(plainly(0)[1]) * 2
     assert len(positions) < kept
-    code, engine = sweep(tmp_path / "s", asked)
+    code, engine = sweep(tmp_path / "s", plan)
     assert code == GREEN
     assert [type(task) for task in engine.tasks] == [SurveyTask], "nothing is left"
 
@@ -131,14 +131,14 @@ def test_every_file_of_the_suite_counts(tmp_path: Path) -> None:
 
 def test_other_cells_in_a_folder_are_seen(tmp_path: Path) -> None:
     """Positions mean nothing where the suite asks other cells than it did."""
-    asked = few()
-    code, _ = sweep(tmp_path / "s", asked)
+    plan = few()
+    code, _ = sweep(tmp_path / "s", plan)
     assert code == GREEN
     batch = next(sweeps.runs(tmp_path)).batches[0]
     data = sweeps.encoded(replace(batch.header, digest="0" * 16), sweeps.records(batch.table()))
     batch.path.write_bytes(data)
     with pytest.raises(SweepError, match="holds other cells than the suite asks now"):
-        sweep(tmp_path / "s", asked)
+        sweep(tmp_path / "s", plan)
 
 
 @pytest.mark.usefixtures("batches_of_five")
@@ -192,7 +192,7 @@ def test_failures_are_told_and_end_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = {"backends": ["tests.miniatures:always_wrong"], "level": "smoke", "dtypes": ["f16"]}
-    code, _ = sweep(tmp_path / "s", made({"judge": [wrong | {"seeds": "0-1"}]}))
+    code, _ = sweep(tmp_path / "s", plan_of({"judge": [wrong | {"seeds": "0-1"}]}))
     assert code == FAILED
     said = capsys.readouterr().out
     told = [line.partition(",")[0] for line in said.splitlines() if line.startswith("fail ")]
@@ -219,16 +219,16 @@ def test_a_machine_with_other_software_is_told(tmp_path: Path) -> None:
 def test_limits_end_a_sweep_that_goes_on_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = made({"judge": [FEW], "core_hour": 3600.0})
+    plan = plan_of({"judge": [FEW], "core_hour": 3600.0})
     for limits, said in (
         (Limits(hours=1e-9), "--hours=1e-09 is reached"),
         (Limits(money=1e-9, core_hour=3600.0), "--money=1e-09 is reached"),
     ):
-        code, engine = sweep(tmp_path / "s", asked, limits=limits)
+        code, engine = sweep(tmp_path / "s", plan, limits=limits)
         assert code == UNFINISHED
         assert said in capsys.readouterr().out
         assert len(engine.tasks) <= 3
-    code, _ = sweep(tmp_path / "s", asked)
+    code, _ = sweep(tmp_path / "s", plan)
     assert code == GREEN
 
 
@@ -307,6 +307,6 @@ def test_cores_that_no_survey_has_prepare_to_judge(tmp_path: Path) -> None:
     assert kinds(engine)[:3] == [SurveyTask, WarmTask, WarmTask]
     assert kinds(engine).count(WarmTask) == 2, "who dies is not missed"
     assert recorded(tmp_path / "s") == plainly(0)[1]
-    two = made({"judge": [FEW, FEW | {"dtypes": ["bf16"]}]})
+    two = plan_of({"judge": [FEW, FEW | {"dtypes": ["bf16"]}]})
     _, engine = sweep(tmp_path / "two", two, Three())
     assert kinds(engine)[:3] == [SurveyTask, WarmTask, SurveyTask]

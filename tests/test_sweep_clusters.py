@@ -118,19 +118,19 @@ def test_a_server_that_died_is_asked_for_again(
 ) -> None:
     import ray
 
-    asked: list[str] = []
+    addresses: list[str] = []
 
     def init(address: str, **options: object) -> None:
-        asked.append(address)
-        if len(asked) <= failures:
+        addresses.append(address)
+        if len(addresses) <= failures:
             raise ConnectionError("Starting Ray client server failed.")
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(clusters, "check_answers", lambda cluster: None)
     if failures < clusters.ATTEMPTS:
         with clusters.RayEngine("ray://there"):
-            assert asked == ["ray://there"] * (failures + 1)
+            assert addresses == ["ray://there"] * (failures + 1)
     else:
         with pytest.raises(UsageError, match="client server failed"):
             clusters.RayEngine("ray://there")
-        assert len(asked) == clusters.ATTEMPTS
+        assert len(addresses) == clusters.ATTEMPTS

@@ -40,13 +40,13 @@ def test_the_cell_that_kills_is_a_crash(act: str, kind: str, said: str) -> None:
     (judged,) = AloneTask(
         options, "", survey.order, first, end, (3,), (survey.identity("of-run"),)
     ).run()
-    found = sweeps.records(pq.read_table(pa.BufferReader(judged.data)))
-    assert [c.key for c in found] == [(*key, 3) for key in survey.keys[first:end]]
-    crashed = [c for c in found if c.status == "crash"]
+    records = sweeps.records(pq.read_table(pa.BufferReader(judged.data)))
+    assert [c.key for c in records] == [(*key, 3) for key in survey.keys[first:end]]
+    crashed = [c for c in records if c.status == "crash"]
     assert crashed
     assert all((c.kind, "k17" in c.case) == (kind, True) for c in crashed)
     assert all(said in c.message for c in crashed)
-    assert {c.status for c in found if "k17" not in c.case} <= {"pass", "unsupported"}
+    assert {c.status for c in records if "k17" not in c.case} <= {"pass", "unsupported"}
     assert judged.counts["mini", "crash"] == len(crashed)
     assert any("crash" in line and "seed 3" in line for line in judged.failing.values())
 

@@ -20,7 +20,7 @@ from suite.records.faults import FaultRecord
 from suite.report import sweeps as tables
 from suite.report.swept import Swept
 from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask, NoMemoryMutant
-from suite.sweep.plan import made
+from suite.sweep.plan import plan_of
 from suite.sweep.run import GREEN
 from suite.sweep.tasks import SweepError, Task
 from tests.sweeps_by_hand import NO_MEMORY, Here, kinds, sweep
@@ -52,7 +52,7 @@ class Judged(Here):
 
 
 def test_mutants_are_judged_once_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = made({"mutants": [MUTANTS]})
+    plan = plan_of({"mutants": [MUTANTS]})
     count = itertools.count()
 
     def gone(task: Task[Any]) -> BaseException | None:
@@ -88,7 +88,7 @@ def test_a_mutant_that_kills_its_machine_is_tried_again_and_then_given_up(tmp_pa
         return "no memory" if isinstance(task, MutantTask) else None
 
     with pytest.raises(SweepError, match="died 3 times: no memory"):
-        sweep(tmp_path, made({"mutants": [MUTANTS]}), Judged(fate))
+        sweep(tmp_path, plan_of({"mutants": [MUTANTS]}), Judged(fate))
 
 
 def test_a_mutant_that_no_memory_is_enough_for_costs_itself_alone(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_mutant_that_no_memory_is_enough_for_costs_itself_alone(tmp_path: Path
             own = isinstance(task, NoMemoryMutant)
             return replace(task.run(), version="2.13.0") if own else super().carry_out(task)
 
-    _, engine = sweep(tmp_path, made({"mutants": [MUTANTS]}), Real(fate))
+    _, engine = sweep(tmp_path, plan_of({"mutants": [MUTANTS]}), Real(fate))
     (path,) = tmp_path.glob("mutants/*.jsonl")
     records = {record.start: record for record in faults.load(path).records}
     assert [records[n].status for n in range(3)] == ["killed", "error", "killed"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.registry import UsageError
-from suite.sweep.plan import NO_TIMING, TIMING, load, made, seeds_of, seeds_text, series_of
+from suite.sweep.plan import NO_TIMING, TIMING, load, plan_of, seeds_of, seeds_text, series_of
 
 TORCH: dict[str, Any] = {"backends": ["torch"]}
 
@@ -41,18 +41,18 @@ def test_every_run_has_a_folder_of_its_own() -> None:
         {"backends": ["jax"], "seeds": "0-3", "dtypes": ["f32"]},
         {"backends": ["jax"], "seeds": "0-3", "dtypes": ["bf16"]},
     ]
-    series = series_of(made({"judge": tables}))
+    series = series_of(plan_of({"judge": tables}))
     names = [each.name(seed) for each in series for seed in each.seeds]
     assert len(set(names)) == len(names) == 22
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") for name in names)
-    again = series_of(made({"judge": tables}))
+    again = series_of(plan_of({"judge": tables}))
     assert [each.name(seed) for each in again for seed in each.seeds] == names
 
 
 def test_the_digest_is_of_what_is_asked() -> None:
-    one = made({"judge": [TORCH | {"seeds": "0-3"}]})
-    assert made({"judge": [{"seeds": "0-3"} | TORCH]}).digest == one.digest
-    assert made({"judge": [TORCH | {"seeds": "0-4"}]}).digest != one.digest
+    one = plan_of({"judge": [TORCH | {"seeds": "0-3"}]})
+    assert plan_of({"judge": [{"seeds": "0-3"} | TORCH]}).digest == one.digest
+    assert plan_of({"judge": [TORCH | {"seeds": "0-4"}]}).digest != one.digest
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_digest_is_of_what_is_asked() -> None:
 )
 def test_what_is_wrong_is_named(document: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
-        made(document)
+        plan_of(document)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_named(document: dict[str, Any], said: str) -> None:
 def test_a_sweep_refuses_to_time(word: str) -> None:
     for document in ({word: {}, "judge": [TORCH]}, {"judge": [TORCH | {word: True}]}):
         with pytest.raises(UsageError) as error:
-            made(document)
+            plan_of(document)
         assert NO_TIMING in str(error.value)
         assert "one quiet machine" in str(error.value)
 
@@ -110,7 +110,7 @@ def test_no_cell_is_asked_by_two_tables() -> None:
         [TORCH | {"releases": ["jax-0.8.1"]}, TORCH],
     ]
     for tables in apart:
-        assert len(series_of(made({"judge": tables}))) == 2
+        assert len(series_of(plan_of({"judge": tables}))) == 2
     twice: list[list[dict[str, Any]]] = [
         [TORCH, {"backends": ["pytorch", "numpy"]}],
         [TORCH, TORCH | {"level": "smoke"}],
@@ -119,20 +119,20 @@ def test_no_cell_is_asked_by_two_tables() -> None:
     ]
     for tables in twice:
         with pytest.raises(UsageError, match="torch with seed 0 is asked by two"):
-            made({"judge": tables})
+            plan_of({"judge": tables})
 
 
 def test_no_search_is_made_by_two_tables() -> None:
     apart = [{"seeds": 1}, {"gradients": False}, {"mode": "compiled"}, {"dtypes": ["f32"]}]
     for words in apart:
-        assert made({"search": [TORCH, TORCH | words]})
+        assert plan_of({"search": [TORCH, TORCH | words]})
     both = {"backends": ["torch", "numpy"], "seeds": "0-3"}
     for one, other in [
         (TORCH, TORCH), (TORCH, TORCH | {"examples": 5}),
         (both, {"backends": ["numpy", "pytorch"], "seeds": [7, 0]}),
     ]:  # fmt: skip
         with pytest.raises(UsageError, match="with seed 0 is searched by two tables"):
-            made({"search": [one, other]})
+            plan_of({"search": [one, other]})
 
 
 def test_seeds() -> None:
@@ -155,8 +155,8 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 def test_a_release_by_the_path_of_its_lock(tmp_path: Path) -> None:
     path = tmp_path / "mine-1.2.txt"
     path.write_text("# released: 2026-01-02\nmine==1.2\nnumpy==2.4.6\n")
-    (series,) = series_of(made({"judge": [TORCH | {"releases": [str(path)]}]}))
+    (series,) = series_of(plan_of({"judge": [TORCH | {"releases": [str(path)]}]}))
     assert series.release == str(path)
     path.write_text("mine==1.2\n")
     with pytest.raises(UsageError, match="released"):
-        made({"judge": [TORCH | {"releases": [str(path)]}]})
+        plan_of({"judge": [TORCH | {"releases": [str(path)]}]})

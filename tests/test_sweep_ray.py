@@ -20,7 +20,7 @@ from suite.front.options import Options
 from suite.records import sweeps
 from suite.sweep.cluster import RayEngine, pins
 from suite.sweep.driver import Died
-from suite.sweep.plan import made
+from suite.sweep.plan import plan_of
 from suite.sweep.run import FAILED, GREEN, Sweep
 from suite.sweep.store import Limits, Store
 from suite.sweep.tasks import OfSeries, SurveyTask, SweepError
@@ -113,9 +113,9 @@ def test_a_process_serves_one_series_and_begins_with_its_variables(engine: RayEn
 
 def test_a_sweep_on_ray(engine: RayEngine, tmp_path: Path) -> None:
     few = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"], "seeds": "0-1"}
-    asked = made({"judge": [few]})
-    with Store(tmp_path / "s", asked) as store:
-        assert Sweep(asked, store, engine, Limits()).run() == GREEN
+    plan = plan_of({"judge": [few]})
+    with Store(tmp_path / "s", plan) as store:
+        assert Sweep(plan, store, engine, Limits()).run() == GREEN
     assert [run.complete for run in sweeps.runs(tmp_path)] == [True, True]
 
 
@@ -123,9 +123,9 @@ def test_a_cell_that_kills_its_worker_costs_itself_alone(
     engine: RayEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = {"backends": ["tests.unruly:aborts"], "level": "smoke", "dtypes": ["f64"]}
-    asked = made({"judge": [few]})
-    with Store(tmp_path / "s", asked) as store:
-        assert Sweep(asked, store, engine, Limits()).run() == FAILED
+    plan = plan_of({"judge": [few]})
+    with Store(tmp_path / "s", plan) as store:
+        assert Sweep(plan, store, engine, Limits()).run() == FAILED
     (run,) = sweeps.runs(tmp_path)
     cells = run.load().cells
     assert run.complete
@@ -161,7 +161,7 @@ WORKING = ("raylet/raylet", "gcs_server", "ray::numpy", "ray::IDLE", "suite.swee
 
 def descendants(pid: int) -> list[int]:
     """The processes below one."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
@@ -169,8 +169,8 @@ def descendants(pid: int) -> list[int]:
             continue
         if int(fields[1]) == pid:
             child = int(path.parent.name)
-            found += [child, *descendants(child)]
-    return found
+            pids += [child, *descendants(child)]
+    return pids
 
 
 def command(pid: int) -> str:

@@ -19,7 +19,7 @@ from suite.report.swept import Swept
 from suite.sweep import driver, searching
 from suite.sweep.corpus import CAUSES, Corpus
 from suite.sweep.mutating import MutantTask
-from suite.sweep.plan import made, search_options
+from suite.sweep.plan import plan_of, search_options
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.search_alone import AloneSearch, NoMemorySearch
 from suite.sweep.searching import CasesTask, SearchTask, ShrinkTask
@@ -40,38 +40,38 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_cause_is_made_small_once(tmp_path: Path) -> None:
-    plan = made({"search": [WRONG | {"examples": 3, "seeds": "0-2"}]})
+    plan = plan_of({"search": [WRONG | {"examples": 3, "seeds": "0-2"}]})
     code, engine = sweep(tmp_path, plan)
     assert code == FAILED
-    found = list(searches.findings(tmp_path))
+    findings = list(searches.findings(tmp_path))
     met = list(searches.searched(tmp_path))
     causes = {hit.cause for one in met for hit in one.hits}
-    assert {finding.cause for finding in found} == causes
+    assert {finding.cause for finding in findings} == causes
     drawn = {(one.seed, n) for one in met for n in range(one.first, one.end)}
     assert drawn == {(seed, n) for seed in range(3) for n in range(3)}
     assert sum(one.examples for one in met) == 9
     assert kinds(engine).count(ShrinkTask) == len(causes) < sum(len(one.hits) for one in met)
-    finding = found[0]
+    finding = findings[0]
     assert finding.repeats
     assert len(finding.case) <= len(finding.drawn)
     assert finding.no_script
-    table = tables.found(Swept([tmp_path])).reset_index()
+    table = tables.findings(Swept([tmp_path])).reset_index()
     assert table["seeds"].max() == 3
-    assert set(table["file"]) == {each.id for each in found}
+    assert set(table["file"]) == {each.id for each in findings}
     corpus = (tmp_path / "search" / "corpus.jsonl").read_text().splitlines()
-    assert {json.loads(line)["case"] for line in corpus} >= {f.drawn for f in found}
+    assert {json.loads(line)["case"] for line in corpus} >= {f.drawn for f in findings}
     again, engine = sweep(tmp_path, plan)
     assert (again, engine.tasks) == (FAILED, []), "nothing is searched twice, and nothing forgotten"
 
 
 def test_problems_are_asked_of_the_other_tables(tmp_path: Path) -> None:
-    plan = made(
+    plan = plan_of(
         {"search": [WRONG | {"examples": 2}, {"backends": ["numpy"], "examples": 8, "seeds": 7}]}
     )
     code, engine = sweep(tmp_path, plan)
     assert code == FAILED
-    asked = [task for task in engine.tasks if isinstance(task, SearchTask) and task.cases]
-    of = {task.options.backend: set(task.cases) for task in asked}
+    tasks = [task for task in engine.tasks if isinstance(task, SearchTask) and task.cases]
+    of = {task.options.backend: set(task.cases) for task in tasks}
     met = [one for one in searches.searched(tmp_path) if not one.corpus]
     causes = {hit.cause: hit.case for one in met for hit in one.hits}
     assert causes
@@ -88,7 +88,7 @@ def test_problems_are_asked_of_the_other_tables(tmp_path: Path) -> None:
 def test_tables_of_the_same_backends_are_told_apart(tmp_path: Path) -> None:
     """No file is written twice, and every cause is made small with the options that it was met with."""
     of = [{}, {"seeds": 1}, {"gradients": True}, {"dtypes": ["f64"]}]
-    plan = made({"search": [WRONG | {"examples": 1} | words for words in of]})
+    plan = plan_of({"search": [WRONG | {"examples": 1} | words for words in of]})
     code, engine = sweep(tmp_path, plan)
     assert code == FAILED
     names = [task.name for task in engine.tasks]
@@ -111,7 +111,7 @@ def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) ->
     from suite.front.plan import Plan
     from suite.search.engine import Search
 
-    plan = made({"search": [{"backends": ["numpy"], "examples": 5, "seeds": 3}]})
+    plan = plan_of({"search": [{"backends": ["numpy"], "examples": 5, "seeds": 3}]})
     assert sweep(tmp_path, plan)[0] == GREEN
     parts = list(searches.searched(tmp_path))
     assert len(parts) > 1, "several parts"
@@ -121,7 +121,7 @@ def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) ->
 
 
 def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
-    plan = made({"search": [{"backends": ["tests.unruly:aborts"], "examples": 1}]})
+    plan = plan_of({"search": [{"backends": ["tests.unruly:aborts"], "examples": 1}]})
     with Store(tmp_path, plan) as store:
         source = Sweep(plan, store, Here(), Limits()).searches
     assert source is not None
@@ -145,12 +145,12 @@ def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
     source.take(alone, met)
     findings = list(searches.findings(tmp_path))
     assert {(f.kind, f.case, f.repeats) for f in findings} == {("crash", kills, False)}
-    assert source.found
+    assert source.has_hits
     assert not any(isinstance(t, ShrinkTask) for t in iter(lambda: source.next(1.0), None))
 
 
 def test_a_search_that_dies_loses_none_of_its_examples(tmp_path: Path) -> None:
-    plan = made({"search": [WRONG | {"examples": 4}]})
+    plan = plan_of({"search": [WRONG | {"examples": 4}]})
     whole, _ = sweep(tmp_path / "whole", plan)
 
     def fate(task: Task[Any]) -> str | None:
@@ -176,7 +176,7 @@ def test_a_search_that_dies_loses_none_of_its_examples(tmp_path: Path) -> None:
 
 
 def test_a_case_that_memory_does_not_last_for_costs_itself_alone(tmp_path: Path) -> None:
-    plan = made({"search": [{"backends": ["numpy"], "examples": 4}]})
+    plan = plan_of({"search": [{"backends": ["numpy"], "examples": 4}]})
     heavy = CasesTask(search_options(plan, plan.search[0]), "", True, 0, 4).run().cases[2]
 
     def fate(task: Task[Any]) -> str | None:
@@ -200,7 +200,7 @@ def test_a_search_stops_at_the_limit_and_goes_on_with_what_is_left(
     """A part that takes longer than was thought ends by itself, and what it met is kept."""
     monkeypatch.setattr(searching, "MOST_SECONDS", 0.0)
     monkeypatch.setattr(driver, "SHORTEST", 60.0)
-    plan = made({"search": [WRONG | {"examples": 6}]})
+    plan = plan_of({"search": [WRONG | {"examples": 6}]})
     limits = Limits(hours=1.0)
 
     class Clock(Here):
@@ -223,7 +223,7 @@ def test_a_search_stops_at_the_limit_and_goes_on_with_what_is_left(
 
 
 def test_a_search_that_draws_other_cases_than_it_did_is_not_continued(tmp_path: Path) -> None:
-    plan = made({"search": [WRONG | {"examples": 2}]})
+    plan = plan_of({"search": [WRONG | {"examples": 2}]})
     sweep(tmp_path, plan)
     path, *others = (tmp_path / "search").glob("*/seed-*")
     assert others
@@ -264,7 +264,7 @@ def test_the_corpus_has_each_cause_once_and_is_bounded(tmp_path: Path) -> None:
 
 
 def test_the_corpus_is_written_as_the_sweep_goes(tmp_path: Path) -> None:
-    plan = made({"search": [WRONG | {"examples": 3, "seeds": "0-1"}]})
+    plan = plan_of({"search": [WRONG | {"examples": 3, "seeds": "0-1"}]})
 
     def gone(task: Task[Any]) -> BaseException | None:
         return KeyboardInterrupt() if isinstance(task, SearchTask) and task.seed == 1 else None
@@ -277,7 +277,7 @@ def test_the_corpus_is_written_as_the_sweep_goes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path, deaths: int) -> None:
     """A process that dies once may have been killed by anything: it is begun again."""
-    plan = made({"search": [WRONG | {"examples": 1}]})
+    plan = plan_of({"search": [WRONG | {"examples": 1}]})
     count = itertools.count()
 
     def fate(task: Task[Any]) -> str | None:
@@ -329,7 +329,7 @@ def test_a_machine_with_other_versions_is_told(tmp_path: Path, kind: type, held:
                 result, **({"versions": {"numpy": "0.1"}} if searches else {"version": "0.1"})
             )
 
-    plan = made({"search": [WRONG | {"examples": 1, "seeds": "0-1"}], "mutants": [MUTANTS]})
+    plan = plan_of({"search": [WRONG | {"examples": 1, "seeds": "0-1"}], "mutants": [MUTANTS]})
     with pytest.raises(WrongMachine, match=r"this machine has \w+ 0\.1, the sweep began with"):
         sweep(tmp_path, plan, Other())
     assert not list(tmp_path.glob(held))

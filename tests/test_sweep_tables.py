@@ -186,14 +186,14 @@ def test_differences_are_those_of_the_runs_that_both_have(
     for seed in range(1, 4):
         worse = {"status": "fail", "kind": "value"} if seed == 2 else {}
         swept(new, cell(ONE, seed=seed), cell(TWO, seed=seed, **worse), seed=seed, versions=1)
-    found = difference(old, new)
-    assert found.compared == 2
-    (change,) = found.changes.to_dict("records")
+    comparison = difference(old, new)
+    assert comparison.compared == 2
+    (change,) = comparison.changes.to_dict("records")
     assert (change["change"], change["seed"], change["case"]) == ("new failure", 2, TWO)
-    assert found.alone.to_numpy().tolist() == [
+    assert comparison.alone.to_numpy().tolist() == [
         ["torch smoke installed seed 0", "old"], ["torch smoke installed seed 3", "new"],
     ]  # fmt: skip
-    (header,) = found.headers.to_dict("records")
+    (header,) = comparison.headers.to_dict("records")
     assert (header["field"], header["runs"]) == ("options.versions", 2), "each once"
     assert main(["diff", str(old), str(new)]) == 1
     assert "new failure" in capsys.readouterr().out
@@ -206,9 +206,9 @@ def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
     sweep = tmp_path / "s"
     before = swept(sweep / "a", cell(ONE), release="jax-0.8.1")
     after = swept(sweep / "b", cell(ONE, status="fail", kind="value"), release="jax-0.9.2")
-    found = difference(before, after)
-    assert found.changes["change"].tolist() == ["new failure"]
-    assert "options.release" in found.headers["field"].tolist()
+    comparison = difference(before, after)
+    assert comparison.changes["change"].tolist() == ["new failure"]
+    assert "options.release" in comparison.headers["field"].tolist()
     swept(sweep / "b", cell(ONE), release="jax-0.8.1")
     assert difference(before, sweep / "b").changes.empty, "the same release where there is one"
 

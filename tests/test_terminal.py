@@ -123,10 +123,10 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
     )
     line = next(x for x in out.stdout.splitlines() if x.startswith("    go on     python -m suite"))
     command = shlex.split(line)[5:]
-    found = run(*command, cwd=tmp_path, start=("-m", "suite"))
-    assert found.returncode == 1, found.stdout + found.stderr
-    assert "saved   values-late.py" in found.stdout
-    assert re.search(r"case    sdpa/none/mha/\w+/b1h1q1k33d", found.stdout)
+    search = run(*command, cwd=tmp_path, start=("-m", "suite"))
+    assert search.returncode == 1, search.stdout + search.stderr
+    assert "saved   values-late.py" in search.stdout
+    assert re.search(r"case    sdpa/none/mha/\w+/b1h1q1k33d", search.stdout)
     script = run(str(tmp_path / "values-late.py"), cwd=tmp_path, start=())
     assert "AssertionError" in script.stderr
     assert (

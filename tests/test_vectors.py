@@ -29,7 +29,7 @@ pytest.importorskip("safetensors")
 
 from backends.registry import load
 from suite.vectors import index as schema
-from suite.vectors.asked import NOT_STORED, Asked, Selection, asked
+from suite.vectors.asked import NOT_STORED, Asked, Selection, problems_of
 from suite.vectors.export import export, in_words, raised
 from suite.vectors.index import Entry, Index, read_index
 from suite.vectors.tensors import TYPES, Tensor, decoded, encoded, type_of
@@ -61,7 +61,7 @@ def files(folder: Path, index: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 @pytest.fixture(scope="module")
 def questions() -> dict[str, Asked]:
-    return {one.id: one for one in asked(SELECTION)}
+    return {one.id: one for one in problems_of(SELECTION)}
 
 
 def test_a_folder_has_a_file_for_each_case(folder: Path, index: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ def test_smoke_is_small(tmp_path: Path) -> None:
 
 
 def test_every_question_is_put_or_left_out_with_a_reason() -> None:
-    put = {one.case.id for one in asked(Selection("smoke"))}
+    put = {one.case.id for one in problems_of(Selection("smoke"))}
     names = {case.question.name for case in ELECTION_CASES}
     assert names >= NOT_STORED.keys()
     for case in ELECTION_CASES:

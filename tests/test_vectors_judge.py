@@ -32,7 +32,7 @@ pytest.importorskip("safetensors")
 from suite.vectors.index import read_index
 from suite.vectors.judge import judged, plan_of
 from suite.vectors.tensors import decoded, encoded
-from tests.answering import answer, declare, file_of, made
+from tests.answering import answer, declare, file_of, plain_vectors
 
 HONEST = load("tests.mutants:honest")
 BROKEN = {"fail", "error", "crash"}
@@ -43,13 +43,13 @@ GRADIENTS = "sdpa/padempty/mha/f16/b2h3q5k13d8v10/bias.qk/scale-0.2/integers/den
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Attention in float32."""
-    return made(tmp_path_factory.mktemp("vectors"), "f32")
+    return plain_vectors(tmp_path_factory.mktemp("vectors"), "f32")
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Attention in the 16-bit dtypes."""
-    return made(tmp_path_factory.mktemp("vectors"), "bf16", "f16")
+    return plain_vectors(tmp_path_factory.mktemp("vectors"), "bf16", "f16")
 
 
 def verdicts(answers: Path, vectors: Path, **said: Any) -> dict[tuple[str, str], CellRecord]:
@@ -61,8 +61,8 @@ def tensors_of(path: Path) -> dict[str, np.ndarray]:
     return {name: np.array(tensor.values) for name, tensor in decoded(path.read_bytes()).items()}
 
 
-def failing(found: dict[tuple[str, str], CellRecord]) -> dict[tuple[str, str], str]:
-    return {key: one.kind for key, one in found.items() if one.status in BROKEN}
+def failing(cells: dict[tuple[str, str], CellRecord]) -> dict[tuple[str, str], str]:
+    return {key: one.kind for key, one in cells.items() if one.status in BROKEN}
 
 
 def test_verdicts_are_those_of_the_implementation_itself(narrow: Path, tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_a_file_that_is_cut_off_fails_its_case_alone(
 ) -> None:
     path = file_of(own_answers, PLAIN)
     path.write_bytes(path.read_bytes()[:size])
-    found = verdicts(own_answers, vectors_f16)
-    assert failing(found) == {("precision", PLAIN): "type"}
-    assert "is no safetensors file" in found["precision", PLAIN].message
+    cells = verdicts(own_answers, vectors_f16)
+    assert failing(cells) == {("precision", PLAIN): "type"}
+    assert "is no safetensors file" in cells["precision", PLAIN].message
 
 
 def test_gradients_are_answered_together(own_answers: Path, vectors_f16: Path) -> None:
@@ -191,9 +191,9 @@ def test_gradients_are_answered_together(own_answers: Path, vectors_f16: Path) -
     path.write_bytes(encoded({n: x for n, x in tensors.items() if n != "grad.key"}))
     assert failing(verdicts(own_answers, vectors_f16)) == {("gradients", GRADIENTS): "no-gradient"}
     path.write_bytes(encoded({"output": tensors["output"]}))
-    found = verdicts(own_answers, vectors_f16)
-    assert not failing(found)
-    assert found["gradients", GRADIENTS].message == "the answer has no gradients"
+    cells = verdicts(own_answers, vectors_f16)
+    assert not failing(cells)
+    assert cells["gradients", GRADIENTS].message == "the answer has no gradients"
 
 
 def test_a_runtime_may_have_no_gradient_of_a_bias(own_answers: Path, vectors_f16: Path) -> None:
@@ -201,9 +201,9 @@ def test_a_runtime_may_have_no_gradient_of_a_bias(own_answers: Path, vectors_f16
     tensors = tensors_of(path)
     del tensors["grad.bias"]
     path.write_bytes(encoded(tensors))
-    found = verdicts(own_answers, vectors_f16)
-    assert found["gradients", GRADIENTS].status == "pass"
-    assert set(found["gradients", GRADIENTS].ratios) == {"query", "key", "value"}
+    cells = verdicts(own_answers, vectors_f16)
+    assert cells["gradients", GRADIENTS].status == "pass"
+    assert set(cells["gradients", GRADIENTS].ratios) == {"query", "key", "value"}
 
 
 def test_a_bias_may_have_its_axes_written_out(own_answers: Path, vectors_f16: Path) -> None:
@@ -211,9 +211,9 @@ def test_a_bias_may_have_its_axes_written_out(own_answers: Path, vectors_f16: Pa
     tensors = tensors_of(path)
     tensors["grad.bias"] = np.repeat(tensors["grad.bias"] / 2, 2, axis=0)
     path.write_bytes(encoded(tensors))
-    found = verdicts(own_answers, vectors_f16)["gradients", GRADIENTS]
-    assert found.kind == "value"  # read, and wrong: samples have gradients of their own
-    assert "gradient of the bias" in found.message
+    record = verdicts(own_answers, vectors_f16)["gradients", GRADIENTS]
+    assert record.kind == "value"  # read, and wrong: samples have gradients of their own
+    assert "gradient of the bias" in record.message
 
 
 def test_a_wider_answer_is_taken_as_it_is(
@@ -233,11 +233,11 @@ def test_what_is_not_answered_is_counted(own_answers: Path, vectors_f16: Path) -
     file_of(own_answers, PLAIN).unlink()
     declare(own_answers, unsupported={"sdpa/*/onehot": "too wide", "lse": "no log-sum-exp"})
     file_of(own_answers, "elect/lse-of-empty-row/f16").unlink()
-    found = verdicts(own_answers, vectors_f16)
-    assert len(found) == whole
-    assert found["precision", PLAIN].status == "unsupported"
-    assert found["precision", PLAIN].message == "too wide"
-    assert found["election", "elect/lse-of-empty-row/f16"].message == "no log-sum-exp"
+    cells = verdicts(own_answers, vectors_f16)
+    assert len(cells) == whole
+    assert cells["precision", PLAIN].status == "unsupported"
+    assert cells["precision", PLAIN].message == "too wide"
+    assert cells["election", "elect/lse-of-empty-row/f16"].message == "no log-sum-exp"
 
 
 def test_nothing_answered_is_no_success(vectors_f16: Path, tmp_path: Path) -> None:
@@ -285,11 +285,11 @@ class BottomRight(Differentiable):
 def test_a_causal_flag_means_what_the_runtime_shows(vectors: Path, tmp_path: Path) -> None:
     kernel = BottomRight(HONEST, "bottom-right")
     folder = answer(vectors, tmp_path / "flag", [kernel], numerics="exact")
-    found = verdicts(folder, vectors)
-    assert found["election", "elect/causal-alignment/f32"].observed == "bottom-right"
-    assert not failing(found)
+    cells = verdicts(folder, vectors)
+    assert cells["election", "elect/causal-alignment/f32"].observed == "bottom-right"
+    assert not failing(cells)
     differentiated = "sdpa/causal/gqa2/f32/b2h4q11k9d6/sinks"
-    assert found["gradients", differentiated].status == "pass"
+    assert cells["gradients", differentiated].status == "pass"
     file_of(folder, "elect/causal-alignment/f32").unlink()
     file_of(folder, "elect/causal-with-mask/f32").unlink()
     # Who does not speak of a flag is held to the masks as they lie in the files.
@@ -304,9 +304,9 @@ def test_rows_without_keys_are_elected(kernel: type[Kernel], vectors: Path, tmp_
     folder = answer(vectors, tmp_path / "rows", [one], numerics=dict.fromkeys(["f32"], "exact"))
     wanted = dict(one.declared.elections)
     rows = str(wanted["fully-masked-row"])
-    found = verdicts(folder, vectors)
-    assert found["election", "elect/fully-masked-row/f32"].observed == rows
-    assert {check for check, _ in failing(found)} <= {"forms_of_empty_rows"}
+    cells = verdicts(folder, vectors)
+    assert cells["election", "elect/fully-masked-row/f32"].observed == rows
+    assert {check for check, _ in failing(cells)} <= {"forms_of_empty_rows"}
     both = {n: wanted[n] for n in ("fully-masked-row", "minus-inf-row")}
     assert not failing(verdicts(folder, vectors, elections=both))
     held = verdicts(folder, vectors, elections=both | {"fully-masked-row": "zeros"})
@@ -318,13 +318,13 @@ def test_rows_that_nobody_speaks_of_are_not_judged(vectors: Path, tmp_path: Path
     folder = answer(vectors, tmp_path / "rows", [NanRows(HONEST)], numerics="exact")
     for path in folder.glob("elect__*-row__*"):
         path.unlink()
-    found = verdicts(folder, vectors)
-    assert not failing(found)
-    reasons = {one.message for (check, _), one in found.items() if check == "values"}
+    cells = verdicts(folder, vectors)
+    assert not failing(cells)
+    reasons = {one.message for (check, _), one in cells.items() if check == "values"}
     assert "no answer to elect/fully-masked-row/f32" in " ".join(sorted(reasons))
     told = verdicts(folder, vectors, elections={"fully-masked-row": "nan", "minus-inf-row": "nan"})
     assert not failing(told)
-    passed = [sum(one.status == "pass" for one in x.values()) for x in (found, told)]
+    passed = [sum(one.status == "pass" for one in x.values()) for x in (cells, told)]
     assert passed[0] < passed[1]
 
 
@@ -332,8 +332,8 @@ def test_an_answer_in_one_dtype_holds_in_the_others(narrow: Path, tmp_path: Path
     folder = answer(narrow, tmp_path / "rows", [Differentiable(HONEST)], numerics="exact")
     for path in folder.glob("elect__*-row*__bf16*"):
         path.unlink()
-    found = verdicts(folder, narrow)
-    assert not failing(found)
+    cells = verdicts(folder, narrow)
+    assert not failing(cells)
     rows = ("elect/fully-masked-row/bf16", "elect/fully-masked-row-gradient/bf16")
-    assert {found["election", name].message for name in rows} == {"no answer"}
-    assert found["gradients", "sdpa/bool.qk.empty/gqa2/bf16/b2h4q11k9d6/dense"].status == "pass"
+    assert {cells["election", name].message for name in rows} == {"no answer"}
+    assert cells["gradients", "sdpa/bool.qk.empty/gqa2/bf16/b2h4q11k9d6/dense"].status == "pass"

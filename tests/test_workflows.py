@@ -69,9 +69,11 @@ def test_whoever_may_write_does_little_else() -> None:
     writing = {}
     for path in WORKFLOWS:
         for name, job in content(path)["jobs"].items():
-            given = {what for what, how in job.get("permissions", {}).items() if how == "write"}
-            if given:
-                writing[path.stem, name] = given
+            permissions = {
+                what for what, how in job.get("permissions", {}).items() if how == "write"
+            }
+            if permissions:
+                writing[path.stem, name] = permissions
     assert writing == allowed
 
 

@@ -104,16 +104,16 @@ class EquinoxMultiHead(Implementation):
             kind = equinox.nn.MultiheadAttention
             # In the abstract: no initializer is computed.
             bare = equinox.filter_eval_shape(kind, **settings, key=jax.random.key(0))
-            found = {name: _matrix(name, array) for name, array in own.items()}
+            arrays = {name: _matrix(name, array) for name, array in own.items()}
 
             def leaves(layer: Any) -> list[Any]:
-                parts = (name.rsplit("_", 1) for name in found)
+                parts = (name.rsplit("_", 1) for name in arrays)
                 return [
                     getattr(getattr(layer, f"{part}_proj"), "bias" if what == "bias" else "weight")
                     for part, what in parts
                 ]
 
-            return equinox.tree_at(leaves, bare, list(found.values()))
+            return equinox.tree_at(leaves, bare, list(arrays.values()))
 
         def run(**arguments: Any) -> tuple[Any, None]:
             layer = module({name: arguments[name] for name in parameters})

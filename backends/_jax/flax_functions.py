@@ -105,9 +105,9 @@ class FlaxFunction(Implementation):
         return self.backend.jitted(self, plain)
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        made = flagged_arguments(self.backend, inputs, split_native(inputs))
+        arguments = flagged_arguments(self.backend, inputs, split_native(inputs))
         # Arrays of NumPy: what is cut and joined here compiles nothing.
-        own = {name: np.asarray(array) for name, array in made.items()}
+        own = {name: np.asarray(array) for name, array in arguments.items()}
         query, key, value = (own[name] for name in OPERANDS)
         twice = {"key": key.repeat(2, 0), "value": value.repeat(2, 0)}
         changes: dict[str, dict[str, Any]] = {

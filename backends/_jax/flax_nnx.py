@@ -143,8 +143,8 @@ class Nnx(FlaxLayer):
 
         def layer(*call: Any, **settings: Any) -> Any:
             own = {"num_heads": heads, "in_features": width, "decode": False, **settings}
-            made = nnx.MultiHeadAttention(**own, rngs=nnx.Rngs(0))
-            return made(*call) if call else made
+            module = nnx.MultiHeadAttention(**own, rngs=nnx.Rngs(0))
+            return module(*call) if call else module
 
         def abstract(*shape: int, **settings: Any) -> Callable[[], Any]:
             # In the abstract: nothing is computed.

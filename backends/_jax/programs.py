@@ -177,9 +177,9 @@ class Together:
         unique = {id(a): a for _, arrays in parts.values() for a in arrays.values()}
         places = {key: place for place, key in enumerate(unique)}
 
-        def all_of_them(given: list[Any]) -> dict[str, Any]:
+        def all_of_them(values: list[Any]) -> dict[str, Any]:
             return {
-                name: part({n: given[places[id(a)]] for n, a in arrays.items()})
+                name: part({n: values[places[id(a)]] for n, a in arrays.items()})
                 for name, (part, arrays) in parts.items()
             }
 

@@ -158,10 +158,11 @@ class KerasLayer(Implementation):
         names = {name: name for name in arrays}
         if through in ("function", "predict"):
             arrays, names = models.distinct(arrays)
-        own, asked = dict(flags or {}), self.asks_scores(inputs) if scores is None else scores
+        own = dict(flags or {})
+        returns_scores = self.asks_scores(inputs) if scores is None else scores
         options = {"training": inputs.training if training is None else training}
         # As people write it: what is so by default is not said.
-        if asked:
+        if returns_scores:
             options["return_attention_scores"] = True
         if LayerMasks.of(inputs).causal:
             options["use_causal_mask"] = True
@@ -201,7 +202,7 @@ class KerasLayer(Implementation):
 
         def run(**arrays: Any) -> tuple[Any, Any]:
             answer = function(**arrays)
-            output, weights = answer if asked else (answer, None)
+            output, weights = answer if returns_scores else (answer, None)
             return output, weights if wanted else None
 
         if called is None:

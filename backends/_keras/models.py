@@ -127,8 +127,8 @@ def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
 
         def call(self, query, value, key=None, value_mask=None, attention_mask=None):
             masks = {"value_mask": value_mask, "attention_mask": attention_mask}
-            given = {name: mask for name, mask in masks.items() if mask is not None}
-            return self.inner(query, value, key, **given, **options)
+            mask_arguments = {name: mask for name, mask in masks.items() if mask is not None}
+            return self.inner(query, value, key, **mask_arguments, **options)
 
     return Outer()
 

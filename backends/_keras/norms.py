@@ -110,7 +110,7 @@ class KerasNorm(Implementation):
         return with_leaves(self.call(inputs, layer), trained)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = {
+        calls = {
             "default epsilon": with_epsilon(self, inputs, OWN_EPSILON),
             "from its config": self.call(inputs, through="config"),
             "in a model": self.call(inputs, through="function"),
@@ -120,16 +120,16 @@ class KerasNorm(Implementation):
                 flags = {flag: False}
                 plain = np.full_like(inputs.parameters[name], float(name == "gain"))
                 problem = inputs.replace(**{name: plain})
-                found[f"{flag}=False"] = replace(self.call(problem, flags=flags), problem=problem)
+                calls[f"{flag}=False"] = replace(self.call(problem, flags=flags), problem=problem)
         if self.called is None:
-            made = inputs.replace(**initial(inputs.parameters))
-            found["as it is made"] = replace(self.call(inputs, through="made"), problem=made)
-            found["attached mask"] = self.with_mask(inputs)
+            problem = inputs.replace(**initial(inputs.parameters))
+            calls["as it is made"] = replace(self.call(inputs, through="made"), problem=problem)
+            calls["attached mask"] = self.with_mask(inputs)
             if inputs.dtype.is_half:
-                found["mixed policy"] = self.mixed(inputs)
+                calls["mixed policy"] = self.mixed(inputs)
         if can_train(inputs):
-            found["after training"] = after_training(self.call, inputs)
-        return found
+            calls["after training"] = after_training(self.call, inputs)
+        return calls
 
     def mixed(self, inputs: Inputs) -> PreparedCall:
         """The call of a layer whose parameters are float32 numbers that 16 bits cannot hold, and tokens
@@ -235,16 +235,16 @@ class KerasLayerNorm(KerasNorm):
         return ops.reshape(ops.swapaxes(x, 1, 2), shape)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = {
+        calls = {
             **super().paths(inputs),
             "axis=[-1]": self.call(inputs, flags={"axis": [-1]}),
             "keras.ops": self.function(inputs),
         }
         if inputs.widths.query % 2 == 0:
             flags = {"axis": (3, 1)}
-            found[self.turn] = self.call(inputs, through=self.turn, flags=flags)
-            found[f"keras.ops, {self.turn}, in a model"] = self.function(inputs, [1, 3])
-        return found | self.rms_scaled(inputs)
+            calls[self.turn] = self.call(inputs, through=self.turn, flags=flags)
+            calls[f"keras.ops, {self.turn}, in a model"] = self.function(inputs, [1, 3])
+        return calls | self.rms_scaled(inputs)
 
     def rms_scaled(self, inputs: Inputs) -> dict[str, PreparedCall]:
         """The calls with `rms_scaling`, which scales by the variance and takes no mean away: a layer norm

@@ -85,13 +85,13 @@ class SingleHead(KerasLayer):
         return ways | {"query_mask": {"masks": masks, "through": "hidden"}}
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = dict(super().paths(inputs))
+        calls = dict(super().paths(inputs))
         if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
             problem = inputs.replace(key=inputs.value)
             for name, through in (("two inputs", ""), ("function, two inputs", "function")):
                 call = self.call(problem, without=("key",), through=through)
-                found[name] = replace(call, problem=problem)
-        return found
+                calls[name] = replace(call, problem=problem)
+        return calls
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         layer = self.layer(inputs)

@@ -27,12 +27,12 @@ def initial(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: np.full_like(a, INITIAL[n]) for n, a in parameters.items() if n in INITIAL}
 
 
-def kept(layers: dict[str, Any], constants: tuple[Any, ...], made: Callable[[], Any]) -> Any:
+def kept(layers: dict[str, Any], constants: tuple[Any, ...], layer: Callable[[], Any]) -> Any:
     """The layer of these constants among those that serve all calls of one configuration; made where it
     is asked for first."""
     key = repr(constants)
     if key not in layers:
-        layers[key] = made()
+        layers[key] = layer()
     return layers[key]
 
 

@@ -58,13 +58,13 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
     log-sum-exp (B, H, Lq).
     """
     lse = inputs.lse
-    asked = {"scale": inputs.scale, "softcap": inputs.softcap, "fmt": inputs.dtype}
-    asked |= {"lse": True} if lse else {}
+    settings = {"scale": inputs.scale, "softcap": inputs.softcap, "fmt": inputs.dtype}
+    settings |= {"lse": True} if lse else {}
 
     def call(**arrays: Rounded | None) -> Any:
         plain = {name: None if a is None else a.values for name, a in arrays.items()}
         with np.errstate(all="ignore"):
-            out = function(**plain, **asked)
+            out = function(**plain, **settings)
         if not lse:
             return Rounded(out, inputs.dtype)
         return Rounded(out[0], inputs.dtype), Rounded(out[1], inputs.dtype.widened)
@@ -80,6 +80,6 @@ def definition(
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
     if alibi_slopes is not None:
         rest["bias"] = alibi_bias(alibi_slopes.astype(precision), query.shape[2], key.shape[2])
-    found = attention(query, key, value, precision=precision, **rest)
-    output = round_to(found.output, fmt)
-    return (output, round_to(found.lse, fmt.widened)) if lse else output
+    reference = attention(query, key, value, precision=precision, **rest)
+    output = round_to(reference.output, fmt)
+    return (output, round_to(reference.lse, fmt.widened)) if lse else output

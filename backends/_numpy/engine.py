@@ -83,8 +83,8 @@ class NumpyEngine(Backend):
         if prepared.vjp is None:
             raise ForwardOnly("NumPy differentiates nothing", declared=True)
         arguments = prepared.arguments
-        asked = [prepared.argument(name) for name in wrt]
-        gradients = prepared.vjp(**arguments, cotangent=cotangent, wrt=asked)
+        names = [prepared.argument(name) for name in wrt]
+        gradients = prepared.vjp(**arguments, cotangent=cotangent, wrt=names)
         output = prepared.output(arguments)
         return output, {name: gradients[prepared.argument(name)] for name in wrt}
 

@@ -33,9 +33,9 @@ class ComplexRotation(Implementation):
         }
 
         def turned(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
-            found = frequencies(rotation, position.values)
-            angle = position.values[..., None] * found.theta
-            factor = found.attention * np.exp((-1j if back else 1j) * angle)
+            freqs = frequencies(rotation, position.values)
+            angle = position.values[..., None] * freqs.theta
+            factor = freqs.attention * np.exp((-1j if back else 1j) * angle)
             factor = factor if factor.ndim == 2 else factor[:, None]
             return Rounded(round_to(complex_product(x.values, factor, rotation), fmt), fmt)
 

@@ -134,8 +134,8 @@ class Attention(Implementation):
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         """The operator's attributes but for its numbers of heads."""
         numbers = {"scale": inputs.scale, "softcap": inputs.softcap}
-        given = {name: number for name, number in numbers.items() if number is not None}
-        return given | ({"is_causal": 1} if native.causal else {})
+        attributes = {name: number for name, number in numbers.items() if number is not None}
+        return attributes | ({"is_causal": 1} if native.causal else {})
 
     def node(
         self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
@@ -224,9 +224,9 @@ class CachedAttention(Attention):
     ) -> Symbol:  # fmt: skip
         past = key.shape[2] - query.shape[2]
         new, cache = ([x[:, :, p] for x in (key, value)] for p in (slice(past, None), slice(past)))
-        given = (query, *new, rest[0], *cache)
+        operands = (query, *new, rest[0], *cache)
         output, _, _ = query.graph.add(
-            "Attention", *given, outputs=3, shape=lambda: of_values(query, value), **attributes
+            "Attention", *operands, outputs=3, shape=lambda: of_values(query, value), **attributes
         )
         return output
 
@@ -243,11 +243,11 @@ class Attention25(Attention):
         return split_native(inputs, causal=True, window=True)
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        given = super().attributes(inputs, native)
+        attributes = super().attributes(inputs, native)
         if native.window is None:
-            return given
+            return attributes
         sides = {"left_window_size": native.window.left, "right_window_size": native.window.right}
-        return given | {name: -1 if size is None else size for name, size in sides.items()}
+        return attributes | {name: -1 if size is None else size for name, size in sides.items()}
 
 
 BY_DEFINITION = (Attention, Attention24, PackedAttention, CachedAttention)

@@ -59,9 +59,11 @@ class Graph:
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
         names = [f"{kind}_{len(self._nodes)}_{place}" for place in range(outputs)]
-        given = ["" if symbol is None else symbol.name for symbol in inputs]
+        input_names = ["" if symbol is None else symbol.name for symbol in inputs]
         self._domains.add(domain)
-        self._nodes.append(self._helper.make_node(kind, given, names, domain=domain, **attributes))
+        self._nodes.append(
+            self._helper.make_node(kind, input_names, names, domain=domain, **attributes)
+        )
         first = next(symbol for symbol in inputs if symbol is not None)
         symbols = tuple(Symbol(self, name, dtype or first.dtype, shape) for name in names)
         return symbols[0] if outputs == 1 else symbols
@@ -293,6 +295,6 @@ class Recorded:
 
     def answer(self, values: Sequence[Any]) -> Any:
         """What the model gave, as the function would return it."""
-        given = iter(values)
-        answer = tuple(next(given) if kept else None for kept in self.kept)
+        outputs = iter(values)
+        answer = tuple(next(outputs) if kept else None for kept in self.kept)
         return answer[0] if self.single else answer

@@ -64,9 +64,9 @@ class OnnxBatchNorm(OnnxNorm):
 
     def node(self, query: Symbol, parameters: Mapping[str, Symbol], inputs: Inputs) -> Symbol:
         x = query.transpose((0, 2, 1))
-        given = [parameters[name] for name in ("gain", "offset", "mean", "variance")]
+        operands = [parameters[name] for name in ("gain", "offset", "mean", "variance")]
         normed = query.graph.add(
-            "BatchNormalization", x, *given, outputs=3 if inputs.training else 1,
+            "BatchNormalization", x, *operands, outputs=3 if inputs.training else 1,
             shape=lambda: x.shape, epsilon=inputs.epsilon, training_mode=int(inputs.training),
         )  # fmt: skip
         return (normed[0] if inputs.training else normed).transpose((0, 2, 1))

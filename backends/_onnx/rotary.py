@@ -47,9 +47,9 @@ class OnnxRotary(Implementation):
     def tables(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
         """Cosine and sine (B, L, r / 2) of every token."""
         position = np.broadcast_to(inputs.arrays["position"], (inputs.sizes.B, inputs.sizes.Lq))
-        return self.made(position, rotation, int(position.max(initial=0)) + 1)
+        return self.pair(position, rotation, int(position.max(initial=0)) + 1)
 
-    def made(self, position: np.ndarray, rotation: Rotation, length: int) -> dict[str, np.ndarray]:
+    def pair(self, position: np.ndarray, rotation: Rotation, length: int) -> dict[str, np.ndarray]:
         """Cosine and sine (..., r / 2) of positions in sequences of a length."""
         frequencies = TextbookRotary(self.backend, operations(self.backend)).frequencies
         theta, factor = frequencies(rotation, length, lambda n: np.asarray(n, np.float64))
@@ -76,13 +76,13 @@ class OnnxRotaryByIds(OnnxRotary):
         rows = np.arange(first, table_length(inputs.case), dtype=np.float64)
         ids = np.broadcast_to(position - first, (s.B, s.Lq))
         whole = ids if (ids % 1).any() else ids.astype(np.int64)
-        return self.made(rows, rotation, int(position.max(initial=0)) + 1) | {"ids": whole}
+        return self.pair(rows, rotation, int(position.max(initial=0)) + 1) | {"ids": whole}
 
     def node(
         self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]
     ) -> Symbol:
         B, H, L, D = query.shape
         x = packed(query.transpose((0, 2, 1, 3)))
-        given = (rest["cosine"], rest["sine"], rest["ids"])
-        turned = x.same("RotaryEmbedding", *given, num_heads=H, **attributes)
+        tables = (rest["cosine"], rest["sine"], rest["ids"])
+        turned = x.same("RotaryEmbedding", *tables, num_heads=H, **attributes)
         return turned.reshape((B, L, H, D)).transpose((0, 2, 1, 3))

@@ -89,7 +89,7 @@ class OnnxRuntimeBackend(OnnxEngine):
     def session(self, model: bytes) -> Any:
         """The session of a model, with as many threads as calls have now."""
 
-        def made() -> Any:
+        def session() -> Any:
             options = self.onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.thread_count
             options.inter_op_num_threads = 1
@@ -98,7 +98,7 @@ class OnnxRuntimeBackend(OnnxEngine):
             providers = ["CPUExecutionProvider"]
             return self.onnxruntime.InferenceSession(model, options, providers=providers)
 
-        return self._sessions.get((model, self.thread_count), made)
+        return self._sessions.get((model, self.thread_count), session)
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         session = self.session(model)

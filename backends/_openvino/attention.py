@@ -95,8 +95,8 @@ class Sdpa(Implementation):
 
         return {"after a call with one key": self.prepared(inputs, after_one_key)}
 
-    def prepared(self, inputs: Inputs, made: Callable[..., Any]) -> PreparedCall:
-        """The call, in what `made` makes of a key, a function that makes the model, and the arrays."""
+    def prepared(self, inputs: Inputs, request: Callable[..., Any]) -> PreparedCall:
+        """The call, in what `request` makes of a key, a function that makes the model, and the arrays."""
         backend = self.backend
         # Beside the causal flag a mask is ignored, so that the flag is used alone.
         alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
@@ -118,7 +118,7 @@ class Sdpa(Implementation):
                 return self.model(arguments, scale, causal)
 
             shapes = [(name, array.shape, array.dtype.name) for name, array in arguments.items()]
-            return backend.run(made((self.name, *shapes, scale, causal), model, arrays), arrays)
+            return backend.run(request((self.name, *shapes, scale, causal), model, arrays), arrays)
 
         operands = {n: n for n in ("query", "key", "value", "sinks")}
         operands["bias" if biased else "mask"] = "mask"

@@ -58,11 +58,11 @@ class OpenvinoBackend(RuntimeArrays):
 
     def requested(self, model: Any) -> Any:
         """What runs a model."""
-        asked = {
+        config = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": self.thread_count,
         }
-        return self.core.compile_model(model, "CPU", asked).create_infer_request()
+        return self.core.compile_model(model, "CPU", config).create_infer_request()
 
     def run(self, request: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The output for these inputs."""

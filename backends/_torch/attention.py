@@ -283,8 +283,8 @@ class Sdpa(Implementation):
         if not isinstance(mask, Causal) or inputs.bias is not None or inputs.form == "dense":
             return {}
         name = "causal_lower_right" if mask.bottom_right else "causal_upper_left"
-        made = getattr(bias, name)(inputs.sizes.Lq, inputs.sizes.Lk)
-        return {name: {"attn_mask": made, "is_causal": False}}
+        causal_bias = getattr(bias, name)(inputs.sizes.Lq, inputs.sizes.Lk)
+        return {name: {"attn_mask": causal_bias, "is_causal": False}}
 
     def source(self, arguments: Mapping[str, Any]) -> str:
         """The call as text (see `PreparedCall`)."""

@@ -38,8 +38,8 @@ def by_torch_compile(
         plain, differentiated = one(function), one(function)
 
         def call(arrays: Any) -> Any:
-            asked = any(a.requires_grad for a in arrays.values())
-            return (differentiated if asked else plain)(arrays)
+            requires_grad = any(a.requires_grad for a in arrays.values())
+            return (differentiated if requires_grad else plain)(arrays)
 
         return call
 

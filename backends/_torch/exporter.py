@@ -49,8 +49,8 @@ def _exported(function: Callable[..., Any], opset: int | None) -> Callable[..., 
         if not sessions:
             sessions.append(_session(Module(), detached, opset))
         names = [node.name for node in sessions[0].get_inputs()]
-        given = dict(zip(names, (a.numpy() for a in detached.values()), strict=True))
-        outputs = [torch.from_numpy(output) for output in sessions[0].run(None, given)]
+        inputs = dict(zip(names, (a.numpy() for a in detached.values()), strict=True))
+        outputs = [torch.from_numpy(output) for output in sessions[0].run(None, inputs)]
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     return call

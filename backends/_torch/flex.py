@@ -246,10 +246,10 @@ class Flex(Implementation):
             ahead=ahead,
         )
 
-    def _kept(self, shape: tuple[int, ...], key: str | None, made: Callable[[], Any]) -> Any:
+    def _kept(self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]) -> Any:
         """The block mask of a mask, made where it is not among those that were asked for last: models
         make one, too, and hand it to every layer. Without a key it is made."""
-        return made() if key is None else self._block_masks.get((shape, key), made)
+        return block_mask() if key is None else self._block_masks.get((shape, key), block_mask)
 
 
 def _mask_mod_of(allowed: Any) -> Callable[..., Any]:

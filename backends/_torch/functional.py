@@ -33,11 +33,11 @@ def biases(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
 def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     """Canonical parameters, arrays of NumPy or torch, by the names of `torch.nn.MultiheadAttention`,
     which has one weight for projections of one width; `join` concatenates."""
-    kernel, found = p["output_kernel"], weights(p)
-    if len({weight.shape[1] for weight in found.values()}) == 1:
-        found = {"in_proj_weight": join(list(found.values()))}
+    kernel, projections = p["output_kernel"], weights(p)
+    if len({weight.shape[1] for weight in projections.values()}) == 1:
+        projections = {"in_proj_weight": join(list(projections.values()))}
     mixing = {"out_proj.weight": kernel.reshape(-1, kernel.shape[-1]).T}
-    return mixing | found | biases(p, join)
+    return mixing | projections | biases(p, join)
 
 
 def separate(

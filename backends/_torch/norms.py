@@ -115,12 +115,12 @@ class TorchLayerNorm(TorchNorm):
         return torch.nn.LayerNorm(inputs.widths.query, **told(inputs), **plain, **flags)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = dict(super().paths(inputs))
+        calls = dict(super().paths(inputs))
         if "offset" in inputs.parameters:
-            found["bias=False"] = without(self, inputs, "offset", bias=False)
+            calls["bias=False"] = without(self, inputs, "offset", bias=False)
         if inputs.widths.query % 2 == 0:
-            found["two axes"] = self.of_two_axes(inputs)
-        return found
+            calls["two axes"] = self.of_two_axes(inputs)
+        return calls
 
     def of_two_axes(self, inputs: Inputs) -> PreparedCall:
         """The norm over features that stand in two axes."""
@@ -160,18 +160,18 @@ class TorchBatchNorm(TorchNorm):
         return x.transpose(1, 2)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = dict(super().paths(inputs))
+        calls = dict(super().paths(inputs))
         if "gain" in inputs.parameters:
-            found["affine=False"] = without(self, inputs, "gain", "offset", affine=False)
+            calls["affine=False"] = without(self, inputs, "gain", "offset", affine=False)
         if inputs.training:
             forgetful = {"track_running_stats": False}
-            found["track_running_stats=False"] = self.call(inputs, **forgetful)
+            calls["track_running_stats=False"] = self.call(inputs, **forgetful)
             # Without statistics those of the batch are taken, in evaluation, too.
-            found["track_running_stats=False, eval()"] = self.call(inputs, True, **forgetful)
+            calls["track_running_stats=False, eval()"] = self.call(inputs, True, **forgetful)
         if not can_train(inputs):
-            return found
+            return calls
         return {
-            **found,
+            **calls,
             "after training": self.trained(inputs, 0.1, (0.1, 0.1)),
             "after training, momentum=None": self.trained(inputs, None, (1.0, 0.5)),
         }

@@ -70,5 +70,5 @@ class MptAlibi(ModelAlibi):
     model = "mpt"
 
     def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
-        made = home.build_mpt_alibi_tensor(heads, keys, device=self.backend.device)
-        return made.view(1, heads, 1, keys).to(dtype)
+        alibi = home.build_mpt_alibi_tensor(heads, keys, device=self.backend.device)
+        return alibi.view(1, heads, 1, keys).to(dtype)

@@ -70,9 +70,9 @@ class ModelRotary(Implementation):
                 "partial_rotary_factor": rotation.size / sizes.D,
             },
         )  # fmt: skip
-        made = getattr(self.home, f"{class_name}RotaryEmbedding")(config=config)
-        made = made.to(self.backend.device)
-        return made.to(dtype) if self.casts else made
+        embedding = getattr(self.home, f"{class_name}RotaryEmbedding")(config=config)
+        embedding = embedding.to(self.backend.device)
+        return embedding.to(dtype) if self.casts else embedding
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, s = self.backend, inputs.sizes

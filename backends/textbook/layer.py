@@ -96,10 +96,10 @@ class Textbook(Implementation):
             arrays |= {n: backend.array(a, inputs.dtype) for n, a in biases.items()}
         weighted = inputs.returned != "none"
         # What computes knows sizes and options alone, so that calls with equal ones are one function.
-        asked = replace(inputs, arrays={}, mask_array=None)
+        problem = replace(inputs, arrays={}, mask_array=None)
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
-            output, weights = self.compute(query, key, value, rest, asked)
+            output, weights = self.compute(query, key, value, rest, problem)
             return output, weights if weighted else None
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)

@@ -22,10 +22,10 @@ def go_on(cell: CellRecord, options: Options) -> str:
     if cell.check not in SEARCHED or options.seed != Options.seed:
         return ""
     one = (cell.backend,) if len(options.backend) > 1 or "all" in options.backend else ()
-    asked = replace(
+    search_options = replace(
         options, backend=one or options.backend, mode=cell.mode, level=Options.level, audit=False
     )
-    words = asked.words()
+    words = search_options.words()
     if not options.function:
         words.append(f"--implementation={cell.implementation}")
     script = f"{cell.check}-{cell.implementation.replace('@', '-')}.py"

@@ -91,9 +91,9 @@ def _list(arguments: argparse.Namespace) -> int:
             count = len(list(check.cases(arguments.level)))
             print(f"{check.name:28} {count:5} cases  {' '.join(text.split())}")
         return 0
-    asked = (case.id for check in all_checks() for case in check.cases(arguments.level))
+    ids_of_checks = (case.id for check in all_checks() for case in check.cases(arguments.level))
     ids = [case.id for case in everything(arguments.level)]
-    print("\n".join(dict.fromkeys([*ids, *asked])))
+    print("\n".join(dict.fromkeys([*ids, *ids_of_checks])))
     return 0
 
 
@@ -145,8 +145,8 @@ def _facts(case: AnyCase) -> str:
     from suite.checks import all_checks
     from suite.judge.oracle import Oracle, Rounding
 
-    asked = [c.name for c in all_checks() if any(x.id == case.id for x in c.cases("full"))]
-    lines = [f"  checks  {', '.join(asked) or 'none (not in the catalogue)'}"]
+    checks = [c.name for c in all_checks() if any(x.id == case.id for x in c.cases("full"))]
+    lines = [f"  checks  {', '.join(checks) or 'none (not in the catalogue)'}"]
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
         pairs, empty = inputs.attends, int(inputs.keyless.sum())
@@ -260,8 +260,8 @@ def _mutants(arguments: argparse.Namespace) -> int:
     try:
         backend = load(arguments.backend)
     except UsageError as error:
-        asked = f"; {NOT_PACKED}: run this there, or name a backend of your own with --backend"
-        print(f"{error}{asked if arguments.backend == HAND_MADE else ''}", file=sys.stderr)
+        advice = f"; {NOT_PACKED}: run this there, or name a backend of your own with --backend"
+        print(f"{error}{advice if arguments.backend == HAND_MADE else ''}", file=sys.stderr)
         return 2
     kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
     print(format_table(kills))

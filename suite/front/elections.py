@@ -46,8 +46,8 @@ def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
     for implementation in registry.implementations(registry.load(name)):
         for case in ELECTION_CASES:
             answer = implementation.elected(case.question.name, case.dtype)
-            asked = case.operator is implementation.operator
-            if asked and answer is not None and implementation.unsupported(case) is None:
+            same_operator = case.operator is implementation.operator
+            if same_operator and answer is not None and implementation.unsupported(case) is None:
                 questions = elected.setdefault(str(implementation), {})
                 questions.setdefault(case.question.name, {})[case.dtype.name] = answer
     return elected

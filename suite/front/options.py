@@ -190,10 +190,10 @@ class Options:
     start_timeout: float = START_SECONDS
 
     @classmethod
-    def of(cls, given: Callable[[str], Any]) -> Self:
-        """The options that `given(name)` holds, by the names of fields; those it has not keep their
+    def of(cls, lookup: Callable[[str], Any]) -> Self:
+        """The options that `lookup(name)` gives, by the names of fields; those it has not keep their
         defaults."""
-        values: dict[str, Any] = {f.name: given(f.name) for f in fields(cls)}
+        values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
         }
@@ -210,11 +210,11 @@ class Options:
     def said(self) -> dict[str, Any]:
         """What the options claim of a function (see `suite.spec.claims`). Raises UsageError."""
         said = read_claims(self.claim)
-        given = {
+        claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
             "drop_in": self.drop_in, "allow_unused": self.allow_unused, "expect": self.expect,
         }  # fmt: skip
-        return said | {name: value for name, value in given.items() if value}
+        return said | {name: value for name, value in claims.items() if value}
 
     @property
     def backends(self) -> list[str]:

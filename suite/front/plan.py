@@ -115,7 +115,7 @@ class Plan:
         options = self.options
         # Plain strings: torch's version is a class of its own, which does not travel to workers.
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
-        found = registry.implementations(backend)
+        implementations = registry.implementations(backend)
         if options.function:
             settings = Settings(backend)
             functions = [self.function(backend, text) for text in options.function]
@@ -124,15 +124,15 @@ class Plan:
                 for change in settings.restore()
             ]
             self.functions += functions
-            found = functions + (found if options.implementation else [])
-        compiled = [] if options.mode == "eager" else compiled_forms(backend, found)
+            implementations = functions + (implementations if options.implementation else [])
+        compiled = [] if options.mode == "eager" else compiled_forms(backend, implementations)
         self.functions += [c for c in compiled if c.inner in self.functions]
-        found = [*(found if options.mode != "compiled" else []), *compiled]
-        names = [i.name for i in found]
+        implementations = [*(implementations if options.mode != "compiled" else []), *compiled]
+        names = [i.name for i in implementations]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None:
             raise UsageError(f"two implementations of {backend.name} are called {twice!r}")
-        self.implementations += found
+        self.implementations += implementations
         try:
             entries = load(Path(backend.expectations))
             if not options.function:
@@ -241,7 +241,7 @@ class Plan:
             left.entries = [
                 e
                 for e in manifest.entries
-                if (asked := self.asked_of(e)) and not (filtered and asked - names)
+                if (targets := self.asked_of(e)) and not (filtered and targets - names)
             ]
             if not left.entries:
                 continue
@@ -336,7 +336,7 @@ def record(cell: Cell, verdict: Verdict) -> CellRecord:
     """The record of a judged cell."""
     return CellRecord(
         **_identity(cell),
-        **_asked(cell.case),
+        **_case_fields(cell.case),
         status=verdict.status,
         kind=verdict.kind,
         message=verdict.message,
@@ -365,7 +365,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _asked(case: AnyCase) -> dict[str, Any]:
+def _case_fields(case: AnyCase) -> dict[str, Any]:
     """What a record says of its case beside the id."""
     return {
         "group": case.group,
@@ -389,7 +389,7 @@ def crashed(check: str, name: str, kind: str, message: str, options: Options) ->
         mode=mode_of(short),
         device=options.device,
         dtype=case.dtype.name,
-        **_asked(case),
+        **_case_fields(case),
         status="crash",
         kind=kind,
         message=message,

@@ -116,8 +116,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if check is None or "cell" not in metafunc.fixturenames:
         return
     plan = _plan(metafunc.config)
-    found = plan.cells(check)
-    metafunc.parametrize("cell", found, ids=[cell_name(cell) for cell in found])
+    cells = plan.cells(check)
+    metafunc.parametrize("cell", cells, ids=[cell_name(cell) for cell in cells])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -139,16 +139,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         if _alone(pyfuncitem.config):
             gc.freeze()  # pytest looks for cycles twice more
         verdict = leaks.held_against(verdict, [], leaks.died())
-    found = record(cell, verdict)
-    pyfuncitem.stash[RECORD] = found
+    cell_record = record(cell, verdict)
+    pyfuncitem.stash[RECORD] = cell_record
     _STATE["judged"] = judged = _STATE.get("judged", 0) + 1
     jax_caches.forget(judged)
-    if found.status == "unsupported":
-        pytest.skip(found.message)
-    if found.status == "known":
-        pytest.xfail(found.message)
-    if found.status != "pass":
-        pytest.fail(failure_text(found, pyfuncitem.nodeid, plan.options), pytrace=False)
+    if cell_record.status == "unsupported":
+        pytest.skip(cell_record.message)
+    if cell_record.status == "known":
+        pytest.xfail(cell_record.message)
+    if cell_record.status != "pass":
+        pytest.fail(failure_text(cell_record, pyfuncitem.nodeid, plan.options), pytrace=False)
     return True
 
 
@@ -159,14 +159,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     check: Check | None = CHECKS.get(getattr(item, "function", None))
     if check is None or call.when != "call":
         return
-    found = item.stash.get(RECORD, None)
+    cell_record = item.stash.get(RECORD, None)
     plan = _plan(item.config)
-    if found is None:
+    if cell_record is None:
         name = cell_name(item.callspec.params["cell"])  # type: ignore[attr-defined]
         line = first_line(call.excinfo.value) if call.excinfo else "no verdict"
-        found = crashed(check.name, name, "crash", printable(line), plan.options)
-        report.outcome, report.longrepr = "failed", found.message
-    report.user_properties.append((PROPERTY, {"cell": {**vars(found)}, "run": _identity(plan)}))
+        cell_record = crashed(check.name, name, "crash", printable(line), plan.options)
+        report.outcome, report.longrepr = "failed", cell_record.message
+    report.user_properties.append(
+        (PROPERTY, {"cell": {**vars(cell_record)}, "run": _identity(plan)})
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -210,8 +212,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     plan = _STATE.get("plan")
     if not isinstance(plan, Plan):
         return
-    asked = [getattr(item, "callspec", None) for item in session.items]
-    cells = [spec.params.get("cell") for spec in asked if spec is not None]
+    specs = [getattr(item, "callspec", None) for item in session.items]
+    cells = [spec.params.get("cell") for spec in specs if spec is not None]
     owed = Counter(cell.implementation.backend.name for cell in cells if isinstance(cell, Cell))
     _STATE["owed"] = dict(owed)
     worker = getattr(session.config, "workerinput", None)
@@ -329,13 +331,13 @@ def _identity(plan: Plan) -> dict[str, Any]:
 
 
 def _versions_line() -> str:
-    found = []
+    versions = []
     for name in ("torch", "tensorflow", "tensorflow-cpu", "jax", "keras", "numpy"):
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(versions)
 
 
 def _refuse_bytes(config: pytest.Config) -> None:

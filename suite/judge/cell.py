@@ -220,9 +220,9 @@ class Cell:
         if not isinstance(case, Case) or not self.implementation.declared.person:
             return
         for question, feature in (("value-size", "value-size"), ("no-keys", "")):
-            asked = feature in case.needs if feature else case.sizes.Lk == 0
-            asked = asked and question in case.operator.elections
-            if asked and self.elected(question) == "raises":
+            applies = feature in case.needs if feature else case.sizes.Lk == 0
+            applies = applies and question in case.operator.elections
+            if applies and self.elected(question) == "raises":
                 raise NotApplicable(f"raises, and is observed to do so always ({question})")
         if elections.refuses_flag(self.inputs, self.implementation):
             raise NotApplicable(

@@ -59,18 +59,18 @@ class Check:
             of_these = [i for i in of_these if not i.varied_later]
         eager = [i for i in of_these if i.mode == "eager"]
         compiled = [i for i in of_these if i.mode != "eager"]
-        for cases, asked in ((self.cases, eager), (self.compiled, compiled)):
-            if cases is None or not asked:
+        for cases, group in ((self.cases, eager), (self.compiled, compiled)):
+            if cases is None or not group:
                 continue
             of_level = tuple(cases(level))
             ids = {case.id for case in of_level}
             own = {case.id for case in self.own(level)} if self.own else ids
-            later = {i: i.later_dtypes for i in asked if level != "full"}
+            later = {i: i.later_dtypes for i in group if level != "full"}
             waits = level == "standard" and any(later.values())
             in_every_dtype = {case.id for case in cases("smoke")} if waits else set()
             twins: set[tuple[Implementation, str]] = set()
             for case in of_level:
-                for implementation in asked:
+                for implementation in group:
                     if implementation.operator is not case.operator:
                         continue
                     dtypes = later.get(implementation, ())

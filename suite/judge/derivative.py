@@ -136,14 +136,14 @@ def judge_gradients(
     cotangent = cell.cotangent if cotangent is None else cotangent
     mode, poisoned = mode_of(cell, inputs), elected_gradient(cell, inputs) == "nan"
 
-    asked = inputs
+    oracle_inputs = inputs
     if "bias" in gradients and inputs.bias is not None:
         # A mask that is merged into the bias may give it more axes.
-        asked = inputs.replace(bias=np.broadcast_to(inputs.bias, gradients["bias"].shape))
+        oracle_inputs = inputs.replace(bias=np.broadcast_to(inputs.bias, gradients["bias"].shape))
 
     def oracle(numerics: str) -> Oracle:
         rounding = replace(cell.rounding, numerics=numerics)
-        return Oracle.vjp(asked, cotangent, rounding, mode, of)
+        return Oracle.vjp(oracle_inputs, cotangent, rounding, mode, of)
 
     def limit(name: str, numerics: str) -> np.ndarray:
         return oracle(numerics).bound(name)
@@ -154,7 +154,7 @@ def judge_gradients(
         got = values.reshape(want.value.shape)
         judged = np.ones(got.shape, bool)
         if poisoned:
-            judged &= ~_reached(asked, name, got.shape)
+            judged &= ~_reached(oracle_inputs, name, got.shape)
         error, measured, deviation = against_oracle(
             got, want.value, want.error, judged, inputs.dtype, cell.numerics,
             f"gradient of the {name}, ",

@@ -70,14 +70,14 @@ def _judged(cell: Cell, audit: bool, limit: Limit) -> Verdict:
     settings = leaks.Settings(backend)
     try:
         with limit():
-            verdict = _asked(cell, reason)
+            verdict = _verdict_of(cell, reason)
     finally:
         cell.left += settings.restore()
         cell.dead += leaks.died()
     return leaks.held_against(verdict, cell.left, cell.dead)
 
 
-def _asked(cell: Cell, reason: str | None) -> Verdict:
+def _verdict_of(cell: Cell, reason: str | None) -> Verdict:
     """The verdict of asking the cell; `reason` is why it is declared unsupported, where it is audited."""
 
     def verdict(status: str, kind: str = "", message: str = "") -> Verdict:

@@ -75,8 +75,8 @@ def _cases(implementation: Implementation) -> list[Case]:
     ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]
     cases: list[Case] = []
     for case in map(Case.parse, ids):
-        asked = case if implementation.unsupported(case) is None else implementation.twin(case)
-        cases += [asked] if asked is not None else []
+        candidate = case if implementation.unsupported(case) is None else implementation.twin(case)
+        cases += [candidate] if candidate is not None else []
     return cases
 
 

@@ -321,9 +321,9 @@ class TimedCall:
             if self.direction == "forward":
                 answer = cell.read(out, inputs, prepared)
             else:
-                output, given = out
+                output, native = out
                 answer = None if output is None else read_output(cell, output, inputs, prepared)
-                read = read_gradients(cell, given, inputs, prepared, self.wrt)
+                read = read_gradients(cell, native, inputs, prepared, self.wrt)
                 gradients = {name: array.copy() for name, array in read.items()}
         except (Deviation, NotApplicable) as error:
             return Reading(failure=error)

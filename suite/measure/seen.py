@@ -50,10 +50,10 @@ class Seen(Generic[T]):
 
 def digest_of(out: Any, backend: Backend) -> int:
     """A checksum of all arrays of an output."""
-    found = 0
+    checksum = 0
     for array in arrays_of(out, backend):
-        found = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), found)
-    return found
+        checksum = zlib.crc32(np.ascontiguousarray(backend.to_numpy(array)).tobytes(), checksum)
+    return checksum
 
 
 def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:

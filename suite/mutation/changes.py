@@ -50,14 +50,16 @@ class Change:
 def changes(text: str, module: str, names: tuple[str, ...]) -> list[Change]:
     """Every change of the functions called `names` (see `Target`), in the order of the text."""
     places = _Places(text)
-    found = [
+    candidates = [
         Change(module, name, text.count("\n", 0, start) + 1, kind, start, end, text[start:end], new)
         for name, function in _functions(ast.parse(text))
         if any(fnmatchcase(name, pattern) for pattern in names)
         for node in _inside(function)
         for kind, start, end, new in _changes_of(node, places)
     ]
-    return sorted(dict.fromkeys(found), key=lambda change: (change.start, change.end, change.new))
+    return sorted(
+        dict.fromkeys(candidates), key=lambda change: (change.start, change.end, change.new)
+    )
 
 
 class _Places:

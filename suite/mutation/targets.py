@@ -33,10 +33,10 @@ class Target:
     def path(self) -> Path:
         """The module's file. Raises ModuleNotFoundError; imports nothing."""
         top, *rest = self.module.split(".")
-        found = find_spec(top)
-        if found is None or not found.submodule_search_locations:
+        spec = find_spec(top)
+        if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(f"{top} is not installed", name=top)
-        stem = Path(found.submodule_search_locations[0]).joinpath(*rest)
+        stem = Path(spec.submodule_search_locations[0]).joinpath(*rest)
         return stem.with_suffix(".py") if not stem.is_dir() else stem / "__init__.py"
 
 

@@ -226,8 +226,8 @@ class Manifest:
 
     def find(self, implementation: str, check: str, case: str) -> Expectation | None:
         """The entry for a cell. Raises ExpectationError where two entries claim it."""
-        asked = (entry for entry in self.entries if not entry.drawn)
-        entries = [entry for entry in asked if entry.matches(implementation, check, case)]
+        candidates = (entry for entry in self.entries if not entry.drawn)
+        entries = [entry for entry in candidates if entry.matches(implementation, check, case)]
         if len(entries) > 1:
             raise ExpectationError(
                 f"{entries[0].source} and {entries[1].source} both match "

@@ -104,16 +104,16 @@ class _Survivors(msgspec.Struct, forbid_unknown_fields=True):
 def survivors(path: Path = SURVIVORS) -> tuple[Survivor, ...]:
     """The survivors that were read. Raises RecordError for what is no such file."""
     try:
-        found = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=_Survivors).survivor
+        entries = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=_Survivors).survivor
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from error
-    for n, survivor in enumerate(found, 1):
+    for n, survivor in enumerate(entries, 1):
         if survivor.verdict not in VERDICTS:
             raise RecordError(
                 f"{path}: survivor {n}: unknown verdict {survivor.verdict!r}; valid: "
                 f"{', '.join(VERDICTS)}"
             )
-    return tuple(found)
+    return tuple(entries)
 
 
 def verdict_of(record: FaultRecord, read: Iterable[Survivor]) -> tuple[str, str]:

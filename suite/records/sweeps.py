@@ -108,14 +108,14 @@ def encoded(header: Header, records: Iterable[CellRecord]) -> bytes:
 
 def records(table: pa.Table) -> list[CellRecord]:
     """The records of a table with all columns. Raises BrokenLine."""
-    made = []
+    cells = []
     for row in table.to_pylist():
         row |= {"ratios": dict(row["ratios"]), "facts": json.loads(row["facts"])}
         try:
-            made.append(msgspec.convert(row, CellRecord))
+            cells.append(msgspec.convert(row, CellRecord))
         except (ValueError, TypeError) as error:
             raise BrokenLine(f"a record of {row.get('case')}: {error}; {CHANGED}") from error
-    return made
+    return cells
 
 
 def write(path: Path, data: bytes, anew: bool = False) -> None:
@@ -148,15 +148,15 @@ def is_sweep(path: Path) -> bool:
 
 def batches(folder: Path) -> list[Batch]:
     """The files of one run's folder, in the order of its cells. Raises Overlap."""
-    found = []
+    files = []
     for path in folder.glob("*.parquet"):
         if match := _NAME.fullmatch(path.name):
-            found.append(Batch(path, int(match[1]), int(match[2])))
-    found.sort(key=lambda batch: batch.first)
-    for one, other in pairwise(found):
+            files.append(Batch(path, int(match[1]), int(match[2])))
+    files.sort(key=lambda batch: batch.first)
+    for one, other in pairwise(files):
         if other.first < one.end:
             raise Overlap(f"{one.path} and {other.path} hold the same cells; remove one of them")
-    return found
+    return files
 
 
 @dataclass(frozen=True)
@@ -242,8 +242,8 @@ def runs(folder: str | Path) -> Iterator[SweptRun]:
         {path.parent for path in folder.rglob("*.parquet") if _NAME.fullmatch(path.name)}
     )
     for place in places:
-        found = batches(place)
-        yield SweptRun(place, tuple(found), found[0].header)
+        files = batches(place)
+        yield SweptRun(place, tuple(files), files[0].header)
 
 
 def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

@@ -60,12 +60,12 @@ def asv_history(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def _asv_rows(
-    path: Path, stored: dict[str, Any], name: str, found: dict[str, Any]
+    path: Path, stored: dict[str, Any], name: str, entry: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    combinations = list(itertools.product(*(found.get("params") or [])))
-    results = found["result"] or [None] * len(combinations)
-    lows = found.get("stats_ci_99_a") or [None] * len(results)
-    highs = found.get("stats_ci_99_b") or [None] * len(results)
+    combinations = list(itertools.product(*(entry.get("params") or [])))
+    results = entry["result"] or [None] * len(combinations)
+    lows = entry.get("stats_ci_99_a") or [None] * len(results)
+    highs = entry.get("stats_ci_99_b") or [None] * len(results)
     rows = []
     for chosen, value, low, high in zip(combinations, results, lows, highs, strict=True):
         texts = [str(text).strip("'") for text in chosen]
@@ -80,7 +80,7 @@ def _asv_rows(
                 "value": np.nan if value is None else float(value),
                 "low": np.nan if low is None else float(low),
                 "high": np.nan if high is None else float(high),
-                "version": found.get("version", ""),
+                "version": entry.get("version", ""),
             }
         )
     return rows

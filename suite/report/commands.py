@@ -93,9 +93,9 @@ def report(args: argparse.Namespace) -> int:
         paths_of = _by_kind(args.results)
         request = Request(args.partial, args.baseline, args.plots)
         for kind in KINDS:
-            asked = [name for name in kind.tables if name in (args.table or ())]
-            if kind not in paths_of and asked:
-                raise RecordError(f"{', '.join(asked)}: made of {kind.name}, and none is given")
+            names = [name for name in kind.tables if name in (args.table or ())]
+            if kind not in paths_of and names:
+                raise RecordError(f"{', '.join(names)}: made of {kind.name}, and none is given")
         if args.plots and SPEED not in paths_of:
             raise RecordError(f"--plots draws {SPEED.name}, and none is given")
         tables: dict[str, Any] = {}
@@ -138,9 +138,9 @@ def diff(args: argparse.Namespace) -> int:
         if len(renames) < len(args.map):
             raise RecordError("--map names the same old implementation twice; name it once")
         if is_of_sweeps(args.old, args.new):
-            found = difference(args.old, args.new, renames, args.partial)
-            changes, headers = found.changes, found.headers
-            more = {} if found.alone.empty else {"alone": found.alone}
+            comparison = difference(args.old, args.new, renames, args.partial)
+            changes, headers = comparison.changes, comparison.headers
+            more = {} if comparison.alone.empty else {"alone": comparison.alone}
         else:
             old, new = (load(path, args.partial) for path in (args.old, args.new))
             changes = compare(*(mapped(old, new, renames) if renames else (old, new)))

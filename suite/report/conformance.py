@@ -29,9 +29,9 @@ class Tally(str):
     def of(cls, counts: Mapping[str, int]) -> Tally:
         """The tally of these cells per status."""
         others = [status for status in (*FAILING, UNSUPPORTED) if counts.get(status)]
-        passed, asked = counts.get("pass", 0), sum(counts.values()) - counts.get(UNSUPPORTED, 0)
+        passed, trials = counts.get("pass", 0), sum(counts.values()) - counts.get(UNSUPPORTED, 0)
         listed = ", ".join(f"{counts[status]} {status}" for status in others)
-        tally = cls(f"{passed}/{asked} ({listed})" if others else f"{passed}/{asked}")
+        tally = cls(f"{passed}/{trials} ({listed})" if others else f"{passed}/{trials}")
         tally.status = others[0] if others else "pass"
         return tally
 
@@ -46,9 +46,9 @@ def statuses(cells: pd.DataFrame) -> pd.DataFrame:
     counts = pd.crosstab(label, cells["status"]) if len(cells) else pd.DataFrame()
     counts = counts.reindex(index=order(label), columns=list(STATUSES), fill_value=0).astype(int)
     total = counts.sum(axis=1)
-    asked = total - counts[UNSUPPORTED]
+    trials = total - counts[UNSUPPORTED]
     shares = pd.DataFrame(
-        {"score": counts["pass"] / asked, "coverage": asked / total, "cells": total}
+        {"score": counts["pass"] / trials, "coverage": trials / total, "cells": total}
     )
     return shares.join(counts)
 

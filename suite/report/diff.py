@@ -94,7 +94,7 @@ def mapped(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
     Raises UnknownImplementation where a name is in no cell, in those of several backends, or a new name
     is given twice.
     """
-    pairs = {_found(was, old): _found(now, new) for was, now in renames.items()}
+    pairs = {_implementation(was, old): _implementation(now, new) for was, now in renames.items()}
     if len(set(pairs.values())) < len(renames) or len(pairs) < len(renames):
         raise UnknownImplementation("an implementation can be mapped once; name each of them once")
     taken = set(pairs.values()) - set(pairs)
@@ -115,15 +115,15 @@ def _name(cell: CellRecord) -> tuple[str, str]:
     return cell.backend, cell.implementation
 
 
-def _found(text: str, run: Run) -> tuple[str, str]:
+def _implementation(text: str, run: Run) -> tuple[str, str]:
     """The backend and the name of the implementation that is called `text` in a run."""
     names = list(dict.fromkeys(map(_name, run.cells)))
-    found = [name for name in names if text in (name[1], ":".join(name))]
-    if len(found) != 1:
-        what = "is called so in several backends" if found else "is not in it"
+    matches = [name for name in names if text in (name[1], ":".join(name))]
+    if len(matches) != 1:
+        what = "is called so in several backends" if matches else "is not in it"
         valid = ", ".join(":".join(name) for name in names)
         raise UnknownImplementation(f"{run.source}: {text!r} {what}; valid: {valid or 'none'}")
-    return found[0]
+    return matches[0]
 
 
 def new_failures(frame: pd.DataFrame) -> bool:

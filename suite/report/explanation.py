@@ -44,15 +44,15 @@ def groups(cells: pd.DataFrame) -> list[Group]:
     if not cells["status"].isin(BROKEN).any():
         return []
     known = axes(cells)
-    found = []
+    entries = []
     for (check, label), same in cells.groupby(["check", labels(cells)], sort=False):
         passing = known.loc[same["case"][same["status"] == "pass"]]
         failing = same[same["status"].isin(BROKEN)]
         for kind, block in failing.groupby("kind", sort=False):
             text = separation(known.loc[block["case"]], passing)
             rows = tuple(map(int, _by_size(block).index))
-            found.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
-    return sorted(found, key=lambda group: (_place(group.check), -len(group.cells)))
+            entries.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
+    return sorted(entries, key=lambda group: (_place(group.check), -len(group.cells)))
 
 
 def explained(cells: pd.DataFrame) -> pd.DataFrame:
@@ -74,10 +74,10 @@ def explained(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, *_OF_CASE])
 
 
-def in_full(found: list[Group], most: int) -> list[int]:
+def in_full(groups: list[Group], most: int) -> list[int]:
     """The rows of at most `most` cells: the smallest of every group, then the second ones, and so on;
     in the order of the groups."""
-    ranked = [(n, g, row) for g, group in enumerate(found) for n, row in enumerate(group.cells)]
+    ranked = [(n, g, row) for g, group in enumerate(groups) for n, row in enumerate(group.cells)]
     chosen = sorted(ranked, key=lambda entry: entry[:2])[:most]
     return [row for _, _, row in sorted(chosen, key=lambda entry: (entry[1], entry[0]))]
 

@@ -40,11 +40,11 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
 def recorded(cells: pd.DataFrame) -> pd.DataFrame:
     """The frame of `cells` for files: a column for every ratio and every fact, features as one text."""
     ratios = by_operand(cells).add_prefix("ratio_of_")
-    asked = by_fact(cells).add_prefix("fact_")
-    for name in asked.columns.drop(asked.select_dtypes("Int64").columns):
-        asked[name] = ["" if value is None else str(value) for value in asked[name]]
+    facts = by_fact(cells).add_prefix("fact_")
+    for name in facts.columns.drop(facts.select_dtypes("Int64").columns):
+        facts[name] = ["" if value is None else str(value) for value in facts[name]]
     features = [" ".join(needed) for needed in cells["features"]]
-    return cells.drop(columns=["ratios", "facts"]).assign(features=features).join([ratios, asked])
+    return cells.drop(columns=["ratios", "facts"]).assign(features=features).join([ratios, facts])
 
 
 def by_operand(cells: pd.DataFrame) -> pd.DataFrame:

@@ -38,7 +38,7 @@ DIFFERS = " *"
 """Follows an answer that is not the one of the framework's own attention."""
 
 
-def asked(cells: pd.DataFrame) -> pd.DataFrame:
+def probes_of(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells that put a question."""
     return cells[(cells["question"] != "") & (cells["check"] == ELECTION)]
 
@@ -47,7 +47,7 @@ def by_question(cells: pd.DataFrame) -> pd.DataFrame:
     """`elections` with a row per question; beside persons' functions the answers of their frameworks' own
     attention, with `DIFFERS` behind every answer that is another one."""
     table = elections(cells).T.rename_axis("question")
-    probes = asked(cells)
+    probes = probes_of(cells)
     probes = probes[probes["native"] != ""]
     own = {
         question: dict(zip(block["dtype"], block["native"], strict=True))
@@ -70,7 +70,7 @@ def elections(cells: pd.DataFrame) -> pd.DataFrame:
     is not put to the implementation in any dtype; a dtype in which it is not put is left out. A
     probe that gave no answer shows its status. Empty where the records hold no such cell.
     """
-    probes = asked(cells)
+    probes = probes_of(cells)
     answer = probes["observed"].where(probes["observed"] != "", probes["status"])
     frame = pd.DataFrame(
         {

@@ -21,7 +21,7 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
-    probes = semantics.asked(frame)
+    probes = semantics.probes_of(frame)
     put = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
     of_operators = dict(list(put.groupby("operator", sort=False)))
     for operator, cells in of_operators.items():

@@ -105,10 +105,10 @@ def difference(
 def _sides(path: Path, partial: bool) -> dict[Key, Side]:
     """The runs of a folder, or that of a file, by what they are."""
     if not is_sweep(path):
-        found: Iterator[Side] = iter([_File(load(path, partial))])
+        sides: Iterator[Side] = iter([_File(load(path, partial))])
     else:
-        found = iter(runs(path))
-    return {(title_of(s.header), release_of(s.header), seed_of(s.header)): s for s in found}
+        sides = iter(runs(path))
+    return {(title_of(s.header), release_of(s.header), seed_of(s.header)): s for s in sides}
 
 
 def _but_release(key: Key) -> Key:

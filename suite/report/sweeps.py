@@ -80,9 +80,9 @@ def _scored(counts: Counter[Any], names: list[str]) -> pd.DataFrame:
         rows.setdefault((key[0], key[1]), dict.fromkeys(STATUSES, 0))[status] += n
     for row in rows.values():
         total = sum(row[status] for status in STATUSES)
-        asked = total - row[UNSUPPORTED]
-        score = row["pass"] / asked if asked else math.nan
-        row |= {"score": score, "coverage": asked / total, "cells": total}
+        trials = total - row[UNSUPPORTED]
+        score = row["pass"] / trials if trials else math.nan
+        row |= {"score": score, "coverage": trials / total, "cells": total}
     return _indexed(rows, names, ["score", "coverage", "cells", *STATUSES])
 
 
@@ -116,12 +116,12 @@ def tightness_of_checks(swept: Swept) -> pd.DataFrame:
 def _quantiles(arrays: Sequence[np.ndarray]) -> dict[str, float]:
     ratios = np.concatenate(arrays)
     # Between two numbers of which one is infinite there is none: the higher one.
-    found = np.quantile(ratios, [*QUANTILES.values()], method="higher")
+    values = np.quantile(ratios, [*QUANTILES.values()], method="higher")
     beyond = int((ratios > 1).sum())
     return {
         "cells": len(ratios),
         "beyond": beyond,
-        **dict(zip(QUANTILES, map(float, found), strict=True)),
+        **dict(zip(QUANTILES, map(float, values), strict=True)),
     }
 
 
@@ -134,10 +134,10 @@ def rates(swept: Swept) -> pd.DataFrame:
 def false_alarms(swept: Swept) -> pd.DataFrame:
     """The same of `CONTROLS`, a million cells: what the suite says wrongly of what is right."""
     table = _rates(swept, lambda label: label.partition(":")[0] in CONTROLS)
-    asked, failed = int(table["asked"].sum()), int(table["failed"].sum())
-    if not asked:
+    trials, failed = int(table["asked"].sum()), int(table["failed"].sum())
+    if not trials:
         return table
-    total = _indexed({("all", ""): _rate(asked, failed)}, ["implementation", "release"], [*table])
+    total = _indexed({("all", ""): _rate(trials, failed)}, ["implementation", "release"], [*table])
     table = pd.concat([table, total])
     millions = table[["rate", "low", "high"]] * 1e6
     return table[["asked", "failed"]].assign(
@@ -151,20 +151,20 @@ def _rates(swept: Swept, of: Callable[[str], bool]) -> pd.DataFrame:
         if of(label):
             counts[label, release][status] += n
     seeds, rows = swept.seeds, {}
-    for (label, release), found in counts.items():
-        asked = found.total() - found[UNSUPPORTED]
-        failed = sum(found[status] for status in BROKEN)
-        if asked:
-            more = {"known": found["known"], "seeds": seeds[release, label]}
-            rows[label, release] = _rate(asked, failed) | more
+    for (label, release), tally in counts.items():
+        trials = tally.total() - tally[UNSUPPORTED]
+        failed = sum(tally[status] for status in BROKEN)
+        if trials:
+            more = {"known": tally["known"], "seeds": seeds[release, label]}
+            rows[label, release] = _rate(trials, failed) | more
     columns = ["asked", "failed", "rate", "low", "high", "known", "seeds"]
     return _indexed(rows, ["implementation", "release"], columns)
 
 
-def _rate(asked: int, failed: int) -> dict[str, Any]:
-    interval = binomtest(failed, asked).proportion_ci(CONFIDENCE, method="exact")
+def _rate(trials: int, failed: int) -> dict[str, Any]:
+    interval = binomtest(failed, trials).proportion_ci(CONFIDENCE, method="exact")
     low, high = float(interval.low), float(interval.high)
-    return {"asked": asked, "failed": failed, "rate": failed / asked, "low": low, "high": high}
+    return {"asked": trials, "failed": failed, "rate": failed / trials, "low": low, "high": high}
 
 
 def failing(swept: Swept) -> pd.DataFrame:
@@ -192,10 +192,10 @@ def some_seeds(swept: Swept) -> pd.DataFrame:
     """Cells that fail, or are known to fail, with some seeds and not with others: what hangs on the
     values. The rarest first, and those that are known alone last; `known` is with how many of the others
     a failure is expected, and failed as expected."""
-    asked = swept.seeds
+    seed_counts = swept.seeds
     rows = {}
     for (release, check, case, label), cell in swept.failing.items():
-        seeds = asked[release, label]
+        seeds = seed_counts[release, label]
         if 0 < len(cell.seeds) < seeds or (not cell.seeds and cell.known < seeds):
             rows[release, check, case, label] = {
                 "failed": len(cell.seeds),
@@ -234,7 +234,7 @@ def searched(swept: Swept) -> pd.DataFrame:
         if not one.corpus:
             judged[key][one.seed] += one.examples
             owed[key][one.seed] = one.of
-    statuses = sorted({status for found in counts.values() for status in found})
+    statuses = sorted({status for tally in counts.values() for status in tally})
     for key, row in rows.items():
         row["seeds"] = len(judged[key])
         row["whole"] = sum(n >= owed[key][seed] for seed, n in judged[key].items())
@@ -252,7 +252,7 @@ def _search_of(one: Searched) -> tuple[str, ...]:
     return " ".join(one.backends), *words, str(options.get("mode", "")), gradients, versions
 
 
-def found(swept: Swept) -> pd.DataFrame:
+def findings(swept: Swept) -> pd.DataFrame:
     """What searches found, each cause once, the most frequent first: how often and with how many seeds it
     was met, the smallest case, whether it repeats, and the name of its files."""
     times: Counter[Cause] = Counter()
@@ -303,6 +303,6 @@ _TABLES: dict[str, Callable[[Swept], pd.DataFrame]] = {
     "failing": failing,
     "some_seeds": some_seeds,
     "searched": searched,
-    "found": found,
+    "found": findings,
     "power": power,
 }

@@ -112,8 +112,8 @@ class Swept:
     @property
     def seeds(self) -> Counter[tuple[str, str]]:
         """With how many seeds each implementation was asked, by release and implementation."""
-        asked = {(where[1], label, where[2]) for where, label, _ in self.counts}
-        return Counter((release, label) for release, label, _ in asked)
+        combinations = {(where[1], label, where[2]) for where, label, _ in self.counts}
+        return Counter((release, label) for release, label, _ in combinations)
 
 
 def not_green(folder: Path) -> Iterator[str]:

@@ -90,7 +90,7 @@ def _weights(inputs: Inputs) -> list[str]:
 
 def _gradients(inputs: Inputs, uniform: bool) -> list[str]:
     s = inputs.sizes
-    found = {"query": "dquery", "key": "dkey", "value": "dvalue"}
+    variables = {"query": "dquery", "key": "dkey", "value": "dvalue"}
     lines = [
         "    output, back = weights @ v, cotangent @ v.swapaxes(-1, -2)",
         "    dscores = weights * (back - (weights * back).sum(-1, keepdims=True))",
@@ -98,18 +98,18 @@ def _gradients(inputs: Inputs, uniform: bool) -> list[str]:
     if uniform:
         lines.append("    dscores = np.where(total == 0, 0, dscores)")
     if inputs.sinks is not None:
-        found["sinks"] = "dsinks"
+        variables["sinks"] = "dsinks"
         lines.append(
             "    dsinks = -(sunk * (weights * back).sum(-1, keepdims=True)).sum((0, 2, 3))"
         )
     if inputs.bias is not None:
-        found["bias"] = "dbias"
+        variables["bias"] = "dbias"
         full = (1,) * (4 - inputs.bias.ndim) + inputs.bias.shape
         whole = (s.B, s.H, s.Lq, s.Lk)
         axes = tuple(a for a in range(4) if full[a] == 1 and whole[a] != 1)
         lines.append(f"    dbias = dscores.sum({axes}).reshape({inputs.bias.shape})")
     factor = " * (1 - capped**2)" if inputs.softcap is not None else ""
-    named = ", ".join(f'"{name}": {variable}' for name, variable in found.items())
+    named = ", ".join(f'"{name}": {variable}' for name, variable in variables.items())
     return [
         *lines,
         f"    dproduct = scale * dscores{factor}",

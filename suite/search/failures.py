@@ -103,8 +103,8 @@ def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] |
             for p in entry.case
         )
         named = cell.implementation.name in entry.implementation
-        asked = {"*", cell.check.name} & set(entry.check)
-        meant = named and asked and of_case and verdict.kind == entry.kind
+        of_check = {"*", cell.check.name} & set(entry.check)
+        meant = named and of_check and of_case and verdict.kind == entry.kind
         if meant and re.search(entry.message, verdict.message):
             return entry.source, entry.cause
     return None

@@ -31,14 +31,14 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
 def smaller(case: Case) -> Iterator[Case]:
     """Cases that ask less than `case`, each in one respect, the largest steps first: no mask, one of its
     parts, an option or a recipe less, smaller sizes. What makes no sense is left out."""
-    asked = {
+    fields = {
         **{name: getattr(case, name) for name in ("operator", "sizes", "dtype", "mask", "widths")},
         **{name: getattr(case, name) for name in ("recipe", "axis_order", "form")},
         **{option.name: case.option(option.name) for option in case.operator.options},
     }
     for step in (*_less(case), *_smaller_sizes(case)):
         try:
-            candidate = Case.of(**asked | step)
+            candidate = Case.of(**fields | step)
         except ValueError:
             continue
         if candidate != case and well_posed(candidate):

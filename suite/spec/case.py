@@ -276,7 +276,7 @@ def features(
             names.append("mask")
     needed = {"bias": "bias" in arrays, "bias-with-mask": "bias" in arrays and bool(names)}
     needed |= case.operator.needs(case, arrays, sizes, widths)
-    return tuple(dict.fromkeys([*names, *(name for name, asked in needed.items() if asked)]))
+    return tuple(dict.fromkeys([*names, *(name for name, need in needed.items() if need)]))
 
 
 def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:

@@ -273,8 +273,8 @@ class Inputs:
         """A digest of all values and of all that is asked of them, the same for equal inputs."""
         h = hashlib.blake2b(digest_size=16)
         case = self.case
-        asked = (case.operator.name, case.dtype.name, case.mask_token, case.options, case.form)
-        h.update(repr((*asked, self.sizes, self.seed, self.dropout_seed)).encode())
+        problem = (case.operator.name, case.dtype.name, case.mask_token, case.options, case.form)
+        h.update(repr((*problem, self.sizes, self.seed, self.dropout_seed)).encode())
         for name, array in (*self.arrays.items(), ("mask", self.mask_array)):
             if array is not None:
                 h.update(f"{name}{array.shape}{array.dtype}".encode() + array.tobytes())

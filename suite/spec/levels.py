@@ -35,10 +35,10 @@ def in_dtypes(patterns: Iterable[str], level: str, everywhere: Sequence[str] = (
     is asked in few dtypes."""
     if level == "smoke":
         return in_turns(patterns)
-    found = filled(patterns, DTYPES)
+    ids = filled(patterns, DTYPES)
     if level != "standard":
-        return found
-    return [x for x in found if x.split("/")[3] in HALF or x.split("/")[4] in everywhere]
+        return ids
+    return [x for x in ids if x.split("/")[3] in HALF or x.split("/")[4] in everywhere]
 
 
 class Covering:
@@ -81,13 +81,13 @@ def designed(
     few rows of it, at standard all, at full all in every dtype. `everywhere` as in `in_dtypes`."""
 
     def ids(level: str) -> tuple[str, ...]:
-        found = unique(in_dtypes(smoke, "smoke"), covering.few() if covering else ())
+        case_ids = unique(in_dtypes(smoke, "smoke"), covering.few() if covering else ())
         if level != "smoke":
             more = in_dtypes((*smoke, *standard), level, everywhere)
-            found = unique(found, more, covering.ids() if covering else ())
+            case_ids = unique(case_ids, more, covering.ids() if covering else ())
         if level == "full" and covering:
-            found = unique(found, covering.in_every_dtype())
-        return found
+            case_ids = unique(case_ids, covering.in_every_dtype())
+        return case_ids
 
     return ids
 
@@ -98,7 +98,7 @@ def listed(
     """The ids of a level, written out; each level has those of the levels before."""
 
     def ids(level: str) -> tuple[str, ...]:
-        found = unique(smoke, standard if level != "smoke" else ())
-        return unique(found, full if level == "full" else ())
+        case_ids = unique(smoke, standard if level != "smoke" else ())
+        return unique(case_ids, full if level == "full" else ())
 
     return ids

@@ -300,8 +300,8 @@ def parse_mask(token: str) -> Mask | None:
         return None
     masks: list[Mask] = []
     for part in token.split("+"):
-        found = tuple(_parse_atom(atom, token) for atom in part.split("or"))
-        masks.append(found[0] if len(found) == 1 else Or(found))
+        atoms = tuple(_parse_atom(atom, token) for atom in part.split("or"))
+        masks.append(atoms[0] if len(atoms) == 1 else Or(atoms))
     return masks[0] if len(masks) == 1 else And(tuple(masks))
 
 

@@ -155,8 +155,8 @@ def exponentials(values: np.ndarray) -> np.ndarray:
     """e^x of float64, correctly rounded: the last bit of `np.exp` hangs on what vectors the CPU has, and
     what is drawn must not."""
     with localcontext(prec=40):
-        found = [float(Decimal(value).exp()) for value in values.ravel().tolist()]
-    return np.array(found).reshape(values.shape)
+        powers = [float(Decimal(value).exp()) for value in values.ravel().tolist()]
+    return np.array(powers).reshape(values.shape)
 
 
 def generator(name: str, seed: int) -> np.random.Generator:

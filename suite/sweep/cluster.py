@@ -140,7 +140,7 @@ class RayEngine:
     def environment(self, task: Task[Any]) -> dict[str, Any]:
         """Ray's `runtime_env` of a task: its variables, the suite, and the release."""
         variables = {**task.variables, **QUIET, "ATTENTION_GROUP": task.group}
-        found: dict[str, Any] = {"env_vars": variables}
+        runtime_env: dict[str, Any] = {"env_vars": variables}
         if self._local:
             # Of a checkout; what is installed would hide what the release's environment has.
             paths = [str(ROOT)] if (ROOT / "pyproject.toml").is_file() else []
@@ -149,8 +149,8 @@ class RayEngine:
             if self._compiled is not None:
                 variables.setdefault(FOLDER, str(self._compiled))
         if task.release:
-            found["pip"] = {"packages": pins(task.release), "pip_check": False}
-        return found
+            runtime_env["pip"] = {"packages": pins(task.release), "pip_check": False}
+        return runtime_env
 
     def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
         _, rest = self._ray.wait(list(handles), timeout=seconds)

@@ -75,7 +75,7 @@ class _OfTable:
     def cases(self) -> Iterator[str]:
         """The cases that end no process."""
         yield from (hit.case for hit in self._hits() if hit.status != "crash")
-        yield from (near.case for near in self.nearest.found())
+        yield from (near.case for near in self.nearest.entries())
 
     def _hits(self) -> Iterator[Hit]:
         for _, kept in sorted(self._causes.items()):
@@ -86,7 +86,7 @@ class _OfTable:
             implementation, check, *_ = hit.cause
             yield {"case": hit.case, "why": hit.kind, "of": implementation, "check": check,
                    "cause": cause_id(hit.cause)}  # fmt: skip
-        for near in self.nearest.found():
+        for near in self.nearest.entries():
             yield {"case": near.case, "why": "near its bound", "of": near.implementation,
                    "check": near.check, "ratio": near.ratio}  # fmt: skip
 

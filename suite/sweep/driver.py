@@ -118,16 +118,16 @@ class Driver:
         """Keep every core busy, and as many tasks waiting: a cluster that grows sees that it should."""
         most = max(2, 2 * math.ceil(cores))
         while len(self._out) < most and not any(t.exclusive for _, t in self._out.values()):
-            given = self._held or self._next(cores)
-            if given is None:
+            assignment = self._held or self._next(cores)
+            if assignment is None:
                 return
-            source, task = given
-            if given is not self._held:
+            source, task = assignment
+            if assignment is not self._held:
                 source.out.append(task)
-            self._held = given if task.exclusive and self._out else None
+            self._held = assignment if task.exclusive and self._out else None
             if self._held is not None:
                 return
-            self._out[self.engine.submit(task)] = given
+            self._out[self.engine.submit(task)] = assignment
 
     def _next(self, cores: float) -> tuple[Source, Task[Any]] | None:
         for source in self.sources:

@@ -135,12 +135,12 @@ class Judging(Source):
         left: Counter[str] = Counter()
         for seed in self.series.seeds:
             try:
-                found = self.store.recorded(self.series, seed)
-                for batch in found:
+                batches = self.store.recorded(self.series, seed)
+                for batch in batches:
                     self._check(batch, seed)
             except RecordError as error:
                 raise SweepError(str(error)) from error
-            self.gaps[seed] = gaps(found, len(survey.keys))
+            self.gaps[seed] = gaps(batches, len(survey.keys))
             for span in self.gaps[seed]:
                 left.update(self._backends(*span))
                 self._costs.owe(*span)

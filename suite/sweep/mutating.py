@@ -72,12 +72,12 @@ class DrawTask(OfMutants):
     def run(self) -> Drawn:
         try:
             chosen = targets(self.framework, self.module)
-            found = [m for seed in self.seeds for m in mutants(chosen, self.count, seed)]
+            draws = [m for seed in self.seeds for m in mutants(chosen, self.count, seed)]
             names = dict.fromkeys(target.distribution for target in chosen)
             versions = {name: version(name) for name in names}
         except ModuleNotFoundError as error:
             raise SweepError(f"{self.group}: {error}") from error
-        return Drawn(tuple(dict.fromkeys(found)), versions)
+        return Drawn(tuple(dict.fromkeys(draws)), versions)
 
 
 @dataclass(frozen=True)

@@ -130,12 +130,12 @@ def load(path: str | Path) -> SweepPlan:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: expected a plan in TOML: {error}") from error
     try:
-        return made(document)
+        return plan_of(document)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
-def made(document: Mapping[str, Any]) -> SweepPlan:
+def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     """The plan that a document holds, checked as far as that goes without a framework.
 
     Raises UsageError.
@@ -174,7 +174,7 @@ def made(document: Mapping[str, Any]) -> SweepPlan:
 
 def series_of(plan: SweepPlan) -> list[Series]:
     """The runs of a plan, a series for every table and release. Raises UsageError."""
-    found = []
+    series = []
     for judging in plan.judge:
         options = Options(
             backend=judging.backends, implementation=judging.implementations, dtype=judging.dtypes,
@@ -188,8 +188,8 @@ def series_of(plan: SweepPlan) -> list[Series]:
         for release in judging.releases:
             if release != INSTALLED:
                 lock(release)
-            found.append(Series(options, "" if release == INSTALLED else release, seeds))
-    return found
+            series.append(Series(options, "" if release == INSTALLED else release, seeds))
+    return series
 
 
 def search_options(plan: SweepPlan, searching: Searching) -> Options:
@@ -212,9 +212,9 @@ def _checked(options: Options) -> Options:
     return replace(options, backend=tuple(options.backends))
 
 
-def seeds_of(given: int | str | Sequence[int | str]) -> tuple[int, ...]:
+def seeds_of(value: int | str | Sequence[int | str]) -> tuple[int, ...]:
     """Seeds as they are written: numbers, ranges "0-19", or a list of both. Raises UsageError."""
-    parts = [given] if isinstance(given, int | str) else list(given)
+    parts = [value] if isinstance(value, int | str) else list(value)
     seeds: list[int] = []
     for part in parts:
         match = re.fullmatch(r"(\d{1,18})(?:\s*-\s*(\d{1,18}))?", str(part).strip())
@@ -242,9 +242,9 @@ def lock(release: str) -> Release:
         raise UsageError(str(error)) from error
 
 
-def _check_words(where: str, given: Iterable[str], valid: Collection[str]) -> None:
+def _check_words(where: str, words: Iterable[str], valid: Collection[str]) -> None:
     """Raise UsageError for a word that is none of the valid ones."""
-    for word in given:
+    for word in words:
         if word.lower() in TIMING:
             raise UsageError(f"{where}: {word!r}: {NO_TIMING}")
         if word not in valid:

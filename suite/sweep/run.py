@@ -89,7 +89,7 @@ class Sweep:
         reasons = [f"{name} is {why}" for name, why in self._failed_imports.items()]
         reasons += not_green(self.store.folder / CELLS)
         if self.searches is not None:
-            reasons += ["searches found something"] if self.searches.found else []
+            reasons += ["searches found something"] if self.searches.has_hits else []
         for reason in reasons[:TOLD]:
             say(reason)
         if len(reasons) > TOLD:

@@ -45,11 +45,11 @@ class AloneSearch(SearchTask):
         examples = 0
         with Children("suite.sweep.search_alone", self.options, self.variables) as children:
             for case in in_time(self.cases):
-                met += self._asked(children, case)
+                met += self._pieces(children, case)
                 examples += 1
         return self._together(examples, met)
 
-    def _asked(
+    def _pieces(
         self, children: Children, case: str, first: int = 0, end: int | None = None
     ) -> Iterator[Searched]:
         """What the cells `first` to `end` - 1 of a case gave, in pieces: those that end a child lie
@@ -69,10 +69,10 @@ class AloneSearch(SearchTask):
                 return
         place = first + int(number)
         if place > first:
-            yield from self._asked(children, case, first, place)
+            yield from self._pieces(children, case, first, place)
         yield crashed
         if end is None or place + 1 < end:
-            yield from self._asked(children, case, place + 1, end)
+            yield from self._pieces(children, case, place + 1, end)
 
     def _ended(
         self, end: CellEnded, implementation: str, check: str, dtype: str, case: str
@@ -99,7 +99,7 @@ class AloneSearch(SearchTask):
                 nearest.take(near)
         return self.met(
             examples, statuses=dict(statuses), seconds=round(sum(one.seconds for one in met), 3),
-            hits=tuple(hits.values()), near=nearest.found(),
+            hits=tuple(hits.values()), near=nearest.entries(),
             ended=next((one.ended for one in reversed(met) if one.ended), ""),
             versions=planned(self.options).versions,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class NoMemorySearch(AloneSearch):
         )  # fmt: skip
 
 
-def _asked(plan: Plan, request: Fields) -> Fields:
+def _answer(plan: Plan, request: Fields) -> Fields:
     """What a case gives; the cell that is judged stands in a file: its number, and what it is called."""
     task = msgspec.convert(request["task"], SearchTask)
     board, numbers = Path(request["board"]), itertools.count()
@@ -143,4 +143,4 @@ def _asked(plan: Plan, request: Fields) -> Fields:
 
 
 if __name__ == "__main__":
-    serve_judge(planned, _asked)
+    serve_judge(planned, _answer)

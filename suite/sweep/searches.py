@@ -62,11 +62,11 @@ class Searches(Source):
         self._asked_all = False
         # Seconds and examples by table.
         self._took: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self.found = False
+        self.has_hits = False
         """Whether any search met a way of failing."""
         # What is recorded, by table and seed; of the corpus, by table.
         self._parts: defaultdict[tuple[str, int], list[Searched]] = defaultdict(list)
-        self._asked: defaultdict[str, set[str]] = defaultdict(set)
+        self._corpus_cases: defaultdict[str, set[str]] = defaultdict(set)
         self.known: set[searches.Cause] = set()
         self.corpus = Corpus(folder)
         self._versions: dict[str, str] = {}
@@ -80,14 +80,14 @@ class Searches(Source):
         self._draws: deque[CasesTask] = deque()
         for table in plan.search:
             options = search_options(plan, table)
-            made = [
+            tasks = [
                 CasesTask(options, "", table.gradients, seed, table.examples)
                 for seed in seeds_of(table.seeds)
             ]
-            self._tables.setdefault(table_of(made[0].stated), made[0])
-            self._draws += made
-        for found in recorded:
-            self._meet(found)
+            self._tables.setdefault(table_of(tasks[0].stated), tasks[0])
+            self._draws += tasks
+        for record in recorded:
+            self._meet(record)
         self._draws = deque(task for task in self._draws if not self._whole(task))
 
     def next(self, seconds: float) -> Task[Any] | None:
@@ -202,21 +202,21 @@ class Searches(Source):
         )
         self._versions |= versions
 
-    def _meet(self, found: Searched) -> None:
+    def _meet(self, record: Searched) -> None:
         """Take in what was met, and have every new cause made small, once."""
-        name = table_of(found.options)
-        if found.corpus:
-            self._asked[name] |= set(found.corpus)
+        name = table_of(record.options)
+        if record.corpus:
+            self._corpus_cases[name] |= set(record.corpus)
         else:
-            self._parts[name, found.seed].append(found)
-        self.found = self.found or bool(found.hits)
-        self._versions |= found.versions
+            self._parts[name, record.seed].append(record)
+        self.has_hits = self.has_hits or bool(record.hits)
+        self._versions |= record.versions
         table = self._tables[name]
         took = self._took[table.group]
-        took[0] += found.seconds
-        took[1] += found.examples
-        self.corpus.take(found)
-        for hit in found.hits:
+        took[0] += record.seconds
+        took[1] += record.examples
+        self.corpus.take(record)
+        for hit in record.hits:
             if hit.cause in self.known:
                 continue
             self.known.add(hit.cause)
@@ -251,7 +251,7 @@ class Searches(Source):
         that these were asked."""
         tasks = []
         for name, table in self._tables.items():
-            every = sorted(self.corpus.of_others(name) - self._asked[name])
+            every = sorted(self.corpus.of_others(name) - self._corpus_cases[name])
             for first in range(0, len(every), AT_ONCE):
                 some = tuple(every[first : first + AT_ONCE])
                 words = (table.options, "", table.gradients, table.seed, some)

@@ -72,7 +72,7 @@ class Nearest:
         if len(kept) > NEAREST:
             del kept[max(kept, key=lambda case: (-kept[case], case))]
 
-    def found(self) -> tuple[Near, ...]:
+    def entries(self) -> tuple[Near, ...]:
         """What is kept, in an order that does not hang on that in which it came."""
         return tuple(
             Near(*key, case, ratio)
@@ -165,14 +165,15 @@ class SearchTask(OfSearch):
         summary = search.judge_these(map(Case.parse, in_time(self.cases)), first, end)
         return self.met(
             summary.examples, statuses=dict(summary.statuses), seconds=round(summary.seconds, 3),
-            hits=tuple(map(_hit, summary.failures)), near=nearest.found(), versions=search.plan.versions,
+            hits=tuple(map(_hit, summary.failures)), near=nearest.entries(),
+            versions=search.plan.versions,
         )  # fmt: skip
 
-    def met(self, examples: int, **found: Any) -> Searched:
+    def met(self, examples: int, **fields: Any) -> Searched:
         """What there is to say of so many of the cases."""
         return Searched(
             self.options.backend, self.seed, examples, digest=self.digest, first=self.first, of=self.of,
-            corpus=self.cases[:examples] if self.corpus else (), options=self.stated, **found,
+            corpus=self.cases[:examples] if self.corpus else (), options=self.stated, **fields,
         )  # fmt: skip
 
     def rest(self, examples: int) -> Self | None:
@@ -217,14 +218,14 @@ class ShrinkTask(OfSearch):
     def run(self) -> Finding:
         from suite.search.engine import Search
 
-        found: list[Failure] = []
+        failures: list[Failure] = []
         search = Search(
-            planned(self.options), gradients=self.gradients, examples=1, found=found.append
+            planned(self.options), gradients=self.gradients, examples=1, found=failures.append
         )
         search.implementations = [i for i in search.implementations if str(i) == self.cause[0]]
         search.checks = [check for check in search.checks if check.name == self.cause[1]]
         search.judge_these([Case.parse(self.case)])
-        same = next((failure for failure in found if failure.key == self.cause), None)
+        same = next((failure for failure in failures if failure.key == self.cause), None)
         if same is not None:
             return self._finding(search, same)
         return replace(self.unshrunk("it was not seen again"), versions=search.plan.versions)

@@ -137,12 +137,12 @@ class Store:
 
 def source(root: Path = machine.ROOT) -> str:
     """What identifies the files of the suite that a sweep is carried out with, committed or not."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(p for name in PACKAGES for p in (root / name).rglob("*")):
         if path.suffix in SOURCES and path.is_file():
             data = path.read_bytes()
-            found.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
-    return found.hexdigest()[:16]
+            digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
 
 
 class Spanned(Protocol):

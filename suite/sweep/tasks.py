@@ -191,13 +191,13 @@ class JudgeTask(OfSeries):
         state = loaded(self.options)
         self.check(state.order, state.plan.versions)
         # Position by position: seeds share what is compiled for a cell.
-        found: dict[int, list[CellRecord]] = {seed: [] for seed in self.seeds}
+        records: dict[int, list[CellRecord]] = {seed: [] for seed in self.seeds}
         with self.judging(state) as judge:
             for position in range(self.first, self.end):
                 for seed in self.seeds:
                     last = position == self.end - 1 and seed == self.seeds[-1]
-                    found[seed].append(judge(position, seed, last))
-        return self.results(state, found)
+                    records[seed].append(judge(position, seed, last))
+        return self.results(state, records)
 
     @contextmanager
     def judging(self, state: Loaded) -> Iterator[Callable[[int, int, bool], CellRecord]]:
@@ -218,16 +218,16 @@ class JudgeTask(OfSeries):
                 "on every machine"
             )
 
-    def results(self, state: Loaded, found: dict[int, list[CellRecord]]) -> list[Judged]:
+    def results(self, state: Loaded, records: dict[int, list[CellRecord]]) -> list[Judged]:
         """What comes back of records by seed."""
-        made = []
+        results = []
         for seed, identity in zip(self.seeds, self.identities, strict=True):
-            cells = found[seed]
+            cells = records[seed]
             header = state.header(
                 seed, identity, release=self.release, commit=self.commit, dirty=self.dirty
             )
             broken = [cell for cell in cells if cell.status in BROKEN]
-            made.append(
+            results.append(
                 Judged(
                     seed, self.first, self.end, sweeps.encoded(header, cells),
                     Counter((cell.backend, cell.status) for cell in cells),
@@ -236,7 +236,7 @@ class JudgeTask(OfSeries):
                     {_failure(cell): _told(cell) for cell in reversed(broken)},
                 )
             )  # fmt: skip
-        return made
+        return results
 
 
 def _failure(cell: CellRecord) -> Failure:

@@ -61,8 +61,8 @@ def read_answers(folder: Path, vectors: Path) -> Answers:
             f"{vectors} holds {index.digest[:12]}...: answer these, or judge by those"
         )
     by_file = {entry.file: entry for entry in index.cases}
-    found = sorted(folder.glob(f"*{SUFFIX}"))
-    for path in found:
+    paths = sorted(folder.glob(f"*{SUFFIX}"))
+    for path in paths:
         if path.name not in by_file:
             near = get_close_matches(path.name, by_file, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
@@ -70,7 +70,7 @@ def read_answers(folder: Path, vectors: Path) -> Answers:
                 f"{path} answers no case of {vectors / INDEX}: an answer is called like its case's "
                 f"`file`{meant}"
             )
-    files = {by_file[path.name].case: path for path in found}
+    files = {by_file[path.name].case: path for path in paths}
     for problem in contradictions(runtime, index, files):
         raise VectorsError(f"{folder / RUNTIME}: {problem}")
     return Answers(folder, index, runtime, files)

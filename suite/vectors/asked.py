@@ -144,15 +144,15 @@ def operands(inputs: Inputs) -> dict[str, np.ndarray]:
 
 def numbers(inputs: Inputs) -> dict[str, float]:
     """The numbers that a call is given: the scale, written out where it is the default, and softcap."""
-    given = {}
+    arguments = {}
     if inputs.operator.option("scale") is not None:
-        given["scale"] = inputs.effective_scale
+        arguments["scale"] = inputs.effective_scale
     if inputs.softcap is not None:
-        given["softcap"] = inputs.softcap
-    return given
+        arguments["softcap"] = inputs.softcap
+    return arguments
 
 
-def asked(selection: Selection) -> list[Asked]:
+def problems_of(selection: Selection) -> list[Asked]:
     """What a selection asks, each case once: cases, then elections, in the order of the checks."""
     checks: dict[str, list[str]] = {}
     cases: dict[str, StoredCase] = {}
@@ -165,11 +165,11 @@ def asked(selection: Selection) -> list[Asked]:
             checks.setdefault(case.id, []).append(check.name)
             if "gradient" in (*check.needs, *case.needs):
                 differentiated.add(case.id)
-    found = [
+    problems = [
         Asked(case, tuple(checks[name]), name in differentiated, selection.seed)
         for name, case in cases.items()
     ]
-    return sorted(found, key=lambda one: isinstance(one.case, ElectionCase))
+    return sorted(problems, key=lambda one: isinstance(one.case, ElectionCase))
 
 
 def _is_put(case: StoredCase) -> bool:

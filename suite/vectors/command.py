@@ -126,13 +126,13 @@ def judge_answers(arguments: argparse.Namespace) -> int:
         return 2
     head = plan.header()
     writer = None if file is None else records.writer(arguments.results, head, file)
-    said_of, found = progress(plan.options.backend[0]), []
+    said_of, cells = progress(plan.options.backend[0]), []
     for one in judged(plan):
-        found.append(one)
+        cells.append(one)
         if writer is not None:
             writer.write(one)
         said_of(one.seconds, head.cells)
-    run = records.Run(head, tuple(found))
+    run = records.Run(head, tuple(cells))
     if writer is not None:
         writer.close()
     print("\n".join(lines(run, plan, arguments)))

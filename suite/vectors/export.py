@@ -28,7 +28,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import And, Mask, Or, Padding
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import NUMERICS
-from suite.vectors.asked import Asked, Listener, Selection, asked, operands
+from suite.vectors.asked import Asked, Listener, Selection, operands, problems_of
 from suite.vectors.index import (
     INDEX,
     JSON_SCHEMA,
@@ -57,19 +57,19 @@ def export(
     FileExistsError, and VectorsError where nothing is asked, or where this machine cannot compute what is
     expected.
     """
-    found = asked(selection)
-    if not found:
+    problems = problems_of(selection)
+    if not problems:
         raise VectorsError("no case of the level is one of these operators and dtypes")
     new_folder(folder)
     entries = []
-    for one in found:
+    for one in problems:
         start = time.perf_counter()
         arrays, outputs = contents(one)
         data = encoded(arrays)
         (folder / one.file).write_bytes(data)
         entries.append(entry(one, outputs, sha256(data)))
-        told(time.perf_counter() - start, len(found))
-    cases = [one.case for one in found]
+        told(time.perf_counter() - start, len(problems))
+    cases = [one.case for one in problems]
     index = Index(
         schema=SCHEMA,
         suite=suite.__version__,

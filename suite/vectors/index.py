@@ -164,8 +164,8 @@ def json_schema() -> dict[str, Any]:
 
 def questions(names: Iterable[str]) -> dict[str, Question]:
     """Questions by name, as the index has them."""
-    found = (QUESTIONS[name] for name in names)
-    return {q.name: Question(q.text, q.options) for q in found}
+    definitions = (QUESTIONS[name] for name in names)
+    return {q.name: Question(q.text, q.options) for q in definitions}
 
 
 def digest_of(files: Iterable[tuple[str, str]]) -> str:

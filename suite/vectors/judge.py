@@ -17,7 +17,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.records.cells import CellRecord, Header
 from suite.vectors.answers import read_answers
-from suite.vectors.asked import Asked, Selection, asked
+from suite.vectors.asked import Asked, Selection, problems_of
 from suite.vectors.index import Index, Runtime, VectorsError
 from suite.vectors.runtime import StoredBackend
 
@@ -101,17 +101,19 @@ def as_drawn_here(index: Index, vectors: Path) -> list[Asked]:
     """What an index asks, as this version of the suite draws it. Raises VectorsError where that is
     something else."""
     selection = Selection(index.level, index.seed, index.operators, index.dtypes)
-    found = {one.id: one for one in asked(selection)}
+    problems = {one.id: one for one in problems_of(selection)}
     theirs = {entry.case: entry.inputs_sha256 for entry in index.cases}
-    other = [name for name in theirs if name not in found or found[name].digest() != theirs[name]]
-    other += [name for name in found if name not in theirs]
+    other = [
+        name for name in theirs if name not in problems or problems[name].digest() != theirs[name]
+    ]
+    other += [name for name in problems if name not in theirs]
     if other:
         raise VectorsError(
             f"{vectors} was made by version {index.suite} of the suite, and this is {suite.__version__}, "
             f"which asks otherwise: {len(other)} cases differ, the first is {other[0]}. Judge with that "
             "version, or make the vectors anew and answer them"
         )
-    return list(found.values())
+    return list(problems.values())
 
 
 def judged(plan: StoredPlan) -> Iterator[CellRecord]:

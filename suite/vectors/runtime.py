@@ -55,8 +55,10 @@ class StoredBackend(NumpyEngine):
 
     has_strides = False
 
-    def __init__(self, answers: Answers, asked: Sequence[Asked], said: Mapping[str, Any]) -> None:
-        self.name, self.answers, self.asked = answers.runtime.name, answers, asked
+    def __init__(
+        self, answers: Answers, problems: Sequence[Asked], said: Mapping[str, Any]
+    ) -> None:
+        self.name, self.answers, self.problems = answers.runtime.name, answers, problems
         self.claims = Claims.of(None, said)
         super().__init__()
 
@@ -70,7 +72,7 @@ class StoredBackend(NumpyEngine):
         return self.answers.folder / f"{self.name}.toml"
 
     def implementations(self) -> list[Implementation]:
-        names = {one.case.operator.name for one in self.asked}
+        names = {one.case.operator.name for one in self.problems}
         return [Stored(self, operator) for operator in operators(names)]
 
 
@@ -81,7 +83,7 @@ class Stored(Implementation):
 
     def __init__(self, backend: StoredBackend, operator: Operator) -> None:
         self.operator = operator
-        self.asked = {one.id: one for one in backend.asked if one.case.operator is operator}
+        self.problems = {one.id: one for one in backend.problems if one.case.operator is operator}
         self.answers = backend.answers
         self.entries = {entry.case: entry for entry in self.answers.index.cases}
         claims, runtime = backend.claims, self.answers.runtime
@@ -104,7 +106,7 @@ class Stored(Implementation):
         return lacking
 
     def _answered(self) -> list[str]:
-        return [name for name in self.asked if name in self.answers.files]
+        return [name for name in self.problems if name in self.answers.files]
 
     def _tensors(self, name: str) -> Answered:
         try:
@@ -140,7 +142,7 @@ class Stored(Implementation):
         declared = super().elected(question, dtype)
         probes = {
             one.case.dtype.name
-            for one in self.asked.values()
+            for one in self.problems.values()
             if isinstance(one.case, ElectionCase) and one.case.question.name == question
             if one.id in self.answers.files
         }
@@ -156,14 +158,14 @@ class Stored(Implementation):
     @cached_property
     def _probes(self) -> Names:
         """The questions of elections that are asked."""
-        probes = (one for one in self.asked.values() if isinstance(one.case, ElectionCase))
+        probes = (one for one in self.problems.values() if isinstance(one.case, ElectionCase))
         return {(one.inputs().digest, one.differentiated): one.id for one in probes}
 
     @cached_property
     def _cases(self) -> Names:
         """The cases that are asked, as the runtime's own causal flag means them."""
         names: Names = {}
-        for one in self.asked.values():
+        for one in self.problems.values():
             if not isinstance(one.case, ElectionCase):
                 digest = elections.aligned(one.inputs(), self).digest
                 names |= {(digest, backward): one.id for backward in (False, one.differentiated)}
@@ -194,19 +196,19 @@ class Stored(Implementation):
 
     def _backward(self, inputs: Inputs, named: Names) -> PreparedCall:
         entry, tensors = self._stored(inputs, named.get((inputs.digest, True)))
-        asked = [name for name in entry.answers if name.startswith("grad.")]
-        if not any(name in tensors for name in asked):
+        names = [name for name in entry.answers if name.startswith("grad.")]
+        if not any(name in tensors for name in names):
             raise NotApplicable("the answer has no gradients")
         output = self._output("output", tensors, inputs) if "output" in entry.answers else None
-        shapes = {name: operands(inputs)[name[5:]].shape for name in asked}
+        shapes = {name: operands(inputs)[name[5:]].shape for name in names}
         if BIAS in shapes and BIAS in tensors:
             shapes[BIAS] = _written_out(shapes[BIAS], tensors[BIAS].shape, inputs)
         gradients = {
             name[5:]: self._read(name, tensors[name], shapes[name], inputs.dtype)
-            for name in asked
+            for name in names
             if name in tensors
         }
-        want = self.asked[entry.case].cotangent()
+        want = self.problems[entry.case].cotangent()
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **_: Any) -> dict[str, Any]:
             if want is None or not np.array_equal(cotangent.values.ravel(), want.ravel()):

@@ -68,11 +68,11 @@ def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:
 def decoded(data: bytes) -> dict[str, Tensor]:
     """The tensors of a file by name. Raises NoTensors."""
     try:
-        found = safetensors.deserialize(data)
+        entries = safetensors.deserialize(data)
     except safetensors.SafetensorError as error:
         raise NoTensors(str(error)) from error
     tensors = {}
-    for name, entry in found:
+    for name, entry in entries:
         shape, kind = tuple(entry["shape"]), entry["dtype"]
         known = TYPES.get(kind)
         values = None if known is None else np.frombuffer(entry["data"], known).reshape(shape)

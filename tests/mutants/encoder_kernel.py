@@ -31,9 +31,9 @@ class EncoderKernel(MultiHeadKernel):
         "fully-masked-row-gradient": "nothing",
     }
 
-    def asked(self, inputs: Inputs, **flags: Any) -> PreparedCall:
+    def flagged_call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
         own = {name: inputs.case.option(name) for name in ("pre", "activation")}
-        return super().asked(inputs, **own, **flags)
+        return super().flagged_call(inputs, **own, **flags)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return {}
@@ -96,7 +96,7 @@ class EncoderEager(EncoderKernel):
 class EncoderDifferentiable(Differentiated, EncoderKernel):
     """Gradients in float64, rounded once."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        values = inputs.replace(**{name: given[name] for name in inputs.arrays if name in given})
-        found = vjp(values, cotangent, NO_ROUNDING)
-        return {name: x.value for name, x in found.arrays.items()}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
+        outputs = vjp(values, cotangent, NO_ROUNDING)
+        return {name: x.value for name, x in outputs.arrays.items()}

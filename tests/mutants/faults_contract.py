@@ -19,8 +19,8 @@ class AnswersInFloat32(Kernel):
     """16-bit inputs give a float32 answer."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
-        made = super().deliver(out, call)
-        return Rounded(made.values, DTYPES["f32"]) if call.fmt.is_half else made
+        answer = super().deliver(out, call)
+        return Rounded(answer.values, DTYPES["f32"]) if call.fmt.is_half else answer
 
 
 @mutant("contract")
@@ -56,8 +56,8 @@ class AnswersElsewhere(Kernel):
     """The answer is on another device than the inputs."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
-        made = super().deliver(out, call)
-        return Elsewhere(made.values, made.fmt)
+        answer = super().deliver(out, call)
+        return Elsewhere(answer.values, answer.fmt)
 
 
 @mutant("contract")
@@ -65,9 +65,9 @@ class QueryScaledInPlace(Kernel):
     """The query is scaled in place."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        found = super().scores(query, key, call)
+        scores = super().scores(query, key, call)
         call.query.values[...] *= self.factor(call)
-        return found
+        return scores
 
 
 @mutant("contract")
@@ -85,10 +85,10 @@ class BiasClearedInPlace(Kernel):
     """Finite entries of the bias are overwritten with zeros."""
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        found = super().biased(scores, call)
+        biased_scores = super().biased(scores, call)
         if call.bias is not None:
             call.bias.values[...] = np.where(np.isneginf(call.bias.values), -np.inf, 0.0)
-        return found
+        return biased_scores
 
 
 @mutant("contract")
@@ -96,10 +96,10 @@ class AnswerWrittenOverQuery(Kernel):
     """The answer is written into the query's memory where it fits."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
-        made = super().deliver(out, call)
-        if made.shape != call.query.shape:
-            return made
-        call.query.values[...] = made.values
+        answer = super().deliver(out, call)
+        if answer.shape != call.query.shape:
+            return answer
+        call.query.values[...] = answer.values
         return call.query
 
 
@@ -269,10 +269,10 @@ class AnswersInOneBuffer(Kernel):
     """Answers of one shape share a buffer: a later call overwrites an earlier answer."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
-        made = super().deliver(out, call)
+        answer = super().deliver(out, call)
         known = self.__dict__.setdefault("known", {})
-        kept = known.setdefault((made.shape, call.fmt.name), made)
-        kept.values[...] = made.values
+        kept = known.setdefault((answer.shape, call.fmt.name), answer)
+        kept.values[...] = answer.values
         return kept
 
 
@@ -281,8 +281,8 @@ class AnswersInBuffersInTurn(Kernel):
     """Answers of one shape take turns in four buffers."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
-        made = super().deliver(out, call)
-        ring = self.__dict__.setdefault("ring", {}).setdefault((made.shape, call.fmt.name), [])
-        ring.append(made if len(ring) < 4 else ring.pop(0))
-        ring[-1].values[...] = made.values
+        answer = super().deliver(out, call)
+        ring = self.__dict__.setdefault("ring", {}).setdefault((answer.shape, call.fmt.name), [])
+        ring.append(answer if len(ring) < 4 else ring.pop(0))
+        ring[-1].values[...] = answer.values
         return ring[-1]

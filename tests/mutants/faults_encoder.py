@@ -104,9 +104,9 @@ class HiddenLayerOff(EncoderEager):
 class GradientOfTheOtherOffset(EncoderDifferentiable):
     """The offset of the first norm gets the gradient of the second."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        found = super().gradients(given, cotangent, inputs)
-        return found | {"norm1_offset": found["norm2_offset"]}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        gradients = super().gradients(arrays, cotangent, inputs)
+        return gradients | {"norm1_offset": gradients["norm2_offset"]}
 
 
 @mutant("gradient_spread")
@@ -115,6 +115,6 @@ class InnerGradientOff(EncoderDifferentiable):
 
     numerics: Any = "eager"
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        found = super().gradients(given, cotangent, inputs)
-        return found | {"linear1_kernel": off(found["linear1_kernel"], inputs.dtype.name)}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        gradients = super().gradients(arrays, cotangent, inputs)
+        return gradients | {"linear1_kernel": off(gradients["linear1_kernel"], inputs.dtype.name)}

@@ -28,10 +28,10 @@ class StrideZeroCotangent(Differentiable):
     """Where the cotangent has stride 0 along the batch, the other samples get none."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
-        found = super().received(cotangent, call)
+        array = super().received(cotangent, call)
         if cotangent.values.strides[0] == 0:
-            found[1:] = 0
-        return found
+            array[1:] = 0
+        return array
 
 
 @mutant("gradient_arrangements", like="J4")
@@ -39,10 +39,10 @@ class ScalarCotangent(Differentiable):
     """Where the cotangent is one number with stride 0 along every axis, its first row alone is read."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
-        found = super().received(cotangent, call)
+        array = super().received(cotangent, call)
         if not any(cotangent.values.strides):
-            found[:, :, 1:] = 0
-        return found
+            array[:, :, 1:] = 0
+        return array
 
 
 @mutant("gradient_arrangements")
@@ -52,8 +52,8 @@ class WideCotangentStride(Differentiable):
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         values = cotangent.values
         wide = values.strides[-1] == 2 * values.itemsize and values.shape[-1] > 1
-        found = super().received(cotangent, call)
-        return np.roll(found, 1, -1) if wide else found
+        array = super().received(cotangent, call)
+        return np.roll(array, 1, -1) if wide else array
 
 
 @mutant("gradients")
@@ -71,10 +71,12 @@ class GradientsAccumulate(Differentiable):
     kept_gradient: np.ndarray | None = None
 
     def query_gradient(self, dt, key, factor):
-        found = super().query_gradient(dt, key, factor)
+        gradient = super().query_gradient(dt, key, factor)
         before = self.kept_gradient
-        self.kept_gradient = found
-        return found + before if before is not None and before.shape == found.shape else found
+        self.kept_gradient = gradient
+        return (
+            gradient + before if before is not None and before.shape == gradient.shape else gradient
+        )
 
 
 @mutant("gradient_alone")
@@ -82,10 +84,10 @@ class ValueAloneForgotten(Differentiable):
     """Where the values alone ask for a gradient, it is zero."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
+        gradients = super().backward(call, cotangent, wrt)
         if wrt == ("value",):
-            found["value"] = np.zeros_like(found["value"])
-        return found
+            gradients["value"] = np.zeros_like(gradients["value"])
+        return gradients
 
 
 @mutant("gradient_alone")
@@ -96,8 +98,8 @@ class GradientsRedrawn(Differentiable):
 
     def query_gradient(self, dt, key, factor):
         type(self).calls += 1
-        found = super().query_gradient(dt, key, factor)
-        return np.nextafter(found, found + self.calls % 2)
+        gradient = super().query_gradient(dt, key, factor)
+        return np.nextafter(gradient, gradient + self.calls % 2)
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         # A bit of the working precision must not be lost in a narrower dtype.
@@ -148,9 +150,9 @@ class CotangentOverwritten(Differentiable):
     """The backward pass scales the cotangent in place."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
-        found = super().received(cotangent, call).copy()
+        array = super().received(cotangent, call).copy()
         np.multiply(cotangent.values, 2.0, out=cotangent.values)
-        return found
+        return array
 
 
 @mutant("gradient_contract")
@@ -161,9 +163,9 @@ class KeyOverwrittenBackward(Differentiable):
         return super().key_gradient(dt, query, factor)
 
     def differentiate(self, query, key, value, cotangent, wrt, **rest):
-        found = super().differentiate(query, key, value, cotangent, wrt, **rest)
+        gradients = super().differentiate(query, key, value, cotangent, wrt, **rest)
         key.values *= 0.5
-        return found
+        return gradients
 
 
 @mutant("gradient_hidden", like="I13")
@@ -192,10 +194,10 @@ class NanInHiddenKeyLeaks(Differentiable):
     """The backward pass multiplies hidden keys with the gradients of their scores, which are zero."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
+        gradients = super().backward(call, cotangent, wrt)
         key = self.expand(self.load(call.key, call), call)
-        found["query"] = found["query"] + (0 * key).sum(-2, keepdims=True)
-        return found
+        gradients["query"] = gradients["query"] + (0 * key).sum(-2, keepdims=True)
+        return gradients
 
 
 @mutant("gradient_hidden")
@@ -275,8 +277,8 @@ class ZeroCotangentsSkipped(Differentiable):
     """Where a component of the cotangent is zero in every row, the one before it stands for it."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
-        found = super().received(cotangent, call).copy()
-        if found.size:
-            empty = (found == 0).all((0, 1, 2))
-            found[..., empty] = np.roll(found, 1, -1)[..., empty]
-        return found
+        array = super().received(cotangent, call).copy()
+        if array.size:
+            empty = (array == 0).all((0, 1, 2))
+            array[..., empty] = np.roll(array, 1, -1)[..., empty]
+        return array

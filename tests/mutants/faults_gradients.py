@@ -91,8 +91,8 @@ class BiasAloneForgotten(Differentiable):
     """Where the bias alone asks for a gradient, it gets none."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
-        return found | {"bias": None} if wrt == ("bias",) else found
+        gradients = super().backward(call, cotangent, wrt)
+        return gradients | {"bias": None} if wrt == ("bias",) else gradients
 
 
 @mutant("gradient_of_bias")
@@ -100,14 +100,14 @@ class BiasGradientAfterCap(Differentiable):
     """The gradient of the bias has the softcap's slope, as if the bias were added before the cap."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
+        gradients = super().backward(call, cotangent, wrt)
         if call.bias is not None and call.softcap is not None:
             query = self.load(call.query, call)
             key = self.expand(self.load(call.key, call), call)
             bend = np.tanh(self.scores(query, key, call) / call.softcap)
             slope = self.slope(bend).mean()
-            found["bias"] = found["bias"] * slope
-        return found
+            gradients["bias"] = gradients["bias"] * slope
+        return gradients
 
 
 @mutant("gradients", like="I11")
@@ -131,8 +131,8 @@ class MeanOverAllRows(Differentiable):
     """D is that of the head, not of the row."""
 
     def mean(self, weights, dp, cotangent, value):
-        found = super().mean(weights, dp, cotangent, value)
-        return np.broadcast_to(found.mean(-2, keepdims=True), found.shape)
+        means = super().mean(weights, dp, cotangent, value)
+        return np.broadcast_to(means.mean(-2, keepdims=True), means.shape)
 
 
 @mutant("gradients")
@@ -211,8 +211,8 @@ class EmptyRowNanBackward(Differentiable):
     """The gradient of a row without keys is NaN, though its answer is zero."""
 
     def query_gradient(self, dt, key, factor):
-        found = super().query_gradient(dt, key, factor)
-        return np.where((dt == 0).all(-1, keepdims=True), np.nan, found) if dt.size else found
+        gradient = super().query_gradient(dt, key, factor)
+        return np.where((dt == 0).all(-1, keepdims=True), np.nan, gradient) if dt.size else gradient
 
 
 @mutant("gradients", like="I15")
@@ -240,8 +240,8 @@ class InfBiasNan(Differentiable):
     """Where the bias is -inf its gradient, and all that hangs on it, is NaN."""
 
     def score_gradient(self, weights, dp, mean):
-        found = super().score_gradient(weights, dp, mean)
-        return np.where(weights == 0, 0 * np.log(weights), found) if self.infinite else found
+        gradient = super().score_gradient(weights, dp, mean)
+        return np.where(weights == 0, 0 * np.log(weights), gradient) if self.infinite else gradient
 
     infinite = False
 

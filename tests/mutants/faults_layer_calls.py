@@ -237,8 +237,8 @@ class WholeDropoutNan(MultiHeadKernel):
     """At rate 1 dropped weights are 0 / 0."""
 
     def dropped(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().dropped(weights, call)
-        return made / call.work(0) if self.rate(call) == 1 else made
+        dropped_weights = super().dropped(weights, call)
+        return dropped_weights / call.work(0) if self.rate(call) == 1 else dropped_weights
 
 
 @mutant("dropout_off")
@@ -246,8 +246,8 @@ class DropoutRescaledInEvaluation(MultiHeadKernel):
     """In evaluation the output of the heads is multiplied by 1 - rate, besides what training scales."""
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().attend(weights, value, call)
-        return made if call.training else made * call.work(1 - call.rate)
+        features = super().attend(weights, value, call)
+        return features if call.training else features * call.work(1 - call.rate)
 
 
 @mutant("contract")
@@ -276,9 +276,9 @@ class PaddingShiftedInPlace(MultiHeadKernel):
     """Every call leaves one key more valid in the caller's own array."""
 
     def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().padded(valid.copy(), call)
+        mask = super().padded(valid.copy(), call)
         valid[:, 1:] |= valid[:, :-1].copy()
-        return made
+        return mask
 
 
 @mutant("contract")
@@ -286,10 +286,10 @@ class LayerAnswersInOneBuffer(MultiHeadKernel):
     """Answers of one shape share a buffer: a later call overwrites an earlier answer."""
 
     def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
-        made = super().deliver(out, call)
+        answer = super().deliver(out, call)
         kept = self.__dict__.setdefault("kept", {})
-        buffer = kept.setdefault((made.shape, call.fmt.name), made)
-        buffer.values[...] = made.values
+        buffer = kept.setdefault((answer.shape, call.fmt.name), answer)
+        buffer.values[...] = answer.values
         return buffer
 
 

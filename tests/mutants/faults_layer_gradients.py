@@ -32,68 +32,68 @@ from tests.mutants.registry import mutant
 class KernelGradientOfFirstSample(LayerDifferentiable):
     """The gradients of the kernels are those of the first sample."""
 
-    def gradients(self, given, cotangent, inputs):
+    def gradients(self, arrays, cotangent, inputs):
         kept = np.zeros_like(cotangent)
         kept[0] = cotangent[0]
-        first = super().gradients(given, kept, inputs)
-        found = super().gradients(given, cotangent, inputs)
-        return found | {n: x for n, x in first.items() if n.endswith("kernel")}
+        first = super().gradients(arrays, kept, inputs)
+        gradients = super().gradients(arrays, cotangent, inputs)
+        return gradients | {n: x for n, x in first.items() if n.endswith("kernel")}
 
 
 @mutant("gradients")
 class OutputKernelGradientUnmerged(LayerDifferentiable):
     """The gradient of the output kernel merges heads and their features in the other order."""
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
-        kernel = found["output_kernel"]
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        kernel = gradients["output_kernel"]
         H, Dv, width = kernel.shape
-        found["output_kernel"] = kernel.swapaxes(0, 1).reshape(H, Dv, width)
-        return found
+        gradients["output_kernel"] = kernel.swapaxes(0, 1).reshape(H, Dv, width)
+        return gradients
 
 
 @mutant("gradients")
 class ProjectionBiasWithoutGradient(LayerDifferentiable):
     """The biases of the projections of queries have no gradient."""
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
-        if "query_bias" in found:
-            found["query_bias"] = np.zeros_like(found["query_bias"])
-        return found
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        if "query_bias" in gradients:
+            gradients["query_bias"] = np.zeros_like(gradients["query_bias"])
+        return gradients
 
 
 @mutant("gradients")
 class ValueInputTakesKeyKernel(LayerDifferentiable):
     """The gradient of the values goes back through the kernel of the keys where it fits."""
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
-        if "value" in found and given["key_kernel"].shape == given["value_kernel"].shape:
-            swapped = given | {"value_kernel": given["key_kernel"]}
-            found["value"] = super().gradients(swapped, cotangent, inputs)["value"]
-        return found
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        if "value" in gradients and arrays["key_kernel"].shape == arrays["value_kernel"].shape:
+            swapped = arrays | {"value_kernel": arrays["key_kernel"]}
+            gradients["value"] = super().gradients(swapped, cotangent, inputs)["value"]
+        return gradients
 
 
 @mutant("gradients")
 class OutputBiasSummedNarrowly(LayerDifferentiable):
     """The gradient of the output bias is a sum in the case's dtype, which is not declared."""
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
-        if "output_bias" in found:
-            found["output_bias"] = summed_by_rows(cotangent, inputs)
-        return found
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        if "output_bias" in gradients:
+            gradients["output_bias"] = summed_by_rows(cotangent, inputs)
+        return gradients
 
 
 @mutant("gradients", like="I15")
 class LayerEmptyRowNan(LayerDifferentiable):
     """The gradients of inputs are NaN in rows without keys, though these answer."""
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
         empty = np.asarray(~inputs.attends.any(-1)).any(1)[..., None]
-        return found | {"query": np.where(empty, np.nan, found["query"])}
+        return gradients | {"query": np.where(empty, np.nan, gradients["query"])}
 
 
 @mutant("gradients", like="I15")
@@ -131,15 +131,15 @@ class ConcatWeightForgotten(ConcatDifferentiable):
 class ScaleGradientOfScaledScores(DotDifferentiable):
     """The gradient of the scale sums the scores after it, not those before."""
 
-    def scale_gradient(self, ds, product, given):
-        return super().scale_gradient(ds, product, given) * self.number(given)
+    def scale_gradient(self, ds, product, arrays):
+        return super().scale_gradient(ds, product, arrays) * self.number(arrays)
 
 
 @mutant("gradients")
 class ScaleWithoutGradient(DotDifferentiable):
     """The scale has no gradient."""
 
-    def scale_gradient(self, ds, product, given):
+    def scale_gradient(self, ds, product, arrays):
         return np.zeros(())
 
 
@@ -163,27 +163,27 @@ class KeysTakeUnscaledQueries(SelfAttentionDifferentiable):
 class MaskedScaleForgotten(MaskedDifferentiable):
     """The gradients of queries and keys lack the scale of the scores."""
 
-    def backward(self, given: Arrays, ds: np.ndarray) -> Arrays:
-        found = super().backward(given, ds)
-        return {name: x / self.number(given) for name, x in found.items()}
+    def backward(self, arrays: Arrays, ds: np.ndarray) -> Arrays:
+        gradients = super().backward(arrays, ds)
+        return {name: x / self.number(arrays) for name, x in gradients.items()}
 
 
 @mutant("gradients")
 class MaskedRecomputedWithoutCausal(MaskedDifferentiable):
     """The backward pass computes the weights again with the padding mask alone."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         token = inputs.case.mask_token
         if token.startswith("causal+"):
             inputs = inputs.replace(mask=parse_mask(token.removeprefix("causal+")))
-        return super().gradients(given, cotangent, inputs)
+        return super().gradients(arrays, cotangent, inputs)
 
 
 @mutant("gradients")
 class LayerNormVarianceConstant(LayerNormDifferentiable):
     """The gradient through the variance, the mean of dy times the normal, is missing."""
 
-    def share(self, moved: np.ndarray, made: Standard) -> Any:
+    def share(self, moved: np.ndarray, standard: Standard) -> Any:
         return 0.0
 
 
@@ -199,17 +199,17 @@ class LayerNormMeanConstant(LayerNormDifferentiable):
 class LayerNormGainAfterMeans(LayerNormDifferentiable):
     """The gain is multiplied on after the means over the features are taken, as if it were one number."""
 
-    def input_gradient(self, dy, gain, made, inputs):
-        found = super().input_gradient(dy, None, made, inputs)
-        return found if gain is None else found * gain
+    def input_gradient(self, dy, gain, standard, inputs):
+        gradient = super().input_gradient(dy, None, standard, inputs)
+        return gradient if gain is None else gradient * gain
 
 
 @mutant("gradients")
 class LayerNormStatisticsNarrow(LayerNormDifferentiable):
     """Mean and root reach the backward pass in the case's dtype, which is not declared."""
 
-    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
-        return rounded(super().standard(given, inputs), inputs)
+    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
+        return rounded(super().standard(arrays, inputs), inputs)
 
 
 @mutant("gradients")
@@ -224,21 +224,21 @@ class LayerNormOffsetSummedNarrowly(LayerNormDifferentiable):
 class BatchNormStatisticsConstant(BatchNormDifferentiable):
     """In training mean and variance of the batch are taken for constants."""
 
-    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
-        return replace(super().standard(given, inputs), learned=True)
+    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
+        return replace(super().standard(arrays, inputs), learned=True)
 
 
 @mutant("gradients")
 class BatchNormEvaluatedLikeTrained(BatchNormDifferentiable):
     """In evaluation the gradient goes through the learned mean and variance as if these were x's."""
 
-    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
-        return replace(super().standard(given, inputs), learned=False)
+    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
+        return replace(super().standard(arrays, inputs), learned=False)
 
 
 @mutant("gradients")
 class BatchNormGainAveraged(BatchNormDifferentiable):
     """The gradient of the gain is a mean over the samples, not a sum."""
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
-        return super().gain_gradient(dy, made, inputs) / len(dy)
+    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
+        return super().gain_gradient(dy, standard, inputs) / len(dy)

@@ -22,8 +22,8 @@ class PaddingPerHead(MultiHeadKernel):
     """With B == H padding per sample is taken for padding per head."""
 
     def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().padded(valid, call)
-        return made.swapaxes(0, 1) if call.sizes.B == call.sizes.H else made
+        mask = super().padded(valid, call)
+        return mask.swapaxes(0, 1) if call.sizes.B == call.sizes.H else mask
 
 
 @mutant("values", like="C10")
@@ -39,8 +39,8 @@ class PaddingHidesQueries(MultiHeadKernel):
     """With Lq == Lk padding hides rows of queries, not columns of keys."""
 
     def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().padded(valid, call)
-        return made.swapaxes(-1, -2) if call.sizes.Lq == call.sizes.Lk else made
+        mask = super().padded(valid, call)
+        return mask.swapaxes(-1, -2) if call.sizes.Lq == call.sizes.Lk else mask
 
 
 @mutant("values", like="A11")
@@ -48,8 +48,8 @@ class PaddedQueriesHidden(MultiHeadKernel):
     """Where one tensor is query and key, padding hides its rows of queries, too."""
 
     def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().padded(valid, call)
-        return made & made.swapaxes(-1, -2) if call.own else made
+        mask = super().padded(valid, call)
+        return mask & mask.swapaxes(-1, -2) if call.own else mask
 
 
 @mutant("values")

@@ -37,9 +37,9 @@ class WideValuesCut(MultiHeadKernel):
     """Features of values beyond the keys' size are zero."""
 
     def attend(self, weights, value, call):
-        made = super().attend(weights, value, call)
-        made[..., call.sizes.D :] = 0
-        return made
+        features = super().attend(weights, value, call)
+        features[..., call.sizes.D :] = 0
+        return features
 
 
 @mutant("values")

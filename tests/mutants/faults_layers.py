@@ -71,11 +71,11 @@ class FreshProjections(MultiHeadKernel):
     """Heads are projected with the layer's kernels, then with new random ones, which are used."""
 
     def kernel(self, name: str, call: LayerCall) -> np.ndarray:
-        given = super().kernel(name, call)
+        kernel = super().kernel(name, call)
         if name == "output":
-            return given
+            return kernel
         drawn = self.__dict__.setdefault("drawn", np.random.default_rng(0))
-        return drawn.standard_normal(given.shape).astype(given.dtype) / math.sqrt(len(given))
+        return drawn.standard_normal(kernel.shape).astype(kernel.dtype) / math.sqrt(len(kernel))
 
 
 @mutant("values")
@@ -115,8 +115,8 @@ class SharedKernel(MultiHeadKernel):
     """Where it fits, the query's kernel projects the keys, too."""
 
     def kernel(self, name: str, call: LayerCall) -> np.ndarray:
-        found, query = super().kernel(name, call), super().kernel("query", call)
-        return query if name == "key" and query.shape == found.shape else found
+        kernel, query = super().kernel(name, call), super().kernel("query", call)
+        return query if name == "key" and query.shape == kernel.shape else kernel
 
 
 @mutant("values", like="E1")
@@ -202,9 +202,9 @@ class ValuesCutToKeySize(SelfAttentionKernel):
     """Features of values beyond the keys' size are zero."""
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = super().attend(weights, value, call)
-        made[..., call.sizes.D :] = 0
-        return made
+        features = super().attend(weights, value, call)
+        features[..., call.sizes.D :] = 0
+        return features
 
 
 @mutant("values", like="D5")

@@ -104,10 +104,10 @@ class SharedHeadTailLost(Kernel):
     """Where values have stride 0 along the heads, the key after the last block of 32 is not seen."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        found = super().hide(scores, allowed, call)
-        if shared(call.value.values, 1) and found.shape[-1] % 32 == 1:
-            found[..., -1] = -np.inf
-        return found
+        hidden_scores = super().hide(scores, allowed, call)
+        if shared(call.value.values, 1) and hidden_scores.shape[-1] % 32 == 1:
+            hidden_scores[..., -1] = -np.inf
+        return hidden_scores
 
 
 @mutant("layouts", like="J10")
@@ -176,10 +176,10 @@ class SharedKeyGradientSummed(Differentiable):
     """Keys with stride 0 along the batch get the gradient of all samples, as one key would."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
+        gradients = super().backward(call, cotangent, wrt)
         if shared(call.key.values, 0):
-            found["key"] = np.repeat(np.asarray(found["key"]).sum(0)[None], call.sizes.B, 0)
-        return found
+            gradients["key"] = np.repeat(np.asarray(gradients["key"]).sum(0)[None], call.sizes.B, 0)
+        return gradients
 
 
 @mutant("inner_gradient_layouts")
@@ -187,21 +187,21 @@ class ValueGradientInOrder(Differentiable):
     """The gradient of values is written in the order of their memory, and read as contiguous."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
+        gradients = super().backward(call, cotangent, wrt)
         if call.value.values.strides[-1] != call.value.values.itemsize:
-            made = np.asarray(found["value"])
-            found["value"] = made.swapaxes(-1, -2).reshape(made.shape)
-        return found
+            gradient = np.asarray(gradients["value"])
+            gradients["value"] = gradient.swapaxes(-1, -2).reshape(gradient.shape)
+        return gradients
 
 
 class LastKeyLost(Kernel):
     """The last key is not seen where `loses` says."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        found = super().hide(scores, allowed, call)
-        if self.loses(call) and found.shape[-1] > 1:
-            found[..., -1] = -np.inf
-        return found
+        hidden_scores = super().hide(scores, allowed, call)
+        if self.loses(call) and hidden_scores.shape[-1] > 1:
+            hidden_scores[..., -1] = -np.inf
+        return hidden_scores
 
     def loses(self, call: Call) -> bool:
         raise NotImplementedError
@@ -229,8 +229,8 @@ class FirstSamplesMean(Kernel):
     """Values of the first sample are added to those of the others with a weight of 2^-6."""
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        found = super().visible(value, scores)
-        return found + np.roll(found, 1, 0) / 64 if len(found) > 1 else found
+        values = super().visible(value, scores)
+        return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
 
 
 @mutant("invariant_rows", like="L9")
@@ -258,12 +258,12 @@ class LastTileShort(LastKeyLost):
     """Rows after the last whole tile of 16 do not see the last key."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        found = Kernel.hide(self, scores, allowed, call)
+        hidden_scores = Kernel.hide(self, scores, allowed, call)
         rest = call.sizes.Lq % 16
-        if call.sizes.Lq > 16 and rest and found.shape[-1] > 1:
-            found = found.copy()
-            found[..., -rest:, -1] = -np.inf
-        return found
+        if call.sizes.Lq > 16 and rest and hidden_scores.shape[-1] > 1:
+            hidden_scores = hidden_scores.copy()
+            hidden_scores[..., -rest:, -1] = -np.inf
+        return hidden_scores
 
 
 class Threaded(Kernel):
@@ -277,9 +277,13 @@ class SharedOutKeysLost(Threaded):
     """Keys are shared out evenly among the threads, and what is left over is nobody's."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        found = super().hide(scores, allowed, call)
-        rest = found.shape[-1] % self.backend.thread_count
-        return np.where(np.arange(found.shape[-1]) < found.shape[-1] - rest, found, -np.inf)
+        hidden_scores = super().hide(scores, allowed, call)
+        rest = hidden_scores.shape[-1] % self.backend.thread_count
+        return np.where(
+            np.arange(hidden_scores.shape[-1]) < hidden_scores.shape[-1] - rest,
+            hidden_scores,
+            -np.inf,
+        )
 
 
 @mutant("invariant_threads")
@@ -301,9 +305,9 @@ class ValuesOfTheCallBefore(Kernel):
     before: np.ndarray | None = None
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        found = super().visible(value, scores)
-        before, self.before = self.before, found
-        return found if before is None or before.shape != found.shape else before
+        values = super().visible(value, scores)
+        before, self.before = self.before, values
+        return values if before is None or before.shape != values.shape else before
 
 
 @mutant("invariant_rerun")
@@ -315,13 +319,13 @@ class TunedOnThirdCall(Kernel):
         self.calls: dict[tuple, int] = {}
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        found = super().weights(scores, call)
+        weights = super().weights(scores, call)
         key = (call.query.values.tobytes(), call.fmt.name)
         self.calls[key] = self.calls.get(key, 0) + 1
         if self.calls[key] < 3:
-            return found
+            return weights
         # An ulp of the case's dtype, which the output's rounding does not swallow.
-        return found + round_to(found, call.fmt).astype(call.work) * call.fmt.unit_roundoff
+        return weights + round_to(weights, call.fmt).astype(call.work) * call.fmt.unit_roundoff
 
 
 @mutant("invariant_decode")
@@ -337,10 +341,10 @@ class CacheRollsOver(Kernel):
     """With one query a cache of 32 keys rolls over: keys before the last 32 are not seen."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        found = super().hide(scores, allowed, call)
+        hidden_scores = super().hide(scores, allowed, call)
         if call.sizes.Lq == 1:
-            found[..., :-32] = -np.inf
-        return found
+            hidden_scores[..., :-32] = -np.inf
+        return hidden_scores
 
 
 @mutant("invariant_decode")

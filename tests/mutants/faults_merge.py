@@ -41,8 +41,8 @@ class MergeTwiceEmptyIsNaN(MergeKernel):
     """Where all parts are empty, -inf is taken off -inf."""
 
     def largest(self, lse: np.ndarray) -> np.ndarray:
-        found: np.ndarray = lse.max(0)
-        return found
+        maximum: np.ndarray = lse.max(0)
+        return maximum
 
 
 @mutant("values")
@@ -123,5 +123,5 @@ class MergeLseWithoutGradient(MergeInTurn):
     def gradients(
         self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
     ) -> dict[str, np.ndarray]:
-        found = super().gradients(outputs, lse, cotangent)
-        return {**found, "partial_lse": np.zeros_like(lse)}
+        gradients = super().gradients(outputs, lse, cotangent)
+        return {**gradients, "partial_lse": np.zeros_like(lse)}

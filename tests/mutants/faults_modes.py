@@ -149,9 +149,9 @@ class CompiledEmptyRow(CompiledKernel):
     """A row without keys gives the mean of all values once it is compiled."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        found = super().weights(scores, call)
+        weights = super().weights(scores, call)
         empty = np.isneginf(scores).all(-1, keepdims=True)
-        return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), found)
+        return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), weights)
 
 
 @mutant("values")

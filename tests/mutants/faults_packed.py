@@ -61,8 +61,8 @@ class PackedLastSegmentMissing(PackedKernel):
     """The last of more than two segments is not computed."""
 
     def segments(self, pack: Pack) -> list[Pair]:
-        found = super().segments(pack)
-        return found[:-1] if len(found) > 2 else found
+        segments = super().segments(pack)
+        return segments[:-1] if len(segments) > 2 else segments
 
 
 @mutant("values")
@@ -70,9 +70,9 @@ class PackedEmptySegmentsLeftOut(PackedKernel):
     """Segments without queries are left out of the count of queries, and not of that of keys."""
 
     def segments(self, pack: Pack) -> list[Pair]:
-        found = super().segments(pack)
-        rows = [rows for rows, _ in found if rows.stop > rows.start]
-        return list(zip(rows, [keys for _, keys in found][: len(rows)], strict=True))
+        segments = super().segments(pack)
+        rows = [rows for rows, _ in segments if rows.stop > rows.start]
+        return list(zip(rows, [keys for _, keys in segments][: len(rows)], strict=True))
 
 
 @mutant("values")
@@ -166,9 +166,9 @@ class PackedKeyGradientsOfTheFirst(PackedKernel):
     """Keys of the first segment alone have a gradient."""
 
     def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        found = super().gradients(pack, cotangent)
-        found["key"][self.segments(pack)[0][1].stop :] = 0.0
-        return found
+        gradients = super().gradients(pack, cotangent)
+        gradients["key"][self.segments(pack)[0][1].stop :] = 0.0
+        return gradients
 
 
 @mutant("gradients")
@@ -176,10 +176,10 @@ class PackedGradientsOfOneHead(PackedKernel):
     """A key/value head that several query heads share has the gradient of the last one alone."""
 
     def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        found = super().gradients(pack, cotangent)
+        gradients = super().gradients(pack, cotangent)
         group = pack.query.shape[1] // pack.key.shape[1]
         if group == 1:
-            return found
+            return gradients
         last = np.zeros_like(cotangent)
         last[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
-        return {**found, "value": super().gradients(pack, last)["value"]}
+        return {**gradients, "value": super().gradients(pack, last)["value"]}

@@ -131,9 +131,9 @@ class SubnormalsFlushed(Kernel):
     """Answers below the smallest normal number are zero, though they are declared to be kept."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
-        made = super().deliver(out, call)
-        tiny = np.abs(made.values) < call.fmt.smallest_normal
-        return Rounded(np.where(tiny, 0.0, made.values), call.fmt)
+        answer = super().deliver(out, call)
+        tiny = np.abs(answer.values) < call.fmt.smallest_normal
+        return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
 
 
 @mutant("values")

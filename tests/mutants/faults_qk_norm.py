@@ -80,9 +80,9 @@ class NothingAddedToTheVariance(MultiHeadKernel):
 class GainsTakenForConstants(LayerDifferentiable):
     """The gains receive no gradient."""
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
-        return found | {n: 0 * x for n, x in found.items() if n.endswith("gain")}
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        return gradients | {n: 0 * x for n, x in gradients.items() if n.endswith("gain")}
 
 
 def _without_biases(call: LayerCall) -> LayerCall:

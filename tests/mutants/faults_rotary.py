@@ -193,8 +193,8 @@ class Scaled(RotaryKernel):
     def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != self.variant:
             return super().frequencies(turn)
-        found = self.otherwise(turn)
-        return found[0].astype(turn.work), turn.work(found[1])
+        pair = self.otherwise(turn)
+        return pair[0].astype(turn.work), turn.work(pair[1])
 
     def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
         """The frequencies and the factor instead."""
@@ -266,8 +266,8 @@ class RotaryYarnRampReversed(Scaled):
     variant = "yarn"
 
     def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        found, theta = frequencies(turn.rotation, turn.position), self.plain(turn)
-        return theta / 4.0 + theta - found.theta, found.attention
+        reference, theta = frequencies(turn.rotation, turn.position), self.plain(turn)
+        return theta / 4.0 + theta - reference.theta, reference.attention
 
 
 @mutant("values")
@@ -277,8 +277,8 @@ class RotaryAlwaysShort(Scaled):
     variant = "longrope"
 
     def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        found = frequencies(turn.rotation, turn.position)
-        return self.plain(turn) / turn.rotation.short_factors(), found.attention
+        reference = frequencies(turn.rotation, turn.position)
+        return self.plain(turn) / turn.rotation.short_factors(), reference.attention
 
 
 @mutant("stateless")

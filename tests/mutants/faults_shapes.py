@@ -200,10 +200,10 @@ class WrongAt32Keys(Kernel):
     """With exactly 32 keys the last two are exchanged in the scores alone."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        found = super().scores(query, key, call)
+        scores = super().scores(query, key, call)
         if call.sizes.Lk == 32:
-            found[..., [30, 31]] = found[..., [31, 30]]
-        return found
+            scores[..., [30, 31]] = scores[..., [31, 30]]
+        return scores
 
 
 @mutant("single_key")

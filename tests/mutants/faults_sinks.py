@@ -13,10 +13,10 @@ class Resunk(Kernel):
     """The sinks (H, 1, 1) are changed before they join the scores."""
 
     def sunk(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        found = super().sunk(scores, call)
+        sunk_scores = super().sunk(scores, call)
         if call.sinks is not None:
-            found[..., -1] = self.changed(self.load(call.sinks, call), call)[:, None]
-        return found
+            sunk_scores[..., -1] = self.changed(self.load(call.sinks, call), call)[:, None]
+        return sunk_scores
 
     def changed(self, sinks: np.ndarray, call: Call) -> np.ndarray:
         """The sinks (H,) as they are used."""
@@ -102,8 +102,8 @@ class SinkSubtracted(Kernel):
     """The sink is subtracted from all logits in place of their maximum."""
 
     def sunk(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        found = super().sunk(scores, call)
-        return found if call.sinks is None else found - found[..., -1:]
+        sunk_scores = super().sunk(scores, call)
+        return sunk_scores if call.sinks is None else sunk_scores - sunk_scores[..., -1:]
 
 
 @mutant("sink_without_keys")
@@ -123,8 +123,8 @@ class SinkWithoutGradient(Differentiable):
     """A sink gets no gradient."""
 
     def backward(self, call, cotangent, wrt):
-        found = super().backward(call, cotangent, wrt)
-        return found | {"sinks": None} if "sinks" in found else found
+        gradients = super().backward(call, cotangent, wrt)
+        return gradients | {"sinks": None} if "sinks" in gradients else gradients
 
 
 @mutant("gradients")
@@ -148,9 +148,9 @@ class SinkLeftOutOfMean(Differentiable):
     """The gradient of the scores subtracts a mean over the keys alone, as if their weights added to 1."""
 
     def mean(self, weights, dp, cotangent, value):
-        found = super().mean(weights, dp, cotangent, value)
+        means = super().mean(weights, dp, cotangent, value)
         total = weights.sum(-1, keepdims=True)
-        return found / np.where(total == 0, 1, total)
+        return means / np.where(total == 0, 1, total)
 
 
 @mutant("gradients")

@@ -145,8 +145,8 @@ class ExponentOfFewTerms(Kernel):
         whole = np.rint(shifted * 1.4426950408889634)
         part = (shifted - whole * 0.6931471805599453).astype(shifted.dtype)
         series = 1 + part * (1 + part * (0.5 + part / 6))
-        found = np.ldexp(series, np.maximum(np.nan_to_num(whole), -1000).astype(int))
-        return np.where(np.isneginf(shifted), 0, found).astype(shifted.dtype)
+        exponentials = np.ldexp(series, np.maximum(np.nan_to_num(whole), -1000).astype(int))
+        return np.where(np.isneginf(shifted), 0, exponentials).astype(shifted.dtype)
 
 
 @mutant("values")

@@ -63,9 +63,9 @@ class QueryGradientOff(DifferentiableEager):
     def backward(
         self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
     ) -> dict[str, np.ndarray | None]:
-        found = super().backward(call, cotangent, wrt)
-        assert found["query"] is not None
-        return found | {"query": off(found["query"], call.fmt.name)}
+        gradients = super().backward(call, cotangent, wrt)
+        assert gradients["query"] is not None
+        return gradients | {"query": off(gradients["query"], call.fmt.name)}
 
 
 class OneGradientOff(LayerDifferentiable):
@@ -74,9 +74,9 @@ class OneGradientOff(LayerDifferentiable):
     numerics: Any = "eager"
     of = "query_kernel"
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        found = super().gradients(given, cotangent, inputs)
-        return found | {self.of: off(found[self.of], inputs.dtype.name)}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        gradients = super().gradients(arrays, cotangent, inputs)
+        return gradients | {self.of: off(gradients[self.of], inputs.dtype.name)}
 
 
 @mutant("gradient_spread")

@@ -46,8 +46,8 @@ class KeysKeptByArray(Kernel):
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
-        made, _ = kept.setdefault(id(call.key), (key.copy(), call.key))
-        return super().scores(query, made, call)
+        copy, _ = kept.setdefault(id(call.key), (key.copy(), call.key))
+        return super().scores(query, copy, call)
 
 
 @mutant("stateless")
@@ -56,8 +56,8 @@ class MaskKeptByArray(Kernel):
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
-        made = kept.setdefault(id(call.mask), (super().masked(mask, call).copy(), call.mask))
-        return made[0]
+        entry = kept.setdefault(id(call.mask), (super().masked(mask, call).copy(), call.mask))
+        return entry[0]
 
 
 @mutant("stateless")

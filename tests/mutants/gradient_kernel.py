@@ -72,8 +72,8 @@ class Differentiable(Kernel):
         """Gradients by argument."""
         call = Call(query, key, value, **rest)
         with np.errstate(all="ignore"):
-            found = self.backward(call, self.received(cotangent, call), tuple(wrt))
-        return {name: None if g is None else self.deliver(g, call) for name, g in found.items()}
+            gradients = self.backward(call, self.received(cotangent, call), tuple(wrt))
+        return {name: None if g is None else self.deliver(g, call) for name, g in gradients.items()}
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         return self.load(cotangent, call)
@@ -96,18 +96,18 @@ class Differentiable(Kernel):
             ds = self.score_gradient(weights, dp, mean)
         dt = self.kept(self.uncapped(ds, query, key, call), call)
         factor = call.work(self.factor(call))
-        found: dict[str, np.ndarray | None] = {
+        gradients: dict[str, np.ndarray | None] = {
             "query": self.query_gradient(dt, key, factor),
             "key": self.grouped(self.key_gradient(dt, query, factor), call),
         }
         if of_lse:
-            return found
-        found["value"] = self.grouped(self.value_gradient(weights, cotangent, call), call)
+            return gradients
+        gradients["value"] = self.grouped(self.value_gradient(weights, cotangent, call), call)
         if call.bias is not None:
-            found["bias"] = self.bias_gradient(ds, call.bias.shape)
+            gradients["bias"] = self.bias_gradient(ds, call.bias.shape)
         if call.sinks is not None:
-            found["sinks"] = self.sink_gradient(sunk, mean, call)
-        return found
+            gradients["sinks"] = self.sink_gradient(sunk, mean, call)
+        return gradients
 
     def lse_score_gradient(
         self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray

@@ -139,11 +139,11 @@ class LayerNarrowBias(LayerDifferentiable):
 
     narrow_biases = {"bf16": ("output_bias",)}
 
-    def gradients(self, given, cotangent, inputs):
-        found = super().gradients(given, cotangent, inputs)
-        if "output_bias" in found and inputs.dtype.name == "bf16":
-            found["output_bias"] = summed_by_rows(cotangent, inputs)
-        return found
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        if "output_bias" in gradients and inputs.dtype.name == "bf16":
+            gradients["output_bias"] = summed_by_rows(cotangent, inputs)
+        return gradients
 
 
 class SelfAttentionDifferentiatedInSteps(SelfAttentionDifferentiable):
@@ -169,9 +169,9 @@ class LayerNormNarrowStatistics(LayerNormDifferentiable):
 
     narrow_statistics = ("bf16", "f16")
 
-    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
-        made = super().standard(given, inputs)
-        return rounded(made, inputs) if inputs.dtype.is_half else made
+    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
+        standard = super().standard(arrays, inputs)
+        return rounded(standard, inputs) if inputs.dtype.is_half else standard
 
 
 class LayerNormNarrowSums(LayerNormDifferentiable):
@@ -179,10 +179,10 @@ class LayerNormNarrowSums(LayerNormDifferentiable):
 
     narrow_biases = dict.fromkeys(("bf16", "f16"), ("gain", "offset"))
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
+    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
         if not inputs.dtype.is_half:
-            return super().gain_gradient(dy, made, inputs)
-        return summed_by_rows(round_to(dy * made.normal, inputs.dtype), inputs)
+            return super().gain_gradient(dy, standard, inputs)
+        return summed_by_rows(round_to(dy * standard.normal, inputs.dtype), inputs)
 
     def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
         if not inputs.dtype.is_half:

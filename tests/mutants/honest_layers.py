@@ -86,8 +86,8 @@ class LayerHeadByHead(LayerEager):
         return np.stack(heads, 1)
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
-        made = [weights[:, h] @ value[:, h] for h in range(weights.shape[1])]
-        return self.keep(np.stack(made, 1), "features", call)
+        heads = [weights[:, h] @ value[:, h] for h in range(weights.shape[1])]
+        return self.keep(np.stack(heads, 1), "features", call)
 
     def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
         return np.concatenate([attended[:, h] for h in range(attended.shape[1])], -1)
@@ -130,8 +130,8 @@ class LayerBiasesAsFeatures(LayerFused):
 
     def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         kernel = self.kernel(name, call)
-        made = self.extended(x, kernel.reshape(len(kernel), -1), name, call)
-        return self.split(made, kernel.shape[1], call)
+        projection = self.extended(x, kernel.reshape(len(kernel), -1), name, call)
+        return self.split(projection, kernel.shape[1], call)
 
     def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
         kernel = self.kernel("output", call)
@@ -174,8 +174,8 @@ class LayerGroupsTogether(LayerEager):
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
         s = call.sizes
-        made = super().attend(self.grouped(weights, call), value, call)
-        return made.reshape(s.B, s.H, s.Lq, s.Dv)
+        features = super().attend(self.grouped(weights, call), value, call)
+        return features.reshape(s.B, s.H, s.Lq, s.Dv)
 
 
 class LayerOnlineSoftmax(LayerFused):

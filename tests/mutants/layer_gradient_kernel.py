@@ -30,13 +30,15 @@ class Differentiated(LayerKernel):
         plain = super().prepare(inputs)
 
         def vjp(cotangent: Rounded, wrt: list[str], **arguments: Any) -> dict[str, Any]:
-            given = {n: a.values for n, a in arguments.items() if isinstance(a, Rounded)}
-            found = self.gradients(given, cotangent.values, inputs)
-            return {n: Rounded(round_to(x, inputs.dtype), inputs.dtype) for n, x in found.items()}
+            arrays = {n: a.values for n, a in arguments.items() if isinstance(a, Rounded)}
+            gradients = self.gradients(arrays, cotangent.values, inputs)
+            return {
+                n: Rounded(round_to(x, inputs.dtype), inputs.dtype) for n, x in gradients.items()
+            }
 
         return replace(plain, vjp=vjp)
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         """Gradients by argument, float64."""
         raise NotImplementedError
 
@@ -50,19 +52,19 @@ class LayerDifferentiable(Differentiated, MultiHeadKernel):
 
     empty_rows = "zeros"
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        values = inputs.replace(**{name: given[name] for name in inputs.arrays if name in given})
-        found = vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
-        return {name: made.value for name, made in found.arrays.items()}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
+        outputs = vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
+        return {name: gradient.value for name, gradient in outputs.arrays.items()}
 
 
 class SelfAttentionDifferentiable(Differentiated, SelfAttentionKernel):
     """One head with projections of one tensor, with a backward pass."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        x, kernels = given["query"], {n: given[f"{n}_kernel"][:, 0] for n in ROLES}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        x, kernels = arrays["query"], {n: arrays[f"{n}_kernel"][:, 0] for n in ROLES}
         q, k, v = (
-            self.step(x @ kernels[n] + given.get(f"{n}_bias", np.zeros(1)), inputs) for n in ROLES
+            self.step(x @ kernels[n] + arrays.get(f"{n}_bias", np.zeros(1)), inputs) for n in ROLES
         )
         factor = 1 / np.sqrt(inputs.sizes.D)
         scores = self.step(factor * q @ k.swapaxes(-1, -2), inputs)
@@ -77,11 +79,13 @@ class SelfAttentionDifferentiable(Differentiated, SelfAttentionKernel):
             "value": weights.swapaxes(-1, -2) @ cotangent,
         }
         moved = {name: self.step(y, inputs) for name, y in moved.items()}
-        found = {f"{n}_kernel": np.einsum("bln,bld->nd", x, y)[:, None] for n, y in moved.items()}
-        for name, y in moved.items() if "query_bias" in given else ():
-            found[f"{name}_bias"] = y.sum((0, 1))[None]
+        gradients = {
+            f"{n}_kernel": np.einsum("bln,bld->nd", x, y)[:, None] for n, y in moved.items()
+        }
+        for name, y in moved.items() if "query_bias" in arrays else ():
+            gradients[f"{name}_bias"] = y.sum((0, 1))[None]
         parts = {n: self.step(y @ kernels[n].T, inputs) for n, y in moved.items()}
-        return found | {"query": self.together(parts, inputs)}
+        return gradients | {"query": self.together(parts, inputs)}
 
     def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
         return factor * ds.swapaxes(-1, -2) @ query
@@ -97,23 +101,23 @@ ROLES = ("query", "key", "value")
 class SingleDifferentiable(Differentiated):
     """One head without a projection of values: ds and dv from scores that a subclass makes."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        scores, mask = self.forward(given), inputs.dense_mask
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        scores, mask = self.forward(arrays), inputs.dense_mask
         if mask is not None:
             scores = np.where(np.broadcast_to(mask[:, 0], scores.shape), scores, -np.inf)
         top = scores.max(-1, keepdims=True)
         raised = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = raised.sum(-1, keepdims=True)
         weights = raised / np.where(total == 0, 1, total)  # (B, Lq, Lk)
-        dp = cotangent @ given["value"].swapaxes(-1, -2)
+        dp = cotangent @ arrays["value"].swapaxes(-1, -2)
         ds = weights * (dp - (weights * dp).sum(-1, keepdims=True))
-        return {"value": weights.swapaxes(-1, -2) @ cotangent, **self.backward(given, ds)}
+        return {"value": weights.swapaxes(-1, -2) @ cotangent, **self.backward(arrays, ds)}
 
-    def forward(self, given: Arrays) -> np.ndarray:
+    def forward(self, arrays: Arrays) -> np.ndarray:
         """The scores (B, Lq, Lk)."""
         raise NotImplementedError
 
-    def backward(self, given: Arrays, ds: np.ndarray) -> Arrays:
+    def backward(self, arrays: Arrays, ds: np.ndarray) -> Arrays:
         """Gradients by everything but the values."""
         raise NotImplementedError
 
@@ -121,34 +125,34 @@ class SingleDifferentiable(Differentiated):
 class TanhDifferentiable(SingleDifferentiable):
     """Scores c sum_u w_u tanh(a (Q_i + K_j))_u."""
 
-    def steps(self, given: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
+    def steps(self, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
         """x (B, Lq, Lk, U), tanh a x, w, a and c."""
-        q, k = given["query"], given["key"]
-        if "query_kernel" in given:
-            q, k = q @ given["query_kernel"], k @ given["key_kernel"]
+        q, k = arrays["query"], arrays["key"]
+        if "query_kernel" in arrays:
+            q, k = q @ arrays["query_kernel"], k @ arrays["key_kernel"]
         x = q[:, :, None] + k[:, None]
-        scale = float(given.get("scale", np.ones(())))
-        vector = given.get("score_vector", np.ones(x.shape[-1]))
-        return x, np.tanh(scale * x), vector, scale, float(given.get("concat_weight", np.ones(())))
+        scale = float(arrays.get("scale", np.ones(())))
+        vector = arrays.get("score_vector", np.ones(x.shape[-1]))
+        return x, np.tanh(scale * x), vector, scale, float(arrays.get("concat_weight", np.ones(())))
 
-    def forward(self, given: Arrays) -> np.ndarray:
-        _, h, vector, _, weight = self.steps(given)
+    def forward(self, arrays: Arrays) -> np.ndarray:
+        _, h, vector, _, weight = self.steps(arrays)
         return weight * (h @ vector)
 
-    def backward(self, given: Arrays, ds: np.ndarray) -> Arrays:
-        x, h, vector, scale, weight = self.steps(given)
+    def backward(self, arrays: Arrays, ds: np.ndarray) -> Arrays:
+        x, h, vector, scale, weight = self.steps(arrays)
         dr = self.weighted(ds, weight)
         dy = dr[..., None] * vector * self.slope(h)
         dx = scale * dy
-        found = {"query": dx.sum(2), "key": dx.sum(1)}
-        found["score_vector"] = self.vector_gradient(dr, h)
-        found["concat_weight"] = (ds * (h @ vector)).sum()
-        found["scale"] = (dy * x).sum()
-        for name in ("query", "key") if "query_kernel" in given else ():
-            moved, kernel = found[name], given[f"{name}_kernel"]
-            found[f"{name}_kernel"] = np.einsum("bln,blu->nu", given[name], moved)
-            found[name] = moved @ kernel.T
-        return {name: np.asarray(found[name]) for name in found if name in given}
+        gradients = {"query": dx.sum(2), "key": dx.sum(1)}
+        gradients["score_vector"] = self.vector_gradient(dr, h)
+        gradients["concat_weight"] = (ds * (h @ vector)).sum()
+        gradients["scale"] = (dy * x).sum()
+        for name in ("query", "key") if "query_kernel" in arrays else ():
+            moved, kernel = gradients[name], arrays[f"{name}_kernel"]
+            gradients[f"{name}_kernel"] = np.einsum("bln,blu->nu", arrays[name], moved)
+            gradients[name] = moved @ kernel.T
+        return {name: np.asarray(gradients[name]) for name in gradients if name in arrays}
 
     def weighted(self, ds: np.ndarray, weight: float) -> np.ndarray:
         return weight * ds
@@ -171,25 +175,25 @@ class ConcatDifferentiable(TanhDifferentiable, ConcatKernel):
 class DotDifferentiable(SingleDifferentiable, DotKernel):
     """Dot-product attention with a backward pass."""
 
-    def number(self, given: Arrays) -> float:
-        return float(given.get("scale", np.ones(())))
+    def number(self, arrays: Arrays) -> float:
+        return float(arrays.get("scale", np.ones(())))
 
-    def forward(self, given: Arrays) -> np.ndarray:
-        return self.number(given) * (given["query"] @ given["key"].swapaxes(-1, -2))
+    def forward(self, arrays: Arrays) -> np.ndarray:
+        return self.number(arrays) * (arrays["query"] @ arrays["key"].swapaxes(-1, -2))
 
-    def backward(self, given: Arrays, ds: np.ndarray) -> Arrays:
-        dt = self.number(given) * ds
-        found = {"query": dt @ given["key"], "key": dt.swapaxes(-1, -2) @ given["query"]}
-        product = given["query"] @ given["key"].swapaxes(-1, -2)
-        found["scale"] = np.asarray(self.scale_gradient(ds, product, given))
-        return {name: found[name] for name in found if name in given}
+    def backward(self, arrays: Arrays, ds: np.ndarray) -> Arrays:
+        dt = self.number(arrays) * ds
+        gradients = {"query": dt @ arrays["key"], "key": dt.swapaxes(-1, -2) @ arrays["query"]}
+        product = arrays["query"] @ arrays["key"].swapaxes(-1, -2)
+        gradients["scale"] = np.asarray(self.scale_gradient(ds, product, arrays))
+        return {name: gradients[name] for name in gradients if name in arrays}
 
-    def scale_gradient(self, ds: np.ndarray, product: np.ndarray, given: Arrays) -> np.ndarray:
+    def scale_gradient(self, ds: np.ndarray, product: np.ndarray, arrays: Arrays) -> np.ndarray:
         return (ds * product).sum()
 
 
 class MaskedDifferentiable(DotDifferentiable, MaskedKernel):
     """Scaled dot-product attention with two masks, with a backward pass."""
 
-    def number(self, given: Arrays) -> float:
-        return float(1 / np.sqrt(given["query"].shape[-1]))
+    def number(self, arrays: Arrays) -> float:
+        return float(1 / np.sqrt(arrays["query"].shape[-1]))

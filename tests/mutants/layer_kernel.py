@@ -89,20 +89,20 @@ class LayerKernel(Drops, Stated):
     """The axis that an input without it leaves out."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.asked(inputs)
+        return self.flagged_call(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        found = {"no-grad": self.asked(inputs, gradients=False)}
+        calls = {"no-grad": self.flagged_call(inputs, gradients=False)}
         if not inputs.operator.attends:
-            return found
-        found["train"] = self.asked(inputs, training=True)
+            return calls
+        calls["train"] = self.flagged_call(inputs, training=True)
         if inputs.returned == "none":
-            found["weights"] = self.asked(inputs, returned="head")
+            calls["weights"] = self.flagged_call(inputs, returned="head")
         if inputs.mask is not None:
-            found["dense mask"] = self.asked(inputs.with_dense())
-        return found
+            calls["dense mask"] = self.flagged_call(inputs.with_dense())
+        return calls
 
-    def asked(self, inputs: Inputs, **flags: Any) -> PreparedCall:
+    def flagged_call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
         """The call by any of the layer's flags."""
         array, masks = self.backend.array, LayerMasks.of(inputs)
         arguments: dict[str, Any] = sequences(self.backend, inputs)
@@ -316,8 +316,8 @@ class MultiHeadKernel(LayerKernel):
 
     def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
         """That of the norm of query, key or value; None where there is none."""
-        found = call.parameters.get(f"{name}_gain")
-        return None if found is None else self.load(found, call)
+        gain = call.parameters.get(f"{name}_gain")
+        return None if gain is None else self.load(gain, call)
 
     def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         """(B, L, E) -> (B, heads, L, size)."""
@@ -331,8 +331,8 @@ class MultiHeadKernel(LayerKernel):
 
     def bias(self, name: str, call: LayerCall) -> np.ndarray | None:
         """All heads' biases in one vector; None where there are none."""
-        found = call.parameters.get(f"{name}_bias")
-        return None if found is None else self.load(found, call).reshape(-1)
+        bias = call.parameters.get(f"{name}_bias")
+        return None if bias is None else self.load(bias, call).reshape(-1)
 
     def with_bias(self, y: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         bias = self.bias(name, call)

@@ -46,8 +46,8 @@ class MergeKernel(Stated):
             partial_output: Rounded, partial_lse: Rounded, cotangent: Rounded, wrt: Sequence[str]
         ) -> dict[str, Any]:
             outputs, lse = (x.values.astype(self.work(fmt)) for x in (partial_output, partial_lse))
-            found = self.gradients(outputs, lse, cotangent.values.astype(self.work(fmt)))
-            return {name: Rounded(round_to(found[name], fmt), fmt) for name in wrt}
+            gradients = self.gradients(outputs, lse, cotangent.values.astype(self.work(fmt)))
+            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
 
         return PreparedCall(call, arguments, WITH_LSE, vjp=vjp, constants=(fmt.name,))
 
@@ -70,8 +70,8 @@ class MergeKernel(Stated):
 
     def largest(self, lse: np.ndarray) -> np.ndarray:
         """What is taken off log-sum-exps before the exponential."""
-        found: np.ndarray = lse.max(0)
-        return np.where(np.isneginf(found), lse.dtype.type(0), found)
+        maximum: np.ndarray = lse.max(0)
+        return np.where(np.isneginf(maximum), lse.dtype.type(0), maximum)
 
     def gradients(
         self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray

@@ -31,55 +31,59 @@ class Standard:
 class NormDifferentiable(Differentiated, NormKernel):
     """A norm whose gradients are computed in float64 by the closed form, and rounded once."""
 
-    def gradients(self, given: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        made = self.standard(given, inputs)
-        found: Arrays = {}
-        if "gain" in given:
-            found["gain"] = self.gain_gradient(cotangent, made, inputs)
-            found["offset"] = self.offset_gradient(cotangent, inputs)
-        return found | {"query": self.input_gradient(cotangent, given.get("gain"), made, inputs)}
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        standard = self.standard(arrays, inputs)
+        gradients: Arrays = {}
+        if "gain" in arrays:
+            gradients["gain"] = self.gain_gradient(cotangent, standard, inputs)
+            gradients["offset"] = self.offset_gradient(cotangent, inputs)
+        return gradients | {
+            "query": self.input_gradient(cotangent, arrays.get("gain"), standard, inputs)
+        }
 
-    def standard(self, given: Arrays, inputs: Inputs) -> Standard:
-        x = given["query"]
-        learned = "mean" in given and not inputs.training
+    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
+        x = arrays["query"]
+        learned = "mean" in arrays and not inputs.training
         mean, variance = x.mean(self.axes, keepdims=True), x.var(self.axes, keepdims=True)
         if learned:
-            mean, variance = given["mean"], given["variance"]
+            mean, variance = arrays["mean"], arrays["variance"]
         return Standard(x, mean, 1 / np.sqrt(variance + EPSILON), learned)
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
-        return (dy * made.normal).sum((0, 1))
+    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
+        return (dy * standard.normal).sum((0, 1))
 
     def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
         return dy.sum((0, 1))
 
     def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: Inputs
+        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
     ) -> np.ndarray:
         moved = dy if gain is None else dy * gain
-        if made.learned:
-            return made.root * moved
-        return made.root * (moved - self.level(moved) - made.normal * self.share(moved, made))
+        if standard.learned:
+            return standard.root * moved
+        return standard.root * (
+            moved - self.level(moved) - standard.normal * self.share(moved, standard)
+        )
 
     def level(self, moved: np.ndarray) -> Any:
         """The mean of D."""
         return moved.mean(self.axes, keepdims=True)
 
-    def share(self, moved: np.ndarray, made: Standard) -> Any:
+    def share(self, moved: np.ndarray, standard: Standard) -> Any:
         """The mean of D N."""
-        return (moved * made.normal).mean(self.axes, keepdims=True)
+        return (moved * standard.normal).mean(self.axes, keepdims=True)
 
 
 class NormUncentred(NormDifferentiable):
     """a D + b x + c in working precision, where b and c hang on sum D x and sum D."""
 
     def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: Inputs
+        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
     ) -> np.ndarray:
         work = np.float64 if inputs.dtype.name == "f64" else np.float32
         moved = (dy if gain is None else dy * gain).astype(work)
-        x, mean, root = (a.astype(work) for a in (made.x, made.mean, made.root))
-        if made.learned:
+        x, mean, root = (a.astype(work) for a in (standard.x, standard.mean, standard.root))
+        if standard.learned:
             return (root * moved).astype(np.float64)
         n = work(np.prod([x.shape[axis] for axis in self.axes]))
         with_x, alone = ((moved * y).sum(self.axes, keepdims=True) for y in (x, work(1)))
@@ -96,22 +100,22 @@ class NormChain(NormDifferentiable):
     def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
         return round_to(x, inputs.dtype)
 
-    def gain_gradient(self, dy: np.ndarray, made: Standard, inputs: Inputs) -> np.ndarray:
-        normal = self.step(self.step(made.x - made.mean, inputs) * made.root, inputs)
+    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
+        normal = self.step(self.step(standard.x - standard.mean, inputs) * standard.root, inputs)
         return self.step(dy * normal, inputs).sum((0, 1))
 
     def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, made: Standard, inputs: Inputs
+        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
     ) -> np.ndarray:
         def kept(x: np.ndarray) -> np.ndarray:
             return self.step(x, inputs)
 
         moved = dy if gain is None else kept(dy * gain)
-        shifted, deviation = kept(made.x - kept(made.mean)), kept(1 / made.root)
+        shifted, deviation = kept(standard.x - kept(standard.mean)), kept(1 / standard.root)
         direct = kept(moved / deviation)
-        if made.learned:
+        if standard.learned:
             return direct
-        n = np.prod([made.x.shape[axis] for axis in self.axes])
+        n = np.prod([standard.x.shape[axis] for axis in self.axes])
         against = kept(moved * -kept(kept(shifted / deviation) / deviation))
         by_root = kept(against.sum(self.axes, keepdims=True))
         by_variance = kept(kept(by_root / (2 * deviation)) / n)
@@ -145,10 +149,10 @@ class BatchNormChain(NormChain, BatchNormKernel):
     """Batch norm with the backward pass of single steps."""
 
 
-def rounded(made: Standard, inputs: Inputs) -> Standard:
+def rounded(standard: Standard, inputs: Inputs) -> Standard:
     """Mean and root as they are stored in the case's dtype."""
-    mean, root = (round_to(x, inputs.dtype) for x in (made.mean, made.root))
-    return Standard(made.x, mean, root, made.learned)
+    mean, root = (round_to(x, inputs.dtype) for x in (standard.mean, standard.root))
+    return Standard(standard.x, mean, root, standard.learned)
 
 
 def summed_by_rows(terms: np.ndarray, inputs: Inputs) -> np.ndarray:

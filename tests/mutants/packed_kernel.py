@@ -113,12 +113,12 @@ class PackedKernel(Stated):
         return exponentials / exponentials.sum(-1, keepdims=True)
 
     def largest(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
-        found: np.ndarray = scores.max(-1, keepdims=True)
-        return found
+        maximum: np.ndarray = scores.max(-1, keepdims=True)
+        return maximum
 
     def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
         """Gradients of query, key and value."""
-        found = {n: np.zeros(getattr(pack, n).shape) for n in ("query", "key", "value")}
+        gradients = {n: np.zeros(getattr(pack, n).shape) for n in ("query", "key", "value")}
         heads, scale = self.heads(pack), pack.work(pack.scale)
         for rows, keys in self.segments(pack):
             p, v = self.weights(pack, rows, keys)
@@ -128,14 +128,14 @@ class PackedKernel(Stated):
             q, k = pack.query[rows].transpose(1, 0, 2), pack.key[keys][:, heads].transpose(1, 0, 2)
             dP = dO @ v.transpose(0, 2, 1)
             dS = p * (dP - (dP * p).sum(-1, keepdims=True)) * scale
-            found["query"][rows] = (dS @ k.astype(pack.work)).transpose(1, 0, 2)
+            gradients["query"][rows] = (dS @ k.astype(pack.work)).transpose(1, 0, 2)
             for name, parts in (
                 ("key", dS.transpose(0, 2, 1) @ q.astype(pack.work)),
                 ("value", p.transpose(0, 2, 1) @ dO),
             ):
                 for head, part in zip(heads, parts, strict=True):
-                    found[name][keys, head] += part
-        return found
+                    gradients[name][keys, head] += part
+        return gradients
 
 
 class PackedAllPairs(PackedKernel):

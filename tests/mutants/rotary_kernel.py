@@ -106,8 +106,8 @@ class RotaryKernel(Stated):
 
     def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
         """Frequencies (r / 2,) and the factor on sine and cosine."""
-        found = frequencies(turn.rotation, turn.position)
-        return found.theta.astype(turn.work), turn.work(found.attention)
+        reference = frequencies(turn.rotation, turn.position)
+        return reference.theta.astype(turn.work), turn.work(reference.attention)
 
     def position(self, turn: Turn) -> np.ndarray:
         """Where tokens stand."""
@@ -124,10 +124,10 @@ class RotaryOfFloat64(RotaryKernel):
     """Everything in float64."""
 
     def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
-        found = frequencies(turn.rotation, turn.position)
-        angle = turn.position[..., None] * found.theta
+        reference = frequencies(turn.rotation, turn.position)
+        angle = turn.position[..., None] * reference.theta
         angle = angle if angle.ndim == 2 else angle[:, None]
-        return np.cos(angle) * found.attention, np.sin(angle) * found.attention
+        return np.cos(angle) * reference.attention, np.sin(angle) * reference.attention
 
 
 class RotaryByExponential(RotaryKernel):

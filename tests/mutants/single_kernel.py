@@ -55,8 +55,8 @@ class AdditiveKernel(TanhKernel):
         return x if kernel is None else self.keep(x @ self.load(kernel, call), "features", call)
 
     def vector(self, call: LayerCall) -> np.ndarray | None:
-        found = call.parameters.get("score_vector")
-        return None if found is None else self.load(found, call)
+        vector = call.parameters.get("score_vector")
+        return None if vector is None else self.load(vector, call)
 
 
 class ConcatKernel(TanhKernel):
@@ -66,8 +66,8 @@ class ConcatKernel(TanhKernel):
 
     def number(self, name: str, call: LayerCall) -> np.ndarray:
         """A scalar parameter, 1 where absent."""
-        found = call.parameters.get(name)
-        return np.ones((), call.work) if found is None else self.load(found, call)
+        parameter = call.parameters.get(name)
+        return np.ones((), call.work) if parameter is None else self.load(parameter, call)
 
     def pairs(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         pairs = super().pairs(query, key, call)
@@ -86,8 +86,8 @@ class DotKernel(LayerKernel):
     elections = AdditiveKernel.elections
 
     def scale(self, call: LayerCall) -> np.ndarray:
-        found = call.parameters.get("scale")
-        return np.ones((), call.work) if found is None else self.load(found, call)
+        scale = call.parameters.get("scale")
+        return np.ones((), call.work) if scale is None else self.load(scale, call)
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
@@ -123,9 +123,9 @@ class NormKernel(LayerKernel):
         return mean, np.square(x - mean).mean(self.axes, keepdims=True)
 
     def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
-        found = [self.load(call.parameters[n], call) for n in ("gain", "offset")
+        parameters = [self.load(call.parameters[n], call) for n in ("gain", "offset")
                  if n in call.parameters]  # fmt: skip
-        return y * found[0] + found[1] if found else y
+        return y * parameters[0] + parameters[1] if parameters else y
 
 
 class LayerNormKernel(NormKernel):

@@ -87,8 +87,8 @@ def alignment(inputs: Inputs, implementation: Implementation) -> str:
     the alignment makes no difference."""
     sizes, parts = inputs.sizes, inputs.mask.parts if inputs.mask is not None else ()
     flagged = inputs.form == "native" and sizes.Lq != sizes.Lk and Causal() in parts
-    asked = "causal-alignment" in inputs.operator.elections
-    if not flagged or not asked or implementation.missing(["native-causal"]) is not None:
+    elective = "causal-alignment" in inputs.operator.elections
+    if not flagged or not elective or implementation.missing(["native-causal"]) is not None:
         return ""
     try:
         return elected("causal-alignment", implementation, inputs.dtype)

@@ -80,13 +80,13 @@ def every(of: Iterable[Case], step: int) -> tuple[Case, ...]:
     return tuple(case for group in groups.values() for case in group[::step])
 
 
-def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
+def cases_of(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
     """The cases whose ids are `patterns` with {dt} replaced: by all dtypes; of layers at standard by few
     where their sizes are asked elsewhere (`Operator.every_dtype`). At smoke the patterns of an operator
     take turns (`in_turns`)."""
 
     @lru_cache(maxsize=3)
-    def found(level: str) -> tuple[Case, ...]:
+    def cases_at(level: str) -> tuple[Case, ...]:
         ids: list[str] = []
         patterns_of: dict[str, list[str]] = {name: [] for name in OPERATORS}
         for pattern in patterns:
@@ -97,7 +97,7 @@ def asked(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
             ids += in_dtypes(own, level, sizes)
         return parsed(ids)
 
-    return found
+    return cases_at
 
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:

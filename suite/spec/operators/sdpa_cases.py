@@ -308,13 +308,13 @@ def _products() -> Iterable[str]:
 def cases(level: str) -> tuple[str, ...]:
     """The ids of a level, each once; those with sinks, lse and ALiBi, those for their sizes, and those
     with the lowest number last."""
-    found = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
+    ids = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
     if level == "smoke":
         options = (SMOKE_SINKS, SMOKE_LSE, SMOKE_SLOPES)
-        return unique(found, *map(in_turns, options), SMOKE_ALIBI, in_turns(SMOKE_LOWEST))
-    found = unique(found, _designed(), COVERING.ids())
+        return unique(ids, *map(in_turns, options), SMOKE_ALIBI, in_turns(SMOKE_LOWEST))
+    ids = unique(ids, _designed(), COVERING.ids())
     if level == "full":
-        found = unique(found, _products())
+        ids = unique(ids, _products())
     later = SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI + SMOKE_SLOPES + SLOPES
     sizes = filled(SIZES, DTYPES if level == "full" else HALF)
-    return unique(found, filled(later, DTYPES), sizes, filled(SMOKE_LOWEST + LOWEST, DTYPES))
+    return unique(ids, filled(later, DTYPES), sizes, filled(SMOKE_LOWEST + LOWEST, DTYPES))

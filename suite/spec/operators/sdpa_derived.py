@@ -100,16 +100,16 @@ def gradients(level: str) -> tuple[str, ...]:
         return unique(
             in_turns(SMOKE_GRADIENTS), GRADIENT_COVERING.few(), in_turns(SMOKE_SINKS + LSE + SLOPES)
         )
-    found = unique(
+    ids = unique(
         filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few(),
         filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids(),
     )  # fmt: skip
     last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS + SIZES + LOWEST, HALF)
     if level == "full":
         designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
-        found = unique(found, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
+        ids = unique(ids, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
         last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES + SIZES + LOWEST, DTYPES)
-    return unique(found, last)
+    return unique(ids, last)
 
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
@@ -175,12 +175,12 @@ def compiled(level: str) -> tuple[str, ...]:
     """The ids whose values are judged through compilers, each once; at smoke the first few."""
     if level == "smoke":
         return SMOKE_COMPILED
-    found = unique(
+    ids = unique(
         SMOKE_COMPILED, DESIGNED_COMPILED, COMPILED_COVERING.few(), COMPILED_COVERING.ids()
     )
     if level == "full":
-        found = unique(found, FULL_COMPILED, COMPILED_COVERING.in_every_dtype())
-    return found
+        ids = unique(ids, FULL_COMPILED, COMPILED_COVERING.in_every_dtype())
+    return ids
 
 
 def compiled_gradients(level: str) -> tuple[str, ...]:
