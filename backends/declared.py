@@ -30,7 +30,8 @@ heads."""
 NO_DROPOUT = "has no dropout"
 
 OF_BACKENDS = frozenset({"strides", "threads"})
-"""Features that a backend has or lacks, and no implementation by itself (see `Backend.refusals`)."""
+"""Features that all implementations of a backend have or lack (see `Backend.refusals`); one of them may
+refuse them by itself."""
 
 ATTENTION_FEATURES = frozenset(
     {
@@ -67,7 +68,7 @@ ENCODER_FEATURES = frozenset(
 
 ROTARY_FEATURES = frozenset(
     {
-        "interleaved", "halves", "rotary-base", "partial-rotation", "gathered-positions",
+        "interleaved", "halves", "rotary-base", "partial-rotation", "positions", "gathered-positions",
         "rotary-scaling", "empty-batch", "empty-queries", "gradient", "inner-stride", "other-shapes",
     }
 )  # fmt: skip

@@ -16,7 +16,7 @@ from backends.protocol import Backend, Implementation
 from backends.user import check_unused, ends_in
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import UNLEARNED, Inputs, draw
+from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
 
 CONFIGURATION = {
@@ -283,7 +283,7 @@ class UserLayer(Implementation):
 
 def parameters_of(case: Case) -> frozenset[str]:
     """The names of a case's parameters."""
-    return frozenset(case.axes) - {*UNLEARNED}
+    return frozenset(case.operator.learned(case.axes))
 
 
 class _Read(UserDict[str, Any]):

@@ -33,7 +33,7 @@ THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
-class Reference:
+class BlockedPass:
     """Output (B, H, Lq, Dv); log-sum-exp and the largest score of each row, (B, H, Lq), -inf for rows
     without keys and sink; weights (B, H, Lq, Lk) and terms where they were asked for."""
 
@@ -60,7 +60,7 @@ def attention(
     terms: bool = False,
     variance: bool = False,
     weights: bool = False,
-) -> Reference:
+) -> BlockedPass:
     """Scaled dot-product attention, `weights value` with weights = softmax(scores) over keys.
 
     query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); query head h uses key/value
@@ -154,7 +154,7 @@ def attention(
     else:
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(quietly, blocks))
-    return Reference(out, lse, largest, all_weights, collector.terms if collector else None)
+    return BlockedPass(out, lse, largest, all_weights, collector.terms if collector else None)
 
 
 def _check_shapes(

@@ -37,7 +37,8 @@ from references.projections import (
 from references.rounding import Bounded, Roundoffs, narrowed, stored, together
 from references.scores import ScaledScores, scaled_scores
 from references.softmax import Attended, attend
-from suite.spec.inputs import UNLEARNED, Inputs
+from suite.spec.inputs import Inputs
+from suite.spec.operator import UNLEARNED
 from suite.spec.vocabulary import OPERANDS
 
 

@@ -31,7 +31,7 @@ def forward(inputs: Inputs, scale: np.floating, rounding: Roundoffs, empty_rows:
     return one_head.attended(inputs, scores, x["value"], rounding, empty_rows)
 
 
-class _Chain:
+class _ProductsChain:
     """The scores and the attention behind them, as derivatives have them."""
 
     def __init__(self, inputs: Inputs, scale: np.floating, u: Roundoffs, empty_rows: str) -> None:
@@ -53,7 +53,7 @@ def vjp(
     inputs: Inputs, cotangent: np.ndarray, scale: np.floating, rounding: Roundoffs, empty_rows: str
 ) -> Outputs:
     """The gradients of query, key, value, and scale where it is learned."""
-    chain = _Chain(inputs, scale, rounding, empty_rows)
+    chain = _ProductsChain(inputs, scale, rounding, empty_rows)
     dO = one_head.cotangent_of(inputs, cotangent, rounding)
     dS = chain.attention.score_gradient(dO)
     query, key = chain.scores.gradients(dS)
@@ -70,7 +70,7 @@ def jvp(
     empty_rows: str,
 ) -> Outputs:  # fmt: skip
     """How the output moves, (B, Lq, Ev), as any of query, key, value and a learned scale move."""
-    u, chain = rounding, _Chain(inputs, scale, rounding, empty_rows)
+    u, chain = rounding, _ProductsChain(inputs, scale, rounding, empty_rows)
     moved = moving(inputs, tangents)
     query, key, value = (headed(narrowed(moved[n], u)) if n in moved else None for n in OPERANDS)
     scores = chain.scores.tangent(query, key)

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from references.blocked import Reference, attention
+from references.blocked import BlockedPass, attention
 from references.derivatives import Attention, Pairs
 from references.outputs import Outputs, moving, wide
 from references.rounding import (
@@ -47,7 +47,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.recipes import alibi_bias
 from suite.spec.vocabulary import OPERANDS
 
-_PASSES: Cache[Reference] = Cache(64)
+_PASSES: Cache[BlockedPass] = Cache(64)
 
 
 @np.errstate(all="ignore")
@@ -81,7 +81,7 @@ def _step_by_step(inputs: Inputs, u: Roundoffs) -> Outputs:
     return chain.outputs({"output": stored(average, u.output, u.floor)})
 
 
-def _pass(inputs: Inputs, empty_rows: str) -> Reference:
+def _pass(inputs: Inputs, empty_rows: str) -> BlockedPass:
     return attention(
         inputs.query, inputs.key, inputs.value,
         mask=inputs.allowed, bias=_bias(inputs), own_bias=inputs.alibi_slopes is not None,
@@ -191,4 +191,4 @@ def jvp(
     return chain.outputs({"output": output})
 
 
-__all__ = ["Reference", "attention", "forward", "jvp", "vjp"]
+__all__ = ["BlockedPass", "attention", "forward", "jvp", "vjp"]

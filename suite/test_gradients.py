@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from suite.judge.answer import differentiate_lse
+from suite.judge.answer import vjp_of_lse
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
@@ -33,6 +33,7 @@ from suite.spec.catalogue import (
 )
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw_tangents
+from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import OPERANDS
 from suite.test_masking import last_seen_by_some, never_attended, with_slots
 
@@ -99,9 +100,7 @@ def test_gradient_of_lse(cell: Cell) -> None:
         raise NotApplicable("elects that its log-sum-exp has no gradient")
     cell.require(cell.inputs)
     cotangent = cell.cotangent[..., 0]
-    prepared, native = cell.attempt(
-        lambda: differentiate_lse(cell.implementation, cell.inputs, cotangent)
-    )
+    prepared, native = cell.attempt(lambda: vjp_of_lse(cell.implementation, cell.inputs, cotangent))
     gradients = read_gradients(cell, native, cell.inputs, prepared, ("query", "key"))
     judge_gradients(cell, gradients, cotangent=cotangent, of="lse")
 
@@ -114,8 +113,16 @@ ALONE = (
 
 
 def alone(level: str) -> tuple[Case, ...]:
+    """Of plain attention; from standard on the plain case of every operator whose query, key and value
+    are three arrays, too."""
     names = {"smoke": ("f32",), "standard": ("f32", "bf16")}.get(level, tuple(DTYPES))
-    return parsed(filled(ALONE, names))
+    own = parsed(filled(ALONE, names))
+    if level == "smoke":
+        return own
+    plain = parsed(filled([o.plain for o in OPERATORS.values() if o.plain], names))
+    others = [case for case in plain if case.operator not in {x.operator for x in own}]
+    apart = [case for case in others if set(OPERANDS) <= case.axes.keys()]
+    return (*own, *(case for case in apart if not case.option("self_attention")))
 
 
 @check(alone, ("gradient",))
@@ -145,7 +152,7 @@ def test_gradient_arrangements(cell: Cell) -> None:
     """Cotangents however they lie in memory: with stride 0, transposed, with gaps; and of one number,
     as the derivative of a sum hands them on."""
     alike = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
-    number = np.broadcast_to(cell.cotangent[:1, :1, :1, :1], cell.cotangent.shape)
+    number = np.broadcast_to(cell.cotangent.flat[0], cell.cotangent.shape)
     for arranged, cotangent in (
         ("expanded", alike),
         ("scalar", number),

@@ -23,7 +23,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.verdict import Deviation
 from suite.spec.case import Case
-from suite.spec.catalogue import cases_of, parsed
+from suite.spec.catalogue import cases_of, parsed, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.levels import in_dtypes
 from suite.spec.masks import Causal
@@ -57,14 +57,17 @@ CHUNK = 8
 """Rows of the last chunk of a prefill."""
 
 
-def with_long(*standard: str, full: str = "") -> Callable[[str], tuple[Case, ...]]:
+Cases = Callable[[str], tuple[Case, ...]]
+
+
+def with_long(cases: Cases, full: str) -> Cases:
     """Cases of a level; at full in a long form, too."""
 
-    def cases(level: str) -> tuple[Case, ...]:
-        long = parsed(in_dtypes([full], "full")) if full and level == "full" else ()
-        return (*cases_of(*standard)(level), *long)
+    def of_level(level: str) -> tuple[Case, ...]:
+        long = parsed(in_dtypes([full], "full")) if level == "full" else ()
+        return (*cases(level), *long)
 
-    return cases
+    return of_level
 
 
 def expect_within(
@@ -90,18 +93,20 @@ def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.n
     return array[(slice(None),) * place + (rows,)]
 
 
-def renewed(inputs: Inputs, kept: np.ndarray, axis: str, *names: str) -> Inputs:
-    """The inputs with the signs of those arrays turned that they have, but for the indices `kept`
-    (boolean) along an axis."""
+def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
+    """The inputs with the signs of all arrays turned that have the axis, but for its indices `kept`
+    (boolean); positions and lengths stay."""
     arrays = {}
-    for name in set(names) & inputs.arrays.keys():
+    for name in inputs.arrays:
+        if axis not in inputs.axes(name) or name in inputs.operator.constants:
+            continue
         place = inputs.axes(name).index(axis)
         shape = [-1 if n == place else 1 for n in range(inputs.arrays[name].ndim)]
         arrays[name] = np.where(kept.reshape(shape), inputs.arrays[name], -inputs.arrays[name])
     return inputs.replace(**arrays)
 
 
-@check(with_long(NARROW, *LAYERS, full=LONG))
+@check(with_long(with_plain(NARROW, *LAYERS), LONG))
 def test_invariant_rerun(cell: Cell) -> None:
     """The same call again gives the same bits: on arrays made anew, and after a call on other values.
 
@@ -109,8 +114,8 @@ def test_invariant_rerun(cell: Cell) -> None:
     """
     inputs = cell.inputs
     first, bound = cell.run().values.copy(), cell.bound(inputs)
-    nothing = np.zeros(inputs.sizes.B, bool)
-    other = renewed(inputs, nothing, "b", "query", "value")
+    axis = inputs.operator.outputs(inputs.case)["output"][0]
+    other = renewed(inputs, np.zeros(inputs.letters[axis], bool), axis)
     for n in range(4):
         if n == 2:
             cell.run(other)
@@ -122,7 +127,7 @@ def test_invariant_rerun(cell: Cell) -> None:
         expect_within(cell, again, first, 2 * bound, what)
 
 
-@check(with_long(NARROW, *LAYERS, full=LONG))
+@check(with_long(with_plain(NARROW, *LAYERS, axes="b"), LONG))
 def test_invariant_batch(cell: Cell) -> None:
     """A sample's answer is the same alone, elsewhere in the batch, and beside other samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -133,7 +138,7 @@ def test_invariant_batch(cell: Cell) -> None:
         cell, moved, whole[order], 2 * bound[order], "samples at other places in the batch"
     )
     first = np.arange(s.B) == 0
-    got = cell.run(renewed(inputs, first, "b", "query", "key", "value")).values
+    got = cell.run(renewed(inputs, first, "b")).values
     expect_within(cell, got[:1], whole[:1], 2 * bound[:1], "sample 0 beside other samples")
     for b in (0, s.B - 1):
         place = slice(b, b + 1)
@@ -151,7 +156,7 @@ def counts(Lq: int) -> list[int]:
     return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
 
 
-@check(with_long(NARROW, *LAYERS, full=LONG))
+@check(with_long(with_plain(NARROW, *LAYERS, axes="q"), LONG))
 def test_invariant_rows(cell: Cell) -> None:
     """A row's answer is the same among fewer rows (mlx#3573), at another place, and beside others."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -161,7 +166,7 @@ def test_invariant_rows(cell: Cell) -> None:
     want, limit = (rows_of(x, inputs, back) for x in (whole, 2 * bound))
     expect_within(cell, moved, want, limit, "rows in reverse order")
     even = slice(0, None, 2)
-    got = cell.run(renewed(inputs, np.arange(s.Lq) % 2 == 0, "q", "query")).values
+    got = cell.run(renewed(inputs, np.arange(s.Lq) % 2 == 0, "q")).values
     got, want, limit = (rows_of(x, inputs, even) for x in (got, whole, 2 * bound))
     expect_within(cell, got, want, limit, "rows beside other rows")
     for count in counts(s.Lq):
@@ -172,7 +177,7 @@ def test_invariant_rows(cell: Cell) -> None:
             expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
 
 
-@check(cases_of(*THREADED), needs=("threads",))
+@check(with_plain(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
     """The answer is the same on one thread and on more."""
     inputs, backend = cell.inputs, cell.implementation.backend
@@ -192,7 +197,7 @@ def seen_by(inputs: Inputs, row: int) -> int:
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
 
 
-@check(with_long(GROWING, GROWING_LAYER, full=LONG_GROWING))
+@check(with_long(cases_of(GROWING, GROWING_LAYER), LONG_GROWING))
 def test_invariant_decode(cell: Cell) -> None:
     """A prefill gives what decoding one token at a time gives: row i, as the only query, over the keys
     that row i sees and no mask; and its last 8 rows are those of a chunk over the keys that it sees.
@@ -216,7 +221,7 @@ def test_invariant_decode(cell: Cell) -> None:
     expect_within(cell, got, rows_of(whole, inputs, last), limit, what)
 
 
-@check(with_long(ONE_ROW, full=LONG_ROW))
+@check(with_long(cases_of(ONE_ROW), LONG_ROW))
 def test_invariant_split(cell: Cell) -> None:
     """The answer over all keys is that over two parts of them, merged by their log-sum-exps.
 

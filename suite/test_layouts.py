@@ -20,14 +20,14 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import cases_of
-from suite.spec.inputs import Inputs
+from suite.spec.catalogue import cases_of, with_plain
+from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
 """Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
 
-CASES = cases_of(
+CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
@@ -40,8 +40,10 @@ MASKED = cases_of(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
+    "multi-head/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
+    "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
 )
-DIFFERENTIATED = cases_of(
+DIFFERENTIATED = with_plain(
     "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
     "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
@@ -58,7 +60,13 @@ def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
     alike = np.broadcast_to(array.take([0], axis), array.shape)
     if operand == "mask":
         return inputs.with_dense(mask_array=alike)
-    return inputs.replace(**{operand: alike})
+    return inputs.replace(**dict.fromkeys(OPERANDS if inputs.self_attention else [operand], alike))
+
+
+def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
+    """Query, key and value, the first alone where they are one tensor; without a query all arrays."""
+    names = tuple(name for name in OPERANDS if name in inputs.arrays) or tuple(inputs.arrays)
+    return names[:1] if inputs.self_attention else names
 
 
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall:
@@ -72,7 +80,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall
     if prepared.arguments.get(argument) is None:
         raise NotApplicable(f"the call is given no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
-    dtype = None if operand == "mask" else inputs.dtype
+    dtype = None if operand == "mask" else dtype_of(operand, inputs.case)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
     array = backend.arranged(turned(values, prepared) if heads else values, dtype, how)
     array = backend.transpose(array, 0, 2, 1, 3) if heads else array
@@ -85,8 +93,6 @@ def arrangements(
     """Operand, arrangement, inputs and call for each operand alone in each of the arrangements."""
     for operand in operands:
         for how in kinds:
-            if operand in OPERANDS and operand not in cell.inputs.arrays:
-                continue
             if how == "expanded-heads" and cell.inputs.operator.is_layer:
                 continue  # its operands have no axis of heads
             inputs = collapsed(cell.inputs, operand, how)
@@ -114,13 +120,13 @@ def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[s
 def test_layouts(cell: Cell) -> None:
     """Query, key and value out of a larger array, with stride 0 along the batch and along the heads
     (pytorch#191937), and with the odd strides of axes of size 1 (pytorch#116333)."""
-    expect_in_every_layout(cell, OPERANDS, OUTER)
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs), OUTER)
 
 
 @check(CASES, needs=("strides", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
     """Query, key and value whose components do not lie side by side (pytorch#187506, ROCm#3230)."""
-    expect_in_every_layout(cell, OPERANDS, INNER)
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs), INNER)
 
 
 def added(cell: Cell) -> tuple[str]:
@@ -146,7 +152,7 @@ def test_inner_mask_layouts(cell: Cell) -> None:
 def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
     """Judge the gradients by all operands for every arrangement of each of them."""
     _, names = asked_of(cell)
-    operands = tuple(name for name in (*OPERANDS, "bias") if name in names)
+    operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
             _, gradients = vjp(cell, inputs, operands, prepared=prepared)

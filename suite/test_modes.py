@@ -27,15 +27,18 @@ CASES = parsed(
         "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
         "sdpa/none/gqa2/bf16/b2h4q11k9d6/bias.qk",
         "sdpa/causal/gqa2/f32/b2h4q11k9d6",
+        "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/bool.bhqk/mha/f32/b3h3q3k3d4/e12.12.12.12/self/dense",
     )
 )
 
 
 def renewed(inputs: Inputs) -> Inputs:
     """Other values of the same shapes: operands reversed along their rows and scaled, another bias."""
+    factors = (2.0, 2.0, 2.0) if inputs.self_attention else (2.0, -1.0, 0.5)
     changed: dict[str, Any] = {
-        name: round_to(factor * getattr(inputs, name)[:, :, ::-1], inputs.dtype)
-        for name, factor in (("query", 2.0), ("key", -1.0), ("value", 0.5))
+        name: round_to(factor * getattr(inputs, name)[..., ::-1, :], inputs.dtype)
+        for name, factor in zip(OPERANDS, factors, strict=True)
     }
     if inputs.bias is not None:
         changed["bias"] = round_to(-inputs.bias, inputs.dtype)
@@ -87,9 +90,9 @@ def test_compiled_lengths(cell: Cell) -> None:
     s: Sizes = cell.inputs.sizes
     for queries, keys in ((s.Lq, s.Lk), (s.Lq - 3, s.Lk - 4), (s.Lq, s.Lk)):
         inputs = cell.inputs.replace(
-            query=cell.inputs.query[:, :, :queries],
-            key=cell.inputs.key[:, :, :keys],
-            value=cell.inputs.value[:, :, :keys],
+            query=cell.inputs.query[..., :queries, :],
+            key=cell.inputs.key[..., :keys, :],
+            value=cell.inputs.value[..., :keys, :],
             bias=None if cell.inputs.bias is None else cell.inputs.bias[:queries, :keys],
         )
         arguments = handed(cell, inputs)

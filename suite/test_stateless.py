@@ -14,7 +14,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import cases_of
+from suite.spec.catalogue import with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -45,6 +45,8 @@ def changed(inputs: Inputs) -> Inputs:
         return inputs.replace(query=-inputs.query, position=nearer, offset=first // 4)
     if position is not None:
         return inputs.replace(query=-inputs.query, position=position + 7, offset=7, base=500.0)
+    if "query" not in inputs.arrays:
+        return inputs.replace(**{name: -array for name, array in inputs.arrays.items()})
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
     if inputs.case.option("segments"):
@@ -79,7 +81,7 @@ def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     )
 
 
-@check(cases_of(*CASES))
+@check(with_plain(*CASES))
 def test_stateless(cell: Cell) -> None:
     inputs, other = cell.inputs, changed(cell.inputs)
     cell.judge(cell.run(), inputs)
@@ -105,7 +107,8 @@ def test_stateless(cell: Cell) -> None:
         before = cell.run(few).values.copy()
     except NotApplicable:
         return  # a number of keys that is not claimed
-    spoilt = {n: np.full_like(getattr(inputs, n), np.nan) for n in OPERANDS}
+    names = [n for n in OPERANDS if n in inputs.arrays] or list(inputs.arrays)
+    spoilt = {n: np.full_like(inputs.arrays[n], np.nan) for n in names}
     with suppress(Deviation):  # what becomes of NaN is asked elsewhere
         cell.run(inputs.replace(**spoilt))
     answer, what = cell.run(few), "over fewer keys, after a call with NaN"

@@ -14,7 +14,7 @@ from backends.masks import rank4
 from backends.protocol import ForwardOnly, Implementation
 from suite.judge.answer import parts, turned
 from suite.judge.derivative import native_cotangent
-from suite.vectors.asked import Asked, Selection, operands
+from suite.vectors.asked import Selection, StoredProblem, operands
 from suite.vectors.export import export
 from suite.vectors.index import RUNTIME, read_index
 from suite.vectors.judge import as_drawn_here
@@ -55,7 +55,7 @@ def declare(folder: Path, **runtime: Any) -> None:
     (folder / RUNTIME).write_text(text, encoding="utf-8")
 
 
-def answered(one: Asked, implementation: Implementation) -> dict[str, np.ndarray]:
+def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np.ndarray]:
     """The tensors with which an implementation answers; none where it raises."""
     inputs, backend = one.inputs(), implementation.backend
     prepared = implementation.prepare(inputs)

@@ -15,7 +15,7 @@ from suite.records.cells import CellRecord
 from suite.sweep.driver import Died
 from suite.sweep.plan import SweepPlan, plan_of
 from suite.sweep.run import Sweep
-from suite.sweep.store import Limits, Store
+from suite.sweep.store import Store, SweepLimits
 from suite.sweep.tasks import Task
 from tests.records_by_hand import header
 
@@ -90,12 +90,12 @@ class Here:
 
 
 def sweep(
-    folder: Path, plan: SweepPlan, engine: Here | None = None, limits: Limits | None = None
+    folder: Path, plan: SweepPlan, engine: Here | None = None, limits: SweepLimits | None = None
 ) -> tuple[int, Here]:
     """The exit code of a sweep in this process, and its engine."""
     engine = engine or Here()
     with Store(folder, plan) as store:
-        return Sweep(plan, store, engine, limits or Limits()).run(), engine
+        return Sweep(plan, store, engine, limits or SweepLimits()).run(), engine
 
 
 def kinds(engine: Here) -> list[type]:

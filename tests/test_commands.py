@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from suite.__main__ import main
+from suite.front.architecture import files
+from suite.front.options import OF_COMMANDS, OPTIONS, CommandOption, Options, add_options
 from tests.records_by_hand import cell, run, write
 
 NASTY = "\x1b[31mred\x00 \u202e \x9b2J"
@@ -62,3 +68,54 @@ def test_nothing_of_a_file_is_obeyed(
             out = tmp_path / fmt
             assert main(["report", str(path), f"--format={fmt}", f"--output={out}"]) == 0
             assert not OBEYED & {*out.read_text(encoding="utf-8")}
+
+
+def test_the_options_of_a_run_are_those_of_the_table() -> None:
+    """By name and default; where records go is no question of what is run."""
+    defaults = {f.name.replace("_", "-"): f.default for f in fields(Options)}
+    assert defaults.keys() == OPTIONS.keys() - {"results"}
+    del defaults["backend"]
+    assert defaults == {name: OPTIONS[name].initial for name in defaults}
+
+
+def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
+    values: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        other = option.valid[-1] if option.valid else option.kind("7")
+        values[name.replace("-", "_")] = (
+            True if option.switch else (other,) if option.many else other
+        )
+    names = {word.removeprefix("--").partition("=")[0] for word in Options.of(values.get).words()}
+    chosen_by = {"implementation", "dtype", "shard"}
+    assert names == OPTIONS.keys() - chosen_by - {"results", "start-timeout"}
+    assert Options(("torch",)).words() == ["--backend=torch"]
+
+
+def test_no_command_declares_an_option_of_the_table_by_itself() -> None:
+    own = {
+        f"{name}: {argument.value}"
+        for name, path in files().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument")
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
+        if str(argument.value)[2:] in OPTIONS | OF_COMMANDS
+    }
+    assert not own
+
+
+def test_options_say_their_defaults_once(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(prog="x")
+    changed = {"level": {"default": "smoke", "checked": True}, "backend": {"many": False}}
+    add_options(parser.add_argument, ("level", "backend", "case"), changed, case="this one")
+    read = parser.parse_args(["--backend=numpy", "--case=a", "--case=b"])
+    assert vars(read) == {"level": "smoke", "backend": "numpy", "case": ["a", "b"]}
+    assert "(default smoke)" in parser.format_help()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--level=no-level"])
+    assert "smoke, standard, full" in capsys.readouterr().err.replace("'", "")
+    spoken = CommandOption("the last one by default", default="x").arguments
+    assert spoken["help"] == "the last one by default"
+    assert CommandOption("so many", default=1.5).arguments["help"] == "so many (default 1.5)"
+    for name, option in (OPTIONS | OF_COMMANDS).items():
+        assert option.arguments["help"].count("default") <= 1, name

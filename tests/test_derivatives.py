@@ -67,7 +67,7 @@ def differentiable(inputs: Inputs) -> list[str]:
     left_out = set(inputs.operator.statistics) | (
         {"key", "value"} if inputs.self_attention else set()
     )
-    if not inputs.operator.attends:
+    if not inputs.operator.has_keys:
         left_out |= {"key", "value"}
     return [name for name in inputs.arrays if name not in left_out]
 

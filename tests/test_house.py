@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 
 from suite.front import architecture
 from suite.front.architecture import PACKAGES, files, graph, imports
-from suite.spec import operators
-from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from tests.wheels import tracked
 
@@ -86,7 +83,7 @@ ROOMS = {
     ),
     "suite.measure": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
-        ("numpy", "packaging"),
+        ("numpy", "packaging", "scipy"),
     ),
     "suite.mutation": Room(("suite.records", "suite.spec.text", "suite.spec.vocabulary")),
     "suite.search": Room(
@@ -194,6 +191,47 @@ def test_what_is_imported_exists() -> None:
         assert not ours - files().keys(), name
 
 
+def bound(body: list[ast.stmt]) -> set[str]:
+    """The names that statements of a module bind, those inside its conditions, too."""
+    names = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
+            parts = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
+            names |= bound([statement for part in parts for statement in part])
+        else:
+            stored = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+            names |= {n.id for n in stored if isinstance(n.ctx, ast.Store)}
+    return names
+
+
+def lacking(path: Path) -> set[str]:
+    """The names in `__all__` of a module that it does not have. One with `__getattr__` has what that
+    knows: the strings in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    listed: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            strings = (n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant))
+            listed |= {value for value in strings if isinstance(value, str)}
+    lazy = "__getattr__" in bound(tree.body)
+    said = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)} if lazy else set()
+    modules = {p.stem for p in path.parent.glob("*.py")} if path.name == "__init__.py" else set()
+    return listed - bound(tree.body) - said - modules
+
+
+def test_what_is_listed_as_public_exists(tmp_path: Path) -> None:
+    assert not {name: names for name, path in files().items() if (names := lacking(path))}
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import a.b as c\nif c:\n    def f(): ...\nx: int = 1\n__all__ = ['c', 'f', 'gone', 'x']\n"
+    )
+    assert lacking(path) == {"gone"}
+
+
 def test_only_a_backends_own_package_imports_a_framework() -> None:
     for name, path in files().items():
         tops = {module.split(".")[0] for module in imports(path)} & FRAMEWORKS
@@ -211,111 +249,6 @@ def test_what_is_imported_is_declared() -> None:
     names |= {name.replace("-", "_") for name in names}
     tops = {module.split(".")[0] for path in files().values() for module in imports(path)}
     assert tops - set(sys.stdlib_module_names) - OURS <= names
-
-
-def named(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file in which something hangs on an operator's name, or on which operator it is:
-    comparisons, cases of `match`, keys, and lists of several names."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    constants = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-
-    def names(*nodes: ast.AST | None) -> set[str]:
-        """The operators that some expressions name."""
-        mentions = set()
-        for node in nodes:
-            if isinstance(node, ast.Tuple | ast.List | ast.Set):
-                mentions |= names(*node.elts)
-            elif isinstance(node, ast.Dict):
-                mentions |= names(*node.keys)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                mentions |= {node.value} & OPERATORS.keys()
-            elif isinstance(node, ast.Name):
-                mentions |= {constants.get(node.id, node.id)} & {*OPERATORS, *CONSTANTS}
-            elif isinstance(node, ast.Attribute):
-                mentions |= {node.attr} & CONSTANTS
-        return mentions
-
-    for node in ast.walk(tree):
-        hits: set[str] = set()
-        if isinstance(node, ast.Compare):
-            hits = names(node.left, *node.comparators)
-        elif isinstance(node, ast.MatchValue):
-            hits = names(node.value)
-        elif isinstance(node, ast.Dict):
-            hits = names(*node.keys)
-        elif isinstance(node, ast.Subscript):
-            hits = names(node.slice) if "annotation" not in ast.dump(node) else set()
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            asks = ("get", "pop", "setdefault", "startswith", "endswith", "removeprefix", "count")
-            hits = names(*node.args) if node.func.attr in asks else set()
-        elif isinstance(node, ast.Tuple | ast.List | ast.Set):
-            hits = names(node)
-            hits = hits if len(hits) > 1 else set()
-        for name in sorted(hits):
-            yield getattr(node, "lineno", 0), name
-
-
-CONSTANTS = {
-    name
-    for path in Path(operators.__file__).parent.glob("*.py")
-    for name, value in vars(sys.modules[architecture.module(path)]).items()
-    if isinstance(value, Operator)
-}
-"""What the operators are called in Python: SDPA, MULTI_HEAD, ..."""
-
-KNOWS_NAMES = {
-    "suite.records.schema1": "cells of the first schema kept the names of checks that layers had then",
-}
-"""Modules outside `suite.spec` that compare an operator's name, with the reason."""
-
-
-def test_nothing_hangs_on_the_name_of_an_operator() -> None:
-    """An operator is a thing that everything else asks: `suite.spec` alone knows which ones there are."""
-    hits = {
-        f"{name}:{line} {operator}"
-        for name, path in files().items()
-        if not within(name, "suite.spec") and name not in KNOWS_NAMES
-        for line, operator in named(path)
-    }
-    assert not hits
-    in_spec = {
-        f"{name}:{line} {operator}"
-        for name, path in files().items()
-        if within(name, "suite.spec") and not within(name, "suite.spec.operators")
-        for line, operator in named(path)
-    }
-    assert not in_spec
-    assert all(list(named(files()[name])) for name in KNOWS_NAMES), "an entry that is not needed"
-
-
-def test_names_are_found_wherever_they_stand(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    for line in (
-        "x = operator == 'sdpa'",
-        "x = operator in ('dot', 'other')",
-        "x = operator in {'dot': 1}",
-        "x = operator is MULTI_HEAD",
-        "x = case.operator is not spec.MULTI_HEAD",
-        "x = {'layer-norm': 1}",
-        "x = {SDPA: 1}",
-        "x = OPERATORS['sdpa']",
-        "x = TABLE.get('sdpa')",
-        "x = name.startswith('masked')",
-        "x = ['sdpa', 'multi-head']",
-        "match x:\n    case 'sdpa':\n        pass",
-        "DEFAULT = 'sdpa'\nx = operator == DEFAULT",
-    ):
-        path.write_text(line)
-        assert list(named(path)), line
-    for line in ("operator = SDPA", "name = 'sdpa'", "x = ['sdpa', 'eager']", "x = op(kind='dot')"):
-        path.write_text(line)
-        assert not list(named(path)), line
 
 
 def test_files_are_short() -> None:

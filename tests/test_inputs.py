@@ -144,6 +144,13 @@ def test_a_variation_changes_what_it_names_and_nothing_else() -> None:
     assert np.array_equal(doubled.arrays["key_kernel"], layer.arrays["key_kernel"])
 
 
+def test_layers_alone_have_parameters() -> None:
+    for case in catalogue.cases("smoke"):
+        inputs = draw(case)
+        operands = {"query", "key", "value", "bias"}
+        assert set(inputs.parameters) == (set(inputs.arrays) - operands if case.widths else set())
+
+
 def test_what_is_asked_is_in_the_digest() -> None:
     x = draw(Case.parse(MASKED))
     others = [

@@ -9,7 +9,7 @@ import pytest
 
 from suite.spec.masks import Boolean, Causal, Padding, Segments, Window, parse_mask
 from suite.spec.operators import sdpa_cases
-from suite.spec.sizes import Index, Sizes
+from suite.spec.sizes import PairIndex, Sizes
 
 
 def by_loops(sizes: Sizes, rule: Callable[[int, int, int, int], bool]) -> np.ndarray:
@@ -96,8 +96,8 @@ def test_a_block_of_a_mask_is_the_block_of_the_mask() -> None:
     for token in sdpa_cases.MASKS:
         mask = parse_mask(token)
         if mask is not None:
-            whole = np.broadcast_to(mask.allowed(Index.of(S, 3)), (3, 2, 7, 5))
-            block = np.broadcast_to(mask.allowed(Index.of(S, 3, rows)), (3, 2, 3, 5))
+            whole = np.broadcast_to(mask.allowed(PairIndex.of(S, 3)), (3, 2, 7, 5))
+            block = np.broadcast_to(mask.allowed(PairIndex.of(S, 3, rows)), (3, 2, 3, 5))
             assert np.array_equal(block, whole[:, :, rows]), token
 
 

@@ -315,6 +315,11 @@ def test_textbook_code_is_asked_every_dtype_where_a_runtime_rewrites_it(runtime:
         assert one.later_dtypes == ("f64", "bf16", "f16")
 
 
+def test_of_textbook_code_the_rotation_in_float32_alone_takes_bfloat16(runtime: Any) -> None:
+    textbooks = [x for x in runtime.implementations() if x.name.startswith("textbook-")]
+    assert [x.name for x in textbooks if "bf16" in x.declared.dtypes] == ["textbook-rotary"]
+
+
 def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtime: Any) -> None:
     """Variations of its cases come at standard; a runtime that rewrites it is asked them at smoke."""
     one = next(i for i in runtime.implementations() if i.textbook)

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from backends.registry import UsageError
+from backends.registry import UsageError, function_implementation
+from suite.__main__ import main
 from suite.checks import all_checks
 from suite.spec.case import Case
 from suite.spec.inputs import draw
 from tests.test_layers import OWN, PLAIN, judged, user_layer
+
+NORM = "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/self"
 
 MORE = """
 class Unbiased(Free):
@@ -69,6 +72,24 @@ class Normalising(Loaded):
 class Rms(Normalising):
     def normed(self, norm, x):
         return nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+
+class Norm(nn.Module):
+    def __init__(self, query_width, epsilon=1e-5):
+        super().__init__()
+        self.epsilon = epsilon
+        self.norm = nn.LayerNorm(query_width, eps=epsilon)
+
+    def load_attention(self, p):
+        self.norm.weight.data, self.norm.bias.data = p["gain"], p["offset"]
+
+    def forward(self, x):
+        return self.norm(x)
+
+class Unrooted(Norm):
+    def forward(self, x):
+        centred = x - x.mean(-1, keepdim=True)
+        deviation = centred.square().mean(-1, keepdim=True).sqrt() + self.epsilon
+        return centred / deviation * self.norm.weight + self.norm.bias
 
 class Turned(Free):
     def forward(self, x, causal=False, valid=None):
@@ -146,3 +167,23 @@ def test_norms_of_queries_and_keys_are_asked_where_a_factory_takes_them(
     layer = user_layer(torch_backend, more, name)
     assert judged("values", NORMALISED, layer).status == status
     assert judged("values", PLAIN, layer).status == "pass"
+
+
+@pytest.mark.parametrize(("name", "status"), [("Norm", "pass"), ("Unrooted", "fail")])
+def test_a_norm_of_a_person_is_judged_as_one(
+    torch_backend: Any, more: Path, name: str, status: str
+) -> None:
+    """What adds epsilon beside the root, and not below it, is none."""
+    norm = function_implementation(torch_backend, f"{more}:{name}", {}, "layer-norm")[0]
+    assert judged("values", NORM, norm).status == status
+    assert judged("contract", NORM, norm).status == "pass"
+
+
+def test_a_layer_that_there_is_not_is_a_usage_error(
+    more: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--backend=torch", f"--function={more}:Norm", "--like=layer-nrom"]
+    assert main(["search", *asked]) == 2
+    said = capsys.readouterr().err
+    assert "unknown layer 'layer-nrom'; valid: " in said
+    assert "layer-norm" in said

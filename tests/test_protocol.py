@@ -3,6 +3,7 @@ prepared call is differentiated by whatever it is handed."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from backends.registry import UsageError, function_implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import cases, find
 from suite.spec.inputs import Inputs, draw
-from suite.spec.vocabulary import FEATURES
+from suite.spec.vocabulary import DEVICES, FEATURES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
 
@@ -263,6 +264,14 @@ def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tup
     arrays = sequences(registry.load("numpy"), inputs)
     assert [array.shape for array in arrays.values()] == shapes
     assert (arrays["query"] is arrays["key"]) == inputs.self_attention
+
+
+@pytest.mark.parametrize("name", registry.REGISTRY)
+def test_backends_are_judged_on_devices_that_can_be_asked_for(name: str) -> None:
+    """The first, or all: which ones there are is said once."""
+    module, kind = registry.REGISTRY[name]
+    devices = getattr(importlib.import_module(module), kind).devices
+    assert devices == DEVICES[:1] or devices is DEVICES
 
 
 def test_a_manifest_lies_beside_the_module_of_its_backend() -> None:

@@ -257,7 +257,7 @@ def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (function.forward, (arrays,), {"static": static})
     ]
-    if inputs.operator.attends:
+    if inputs.operator.takes_masks:
         _, backward = divided(prepared.arguments, 0 if len(prepared.outputs) > 1 else None)
         cotangent = prepared.output(prepared.arguments)
         calls.append((function._vjp, (arrays, cotangent), {"static": backward, "wrt": ("query",)}))

@@ -296,7 +296,7 @@ def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> Non
             assert not array.error.any()
 
 
-@pytest.mark.parametrize("name", [name for name, x in OPERATORS.items() if x.attends])
+@pytest.mark.parametrize("name", [name for name, x in OPERATORS.items() if x.takes_masks])
 def test_unknown_row_elections_are_refused(name: str) -> None:
     operator = OPERATORS[name]
     inputs = draw(Case.parse(next(iter(operator.gradients("smoke")))))
@@ -316,7 +316,7 @@ def test_one_pass_serves_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[str] = []
     whole = sdpa._pass
 
-    def counted(inputs: Inputs, empty_rows: str) -> sdpa.Reference:
+    def counted(inputs: Inputs, empty_rows: str) -> sdpa.BlockedPass:
         passes.append(empty_rows)
         return whole(inputs, empty_rows)
 
@@ -349,10 +349,10 @@ def test_memory_at_32768_keys() -> None:
     root = Path(__file__).resolve().parents[1]
     program = (
         "import numpy as np; from references.sdpa import attention; from suite.spec.masks "
-        "import Causal, Index, Sizes; L = 32768; rng = np.random.default_rng(0); "
+        "import Causal, PairIndex, Sizes; L = 32768; rng = np.random.default_rng(0); "
         "q, k, v = (rng.standard_normal((1, 1, L, 64)) for _ in range(3)); "
         "s = Sizes(1, 1, 1, L, L, 64, 64); m = Causal(); "
-        "attention(q, k, v, mask=lambda rows: m.allowed(Index.of(s, 0, rows)), terms=True, "
+        "attention(q, k, v, mask=lambda rows: m.allowed(PairIndex.of(s, 0, rows)), terms=True, "
         "variance=True)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)

@@ -338,19 +338,22 @@ def test_runs_say_what_they_are_not() -> None:
 
 @pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
 def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
-    report = tables.build(run(*cells), CONFORMANCE.tables)
+    report = tables.tables_of_cells(run(*cells), CONFORMANCE.tables)
     assert list(report) == list(CONFORMANCE.tables)
     assert len(report["statuses"]) == len(cells)
     assert len(report["failures"]) == len(report["only_here"]) == len(report["everywhere"]) == 0
 
 
 def test_tables_are_chosen_by_name() -> None:
-    assert list(tables.build(run(cell()))) == [
+    assert list(tables.tables_of_cells(run(cell()))) == [
         name for name in CONFORMANCE.tables if name != "cells"
     ]
-    assert list(tables.build(run(cell()), ["failures", "statuses"])) == ["statuses", "failures"]
+    assert list(tables.tables_of_cells(run(cell()), ["failures", "statuses"])) == [
+        "statuses",
+        "failures",
+    ]
     with pytest.raises(KeyError, match=r"'speed'.*statuses"):
-        tables.build(run(cell()), ["speed"])
+        tables.tables_of_cells(run(cell()), ["speed"])
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -40,7 +40,7 @@ def report() -> dict[str, pd.DataFrame]:
         ("pad", "pass"),
     ):
         cells.append(cell(f"sdpa/{len(cells)}", "tf:eager", status, group=group, message=NASTY))
-    return tables.build(run(*cells), CONFORMANCE.tables)
+    return tables.tables_of_cells(run(*cells), CONFORMANCE.tables)
 
 
 def test_text_is_complete_and_aligned(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_page_marks_elections_that_differ_from_the_usual_one(tmp_path: Path)
         for name, answer in zip(names, answers, strict=True)
         for record in elect("no-keys", {"f32": answer}, name)
     ]
-    render(tables.build(run(*cells), ["elections"]), "html", tmp_path / "r.html")
+    render(tables.tables_of_cells(run(*cells), ["elections"]), "html", tmp_path / "r.html")
     entries = _Page((tmp_path / "r.html").read_text()).entries
     assert [text for text, classes in entries if "differs" in classes] == ["nan"]
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from suite.__main__ import main
-from suite.measure.releases import LOCKS, LockError, build, read
+from suite.measure.releases import LOCKS, LockError, make_project, read
 from suite.records.lines import RecordError
 from suite.records.speed import SpeedHeader, SpeedRecord, SpeedRun, writer
 from suite.report.asv import asv_history, asv_results
 from suite.report.kinds import SPEED
-from suite.report.speed import build as tables
 from suite.report.speed import cost_law, fit, law, measurements
+from suite.report.speed import tables_of_speed as tables
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {"suite", "backends", "references"}
@@ -139,6 +139,18 @@ def test_a_known_law_is_found_and_none_is_below_zero(law_of: tuple[float, ...]) 
         for _ in range(50)
     ]
     assert (np.array(noisy) >= 0).all()
+
+
+def test_the_best_law_is_the_best_of_all_subsets_of_its_terms() -> None:
+    """With the coefficients that trying every subset of the three gave."""
+    lengths = np.array([64.0, 128, 256, 512, 1024])
+    for milliseconds, best in (
+        ((0.03, 0.034, 0.048, 0.09, 0.29), (2.9023924013e-05, 7.1255208551e-09, 2.3512696962e-10)),
+        ((0.03, 0.028, 0.04, 0.09, 0.3), (2.572230456e-05, 0, 2.496285513e-10)),
+        ((0.01, 0.04, 0.15, 0.6, 2.5), (0, 8.9457290389e-09, 2.3126178533e-09)),
+        ((0.05, 0.05, 0.05, 0.04, 0.04), (4.4897959184e-05, 0, 0)),
+    ):
+        assert fit(lengths, np.array(milliseconds) * 1e-3) == pytest.approx(best, rel=1e-8)
 
 
 def test_the_law_of_cost_has_intervals_that_hold_it() -> None:
@@ -296,8 +308,8 @@ def git(folder: Path, *words: str) -> str:
 def test_releases_are_commits_that_hang_on_their_locks_alone(tmp_path: Path) -> None:
     releases = [read(path) for path in LOCKS.glob("*.txt")]
     assert len(releases) >= 3
-    path = build(releases, tmp_path / "one")
-    build(list(reversed(releases)), tmp_path / "two")
+    path = make_project(releases, tmp_path / "one")
+    make_project(list(reversed(releases)), tmp_path / "two")
     logs = [git(tmp_path / name / "repo", "log", "--format=%H %as %D") for name in ("one", "two")]
     assert logs[0] == logs[1]
     days = [line.split()[1] for line in logs[0].splitlines()]
@@ -308,7 +320,7 @@ def test_releases_are_commits_that_hang_on_their_locks_alone(tmp_path: Path) -> 
     assert Path(configuration["benchmark_dir"], "bench_jax.py").exists()
     assert (path.parent / configuration["repo"] / ".git").is_dir()
     with pytest.raises(FileExistsError):
-        build(releases, tmp_path / "one")
+        make_project(releases, tmp_path / "one")
 
 
 def test_locks_pin_everything_but_the_framework_alike() -> None:

@@ -10,6 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from backends.declared import ROTARY_FEATURES
 from backends.registry import UsageError, function_implementation, load
 from references import rotary
 from suite.checks import all_checks
@@ -21,9 +22,11 @@ from suite.spec.catalogue import filled, parsed
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import draw
 from suite.spec.levels import HALF
+from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operators.rotary import (
     FACTOR,
     ORIGINAL_LENGTH,
+    ROTARY,
     SCALINGS,
     Rotation,
     scaling_parameters,
@@ -185,6 +188,15 @@ def test_frequencies_in_sixteen_bits_fail() -> None:
 def test_functions_that_do_not_fit(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "rotary")
+
+
+def test_what_is_bad_about_positions_needs_positions() -> None:
+    """So that an interface that takes none says so once, in its declaration."""
+    bad = {case.name: case.needs for case in MALFORMED_CASES if case.operator is ROTARY}
+    assert {name for name, needs in bad.items() if "positions" in needs} == bad.keys() - {
+        "odd-head-size"
+    }
+    assert "positions" in ROTARY_FEATURES
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def test_draws_reach_every_option_of_a_layer(name: str) -> None:
         engine.run_batch(strategies.cases_of(operator), seed, seen.append, engine.BATCH)
     for option in operator.options:
         reached = {case.option(option.name) for case in seen}
-        if not operator.attends and option.name in strategies.WITH_KEYS_ALONE:
+        if not operator.has_keys and option.name in strategies.WITH_KEYS_ALONE:
             assert reached == {option.default}
-        elif not operator.attends and option.name == "self_attention":
+        elif not operator.has_keys and option.name == "self_attention":
             assert reached == {True}
         else:
             # A bias that hides keys, which goes with no mask, is too rare for few draws.
@@ -126,7 +126,7 @@ def test_draws_reach_every_option_of_a_layer(name: str) -> None:
     widths = [c.widths for c in seen if c.widths is not None]
     assert len(set(widths)) > 15
     assert sum(w.query == w.key == w.value == w.output for w in widths) > 100
-    if operator.attends:
+    if operator.takes_masks:
         assert {c.form for c in seen} == {"native", "dense"}
         assert {c.mask is None for c in seen} == {False, True}
 

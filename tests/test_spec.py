@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from suite.checks import all_checks
-from suite.spec import catalogue
+from suite.judge import trial
+from suite.spec import catalogue, ids
 from suite.spec.case import Case
 from suite.spec.covering import each_value, feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES
+from suite.spec.elections import QUESTIONS, ElectionCase
 from suite.spec.levels import Covering
+from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS, multi_head, sdpa_cases, sdpa_derived
 from suite.spec.operators.multi_head import MULTI_HEAD
+from suite.spec.operators.packed import PACKED
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.recipes import RECIPES
 from suite.spec.sizes import Sizes
@@ -75,6 +80,44 @@ def test_ids_are_unique_and_parse_back() -> None:
         else:
             assert catalogue.find(case.id) is case
     assert {case.operator for case in problems.values()} == set(OPERATORS.values())
+
+
+def test_two_operators_that_share_a_question_are_asked_it_by_two_ids() -> None:
+    """Plain attention alone leaves its name out; whatever others leave out, nobody else is asked."""
+    every = OPERATORS.values()
+    assert [operator for operator in every if operator.is_default] == [SDPA]
+    for name, question in QUESTIONS.items():
+        own = [operator for operator in every if name not in operator.unnamed or operator is SDPA]
+        ids = {ElectionCase(question, DTYPES["f32"], operator).id for operator in own}
+        assert len(ids) == len(own), name
+        unnamed = [operator for operator in every if name in operator.unnamed]
+        alone = [operator for operator in every if name in operator.elections]
+        assert not unnamed or unnamed == alone, name
+    assert PACKED.qualified("fully-masked-row") == "packed/fully-masked-row"
+    assert SDPA.qualified("fully-masked-row") == "fully-masked-row"
+    bad = MALFORMED_CASES[0]
+    assert len({replace(bad, operator=operator).id for operator in every}) == len(every)
+
+
+def test_facts_of_operators() -> None:
+    """Packed queries attend keys, and no mask can say which; layers alone have learned anything."""
+    facts = {o.name: (o.has_keys, o.takes_masks) for o in OPERATORS.values()}
+    keyless = {"layer-norm", "batch-norm", "rotary", "merge"}
+    assert {name for name, (keys, _) in facts.items() if not keys} == keyless
+    assert {name for name, (_, masks) in facts.items() if not masks} == {*keyless, "packed"}
+    for case in catalogue.cases("smoke"):
+        if case.mask is not None or case.option("bias") not in (None, "none"):
+            assert case.operator.takes_masks, case.id
+        assert bool(case.operator.learned(case.axes)) <= case.operator.is_layer
+        assert not {*case.operator.learned(case.axes)} & {"query", "key", "value", "bias"}
+        assert trial.has_two_orders(case) == (case.operator is SDPA)
+
+
+def test_parts_of_ids() -> None:
+    for text in ("sdpa/causal/gqa4/{dt}/b2h8q33k47d64", "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"):
+        parts = [ids.part(text, place) for place in ids.PLACES[: text.count("/") + 1]]
+        assert "/".join(parts) == text
+    assert ids.part("sdpa/causal/gqa4/bf16/b2h8q33k47d64/cap5.0", "DTYPE") == "bf16"
 
 
 @covered

@@ -53,7 +53,7 @@ def test_what_is_drawn_lies_within_the_bounds(case) -> None:
     inputs, rounding = draw(case, 3), Rounding("stepwise")
     samples = {"output": forward_drawn(inputs, rounding.roundoffs(inputs))}
     bounds = {"output": Oracle.forward(inputs, rounding).bound()}
-    if case.operator.attends:
+    if case.operator.takes_masks:
         cotangent = draw_cotangent(case, 3)
         oracle = Oracle.vjp(inputs, cotangent, rounding)
         samples |= gradients_drawn(inputs, cotangent, rounding.roundoffs(inputs, backward=True))

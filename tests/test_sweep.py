@@ -19,10 +19,10 @@ from suite.records import sweeps
 from suite.sweep import driver
 from suite.sweep.costs import Costs
 from suite.sweep.driver import Driver
-from suite.sweep.judging import Judging
+from suite.sweep.judging import SeriesRuns
 from suite.sweep.plan import plan_of
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
-from suite.sweep.store import Limits, Store, source
+from suite.sweep.store import Store, SweepLimits, source
 from suite.sweep.tasks import JudgeTask, SurveyTask, SweepError, Task, WarmTask, WrongMachine
 from tests.sweeps_by_hand import FEW, Here, few, kinds, plainly, recorded, sweep
 
@@ -221,8 +221,8 @@ def test_limits_end_a_sweep_that_goes_on_later(
 ) -> None:
     plan = plan_of({"judge": [FEW], "core_hour": 3600.0})
     for limits, said in (
-        (Limits(hours=1e-9), "--hours=1e-09 is reached"),
-        (Limits(money=1e-9, core_hour=3600.0), "--money=1e-09 is reached"),
+        (SweepLimits(hours=1e-9), "--hours=1e-09 is reached"),
+        (SweepLimits(money=1e-9, core_hour=3600.0), "--money=1e-09 is reached"),
     ):
         code, engine = sweep(tmp_path / "s", plan, limits=limits)
         assert code == UNFINISHED
@@ -233,7 +233,7 @@ def test_limits_end_a_sweep_that_goes_on_later(
 
 
 def test_money_is_paid_for_all_cores() -> None:
-    limits = Limits(money=1.0, core_hour=0.5)
+    limits = SweepLimits(money=1.0, core_hour=0.5)
     limits.spend(1800, 2)
     assert (limits.spent, limits.reached) == (0.5, "")
     limits.spend(1800, 2)
@@ -242,13 +242,13 @@ def test_money_is_paid_for_all_cores() -> None:
 
 def test_money_is_counted_over_all_times(tmp_path: Path) -> None:
     for n in (1, 2):
-        limits = Limits()
+        limits = SweepLimits()
         limits.spend(100.0, 36.0)
         code, _ = sweep(tmp_path / "s", few(), limits=limits)
         assert code == GREEN
         with Store(tmp_path / "s", few()) as store:
             assert store.core_seconds == pytest.approx(3600.0 * n, abs=60)
-    limits = Limits(money=1.0, core_hour=0.5)
+    limits = SweepLimits(money=1.0, core_hour=0.5)
     code, engine = sweep(tmp_path / "s", few(), limits=limits)
     assert (code, engine.tasks) == (UNFINISHED, []), "two core-hours are spent"
 
@@ -261,8 +261,8 @@ def test_tasks_that_run_as_a_limit_is_reached_are_given_up(tmp_path: Path) -> No
     times = itertools.count(step=10.0)
     engine = Stuck()
     with Store(tmp_path / "s", few()) as store:
-        sources = Sweep(few(), store, engine, Limits()).sources
-        limited = Driver(engine, sources, Limits(hours=1e-9), clock=lambda: next(times))
+        sources = Sweep(few(), store, engine, SweepLimits()).sources
+        limited = Driver(engine, sources, SweepLimits(hours=1e-9), clock=lambda: next(times))
         assert limited.run() == "--hours=1e-09"
     assert engine.cancelled == [1]
 
@@ -270,10 +270,10 @@ def test_tasks_that_run_as_a_limit_is_reached_are_given_up(tmp_path: Path) -> No
 @pytest.mark.usefixtures("batches_of_five")
 def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for every task that is handed out, it looks at no cell."""
-    left, of = Judging.left.fget, Costs.of
+    left, of = SeriesRuns.left.fget, Costs.of
     compared: list[float] = []
 
-    def looked(judging: Judging) -> float:
+    def looked(judging: SeriesRuns) -> float:
         with monkeypatch.context() as patch:
             patch.delattr(Costs, "of")
             kept = left(judging)
@@ -282,7 +282,7 @@ def test_what_is_left_is_kept_up_to_date(tmp_path: Path, monkeypatch: pytest.Mon
         compared.append(kept)
         return kept
 
-    monkeypatch.setattr(Judging, "left", property(looked))
+    monkeypatch.setattr(SeriesRuns, "left", property(looked))
     count = itertools.count()
     interrupted = Here(lambda task: KeyboardInterrupt() if next(count) == 5 else None)
     for engine in (interrupted, Here()):

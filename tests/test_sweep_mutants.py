@@ -19,7 +19,7 @@ from suite.records import faults
 from suite.records.faults import FaultRecord
 from suite.report import sweeps as tables
 from suite.report.swept import Swept
-from suite.sweep.mutating import Drawn, DrawTask, LimitTask, MutantTask, NoMemoryMutant
+from suite.sweep.mutating import DrawnMutants, DrawTask, LimitTask, MutantTask, NoMemoryMutant
 from suite.sweep.plan import plan_of
 from suite.sweep.run import GREEN
 from suite.sweep.tasks import SweepError, Task
@@ -35,7 +35,9 @@ class Judged(Here):
 
     def carry_out(self, task: Task[Any]) -> Any:
         if isinstance(task, DrawTask):
-            return Drawn(tuple(Mutant(TARGET, change) for change in CHANGES), {"torch": "2.13.0"})
+            return DrawnMutants(
+                tuple(Mutant(TARGET, change) for change in CHANGES), {"torch": "2.13.0"}
+            )
         if isinstance(task, LimitTask):
             return 90.0
         assert isinstance(task, MutantTask)

@@ -22,7 +22,7 @@ from suite.sweep.cluster import RayEngine, pins
 from suite.sweep.driver import Died
 from suite.sweep.plan import plan_of
 from suite.sweep.run import FAILED, GREEN, Sweep
-from suite.sweep.store import Limits, Store
+from suite.sweep.store import Store, SweepLimits
 from suite.sweep.tasks import OfSeries, SurveyTask, SweepError
 
 pytest.importorskip("ray")
@@ -115,7 +115,7 @@ def test_a_sweep_on_ray(engine: RayEngine, tmp_path: Path) -> None:
     few = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"], "seeds": "0-1"}
     plan = plan_of({"judge": [few]})
     with Store(tmp_path / "s", plan) as store:
-        assert Sweep(plan, store, engine, Limits()).run() == GREEN
+        assert Sweep(plan, store, engine, SweepLimits()).run() == GREEN
     assert [run.complete for run in sweeps.runs(tmp_path)] == [True, True]
 
 
@@ -125,7 +125,7 @@ def test_a_cell_that_kills_its_worker_costs_itself_alone(
     few = {"backends": ["tests.unruly:aborts"], "level": "smoke", "dtypes": ["f64"]}
     plan = plan_of({"judge": [few]})
     with Store(tmp_path / "s", plan) as store:
-        assert Sweep(plan, store, engine, Limits()).run() == FAILED
+        assert Sweep(plan, store, engine, SweepLimits()).run() == FAILED
     (run,) = sweeps.runs(tmp_path)
     cells = run.load().cells
     assert run.complete

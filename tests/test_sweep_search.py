@@ -13,7 +13,7 @@ import pytest
 
 from suite.records import searches
 from suite.records.lines import BrokenLine
-from suite.records.searches import Finding, Hit, Near, Searched
+from suite.records.searches import Hit, Near, Searched, SearchFinding
 from suite.report import sweeps as tables
 from suite.report.swept import Swept
 from suite.sweep import driver, searching
@@ -23,7 +23,7 @@ from suite.sweep.plan import plan_of, search_options
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.search_alone import AloneSearch, NoMemorySearch
 from suite.sweep.searching import CasesTask, SearchTask, ShrinkTask
-from suite.sweep.store import Limits, Store
+from suite.sweep.store import Store, SweepLimits
 from suite.sweep.tasks import SweepError, Task, WrongMachine
 from tests.sweeps_by_hand import NO_MEMORY, Here, kinds, sweep
 from tests.test_sweep_mutants import MUTANTS, Judged
@@ -123,7 +123,7 @@ def test_the_same_seed_draws_the_same_cases_as_a_plain_search(tmp_path: Path) ->
 def test_the_case_that_kills_a_search_is_found(tmp_path: Path) -> None:
     plan = plan_of({"search": [{"backends": ["tests.unruly:aborts"], "examples": 1}]})
     with Store(tmp_path, plan) as store:
-        source = Sweep(plan, store, Here(), Limits()).searches
+        source = Sweep(plan, store, Here(), SweepLimits()).searches
     assert source is not None
     of = source.next(1.0)
     assert isinstance(of, CasesTask)
@@ -201,7 +201,7 @@ def test_a_search_stops_at_the_limit_and_goes_on_with_what_is_left(
     monkeypatch.setattr(searching, "MOST_SECONDS", 0.0)
     monkeypatch.setattr(driver, "SHORTEST", 60.0)
     plan = plan_of({"search": [WRONG | {"examples": 6}]})
-    limits = Limits(hours=1.0)
+    limits = SweepLimits(hours=1.0)
 
     class Clock(Here):
         """An engine on which a search takes half an hour a task."""
@@ -294,7 +294,7 @@ def test_a_smaller_case_that_kills_is_no_loss(tmp_path: Path, deaths: int) -> No
 
 
 def test_records_of_searches(tmp_path: Path) -> None:
-    finding = Finding(("a", "b"), ("torch",), "d", "c", "fail", "value", "m", True, "print()")
+    finding = SearchFinding(("a", "b"), ("torch",), "d", "c", "fail", "value", "m", True, "print()")
     place = tmp_path / "search" / "findings" / f"{finding.id}.json"
     place.parent.mkdir(parents=True)
     place.write_bytes(searches.encoded(finding))

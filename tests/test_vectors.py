@@ -29,7 +29,7 @@ pytest.importorskip("safetensors")
 
 from backends.registry import load
 from suite.vectors import index as schema
-from suite.vectors.asked import NOT_STORED, Asked, Selection, problems_of
+from suite.vectors.asked import NOT_STORED, Selection, StoredProblem, problems_of
 from suite.vectors.export import export, in_words, raised
 from suite.vectors.index import Entry, Index, read_index
 from suite.vectors.tensors import TYPES, Tensor, decoded, encoded, type_of
@@ -60,7 +60,7 @@ def files(folder: Path, index: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def questions() -> dict[str, Asked]:
+def questions() -> dict[str, StoredProblem]:
     return {one.id: one for one in problems_of(SELECTION)}
 
 
@@ -107,7 +107,7 @@ def test_files_hold_what_the_index_names(
 
 
 def test_inputs_are_those_that_frameworks_get(
-    questions: dict[str, Asked], files: dict[str, dict[str, Tensor]]
+    questions: dict[str, StoredProblem], files: dict[str, dict[str, Tensor]]
 ) -> None:
     for name, one in questions.items():
         inputs, tensors = one.inputs(), files[name]
@@ -126,7 +126,7 @@ def test_inputs_are_those_that_frameworks_get(
 
 
 def test_expected_values_and_bounds_are_those_of_the_judge(
-    questions: dict[str, Asked], files: dict[str, dict[str, Tensor]], index: dict[str, Any]
+    questions: dict[str, StoredProblem], files: dict[str, dict[str, Tensor]], index: dict[str, Any]
 ) -> None:
     """No bound is smaller than the judge's, and none larger by more than a rounding."""
     for entry in index["cases"]:
@@ -165,7 +165,7 @@ def test_a_bound_is_rounded_up() -> None:
 
 
 def test_a_right_answer_lies_within_the_stored_bounds(
-    questions: dict[str, Asked], files: dict[str, dict[str, Tensor]], index: dict[str, Any]
+    questions: dict[str, StoredProblem], files: dict[str, dict[str, Tensor]], index: dict[str, Any]
 ) -> None:
     """What another language can ask without the judge; and a wrong scale does not."""
     definition = load("numpy").implementations()[0]
@@ -190,7 +190,7 @@ def test_a_right_answer_lies_within_the_stored_bounds(
     assert judged > 30
 
 
-def test_digests(folder: Path, index: dict[str, Any], questions: dict[str, Asked]) -> None:
+def test_digests(folder: Path, index: dict[str, Any], questions: dict[str, StoredProblem]) -> None:
     lines = []
     for entry in sorted(index["cases"], key=lambda e: e["file"]):
         digest = hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest()

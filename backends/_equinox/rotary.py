@@ -17,7 +17,6 @@ from backends.protocol import Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.malformed import MalformedCase
 from suite.spec.operators.rotary import ROTARY, Rotation
 
 LONGEST = 2**17
@@ -40,6 +39,7 @@ class EquinoxRotary(Implementation):
         refusals={
             "interleaved": "equinox turns components half a head apart",
             "partial-rotation": "equinox turns whole heads",
+            "positions": "equinox takes no positions",
             "gathered-positions": "equinox numbers the rows of a sequence from 0",
             "rotary-scaling": "equinox scales no frequencies",
         },
@@ -48,8 +48,6 @@ class EquinoxRotary(Implementation):
     """The dtype of sine and cosine; "" is the query's."""
 
     def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, MalformedCase) and case.name.startswith("position"):
-            return "equinox takes no positions"
         if isinstance(case, Case) and case.option("offset") + case.sizes.Lq > LONGEST:
             return "equinox numbers the rows of a sequence from 0: a position far out needs as many rows"
         return super().unsupported(case)

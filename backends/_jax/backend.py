@@ -15,6 +15,7 @@ from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
 from backends.user_layer import UserLayer
+from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
     imports="""import jax
@@ -42,7 +43,7 @@ class JaxBackend(JaxEngine):
     name = "jax"
     native = "jax-nn"
     dialect = DIALECT
-    devices = ("cpu", "cuda")
+    devices = DEVICES
     compilers = ("ops", "jit", "aot", "vmap")
     layer_compilers = ("ops", "jit")
     handed_over = (UserLayer, JaxNnFunction)

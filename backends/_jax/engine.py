@@ -11,7 +11,7 @@ import numpy as np
 
 from backends._jax import clocks, settings, transforms
 from backends._jax.compilers import AHEAD, compiled
-from backends._jax.programs import Gradients, Programs, together
+from backends._jax.programs import Gradients, JitPrograms, together
 from backends._jax.quickly import Quickly
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
@@ -59,7 +59,7 @@ class JaxEngine(Backend):
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
         self._quickly = Quickly()
         self.compiles_quickly = device == "cpu" and bool(self._quickly.options)
-        self.programs = Programs(JIT, self._quickly)
+        self.programs = JitPrograms(JIT, self._quickly)
 
     @property
     def versions(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Programs of JAX: functions of a call's arguments through `jax.jit`, as JAX is used.
 
 A program is compiled for every function, and for every shape and dtype of its arrays. What makes calls
-cheap is that they share functions: one for each way of calling an implementation (`Programs`), which its
-output, its gradients and its tangents are each one program of.
+cheap is that they share functions: one for each way of calling an implementation (`JitPrograms`), which
+its output, its gradients and its tangents are each one program of.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from backends._jax.quickly import Program, Quickly
+from backends._jax.quickly import JitProgram, Quickly
 from backends.prepared import PreparedCall
 
 Gradients = tuple[Any, dict[str, Any]]
@@ -73,9 +73,9 @@ class Jitted:
 
     def __init__(self, plain: Callable[..., Any], quickly: Quickly) -> None:
         self.plain, self.quickly = plain, quickly
-        self.forward = Program(self._answer, quickly, ("static",))
-        self._vjp = Program(self._gradients, quickly, ("static", "wrt"))
-        self._jvp = Program(self._tangent, quickly, ("static",))
+        self.forward = JitProgram(self._answer, quickly, ("static",))
+        self._vjp = JitProgram(self._gradients, quickly, ("static", "wrt"))
+        self._jvp = JitProgram(self._tangent, quickly, ("static",))
 
     def __call__(self, **arguments: Any) -> Any:
         arrays, static = divided(arguments)
@@ -185,13 +185,13 @@ class Together:
 
         quickly = next(iter(self.functions.values())).quickly
         try:
-            return dict(Program(all_of_them, quickly)(list(unique.values())))
+            return dict(JitProgram(all_of_them, quickly)(list(unique.values())))
         except Exception:
             # One that JAX traces and cannot compile must not be the others' failure.
             return {}
 
 
-class Programs:
+class JitPrograms:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
     `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`), `quickly` says when

@@ -55,7 +55,7 @@ class Quickly:
         return {name: value for name, value in OPTIONS.items() if known({name: value})}
 
 
-class Program:
+class JitProgram:
     """A function through `jax.jit`, compiled with all optimisations (`full`), or quickly (`quick`) where
     `quickly` says so. Within what JAX traces itself it is `full`, since a program has one set of options.
     """

@@ -12,7 +12,6 @@ from backends.protocol import Backend, Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.malformed import MalformedCase
 from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters
 
 SCALED = {
@@ -87,15 +86,13 @@ class HubRotaryByStart(HubRotary):
 
     name = "rotary-start-index"
     declared = HubRotary.declared.refusing(
-        {"gathered-positions": "a sequence that is told where it begins has no gaps"}
+        {
+            "positions": "the layer is told where a sequence begins",
+            "gathered-positions": "a sequence that is told where it begins has no gaps",
+        }
     )
     axis_order = "bhld"
     sequence_axis = 2
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, MalformedCase) and case.name.startswith("position"):
-            return "the layer is told where a sequence begins"
-        return super().unsupported(case)
 
     def places(self, inputs: Inputs) -> dict[str, Any]:
         position = inputs.arrays["position"]

@@ -12,7 +12,6 @@ from backends.protocol import Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.malformed import MalformedCase
 from suite.spec.operators.rotary import FACTOR, ROTARY, Rotation
 
 if TYPE_CHECKING:
@@ -29,12 +28,13 @@ class FastRope(Implementation):
     declared = Declared(
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         features=ROTARY_FEATURES,
-        refusals={"gathered-positions": "MLX numbers the rows of a sequence from an offset on"},
+        refusals={
+            "positions": "MLX takes no positions",
+            "gathered-positions": "MLX numbers the rows of a sequence from an offset on",
+        },
     )
 
     def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, MalformedCase) and case.name.startswith("position"):
-            return "MLX takes no positions"
         if isinstance(case, Case) and case.option("scaling") not in ("none", "linear"):
             return "of the scaled variants MLX has the linear one"
         return super().unsupported(case)

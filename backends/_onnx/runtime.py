@@ -16,6 +16,7 @@ from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
+from backends.textbook.rotary import TextbookRotary
 from suite.spec.cache import Cache
 
 DTYPES = ("f64", "f32", "f16")
@@ -59,6 +60,12 @@ DECLARED: dict[type[Implementation], Declared] = {
 """What is implemented besides textbook layers, and what it says of itself here."""
 
 
+def in_float32(layer: Implementation) -> bool:
+    """Whether all arithmetic of textbook code is in float32, and so in every dtype; that of the others is
+    in the dtype."""
+    return isinstance(layer, TextbookRotary) and not layer.casts_table
+
+
 class OnnxRuntimeBackend(OnnxEngine):
     """ONNX Runtime's provider for the CPU, with the optimisations that it makes by itself."""
 
@@ -81,8 +88,7 @@ class OnnxRuntimeBackend(OnnxEngine):
     def implementations(self) -> list[Implementation]:
         every = declared_here(self, DECLARED, layers(self, "exact"))
         for layer in every:
-            # Its arithmetic is in float32 throughout; that of the others is in the dtype.
-            if layer.name != "textbook-rotary" and type(layer) not in DECLARED:
+            if type(layer) not in DECLARED and not in_float32(layer):
                 layer.declared = layer.declared.but(dtypes=DTYPES)
         return every
 

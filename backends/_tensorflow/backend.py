@@ -11,6 +11,7 @@ from backends._tensorflow.layers import layers
 from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from backends.sources import Dialect
+from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
     imports="""import os
@@ -35,7 +36,7 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
 
     name = "tf"
     dialect = DIALECT
-    devices = ("cpu", "cuda")
+    devices = DEVICES
 
     @property
     def versions(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import Declared, Implementation
 from backends.sources import Dialect
+from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
     imports="import torch",
@@ -40,7 +41,7 @@ class TorchBackend(TorchEngine):
     name = "torch"
     native = "sdpa"
     dialect = DIALECT
-    devices = ("cpu", "cuda")
+    devices = DEVICES
     timed_compilers = ("inductor",)
     compilers = ("inductor", "aot_eager", "export", "vmap")
     layer_compilers = ("aot_eager",)

@@ -31,6 +31,7 @@ class NestedSdpa(Implementation):
             "causal": "on a CPU nested tensors are not taken with is_causal",
             "causal-bottom-right": "on a CPU nested tensors are not taken with is_causal",
             "grouped-heads": "on a CPU nested tensors of fewer key/value heads are not taken",
+            "strides": "what is nested must lie contiguously in memory",
         },
         elections={"nan-in-other-segment": "nobody"},
     )

@@ -64,7 +64,8 @@ class PackedHeads(Textbook):
             scores = scores + rest["bias"]
         weights = self.softmax(scores, rest.get("hidden"))  # (B, H, Lq, Lk)
         merged = ops.transpose(weights @ v, (0, 2, 1, 3))
-        shape: tuple[int, ...] = (s.Lq, s.H * s.Dv) if alone else (s.B, s.Lq, s.H * s.Dv)
+        # -1, since one program may serve calls of several lengths.
+        shape: tuple[int, ...] = (-1, s.H * s.Dv) if alone else (s.B, -1, s.H * s.Dv)
         output = ops.reshape(merged, shape) @ rest["output_kernel"]
         if "output_bias" in rest:
             output = output + rest["output_bias"]

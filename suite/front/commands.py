@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from suite.front.architecture import add_architecture_parser
 from suite.front.elections import add_elections_parser
 from suite.front.jax_caches import compilations_in
+from suite.front.options import add_options
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.mutation import command as mutation
-from suite.report.commands import add_diff_parser, add_report_parser
+from suite.report.commands import add_diff_parser, add_partial, add_report_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, everything, find
@@ -25,7 +26,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import draw
 from suite.spec.text import printed
-from suite.spec.vocabulary import FEATURES, KINDS, LEVELS, NUMERICS, STATUSES
+from suite.spec.vocabulary import FEATURES, KINDS, NUMERICS, STATUSES
 from suite.sweep.command import add_sweep_parser
 from suite.vectors.command import add_vectors_parser
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _add_list(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("list", help="the ids of the cases of a level")
-    parser.add_argument("--level", choices=LEVELS, default="standard")
+    add_options(parser.add_argument, ("level",), {"level": {"checked": True}})
     parser.add_argument(
         "--checks", action="store_true", help="list the checks and what they promise"
     )
@@ -150,7 +151,7 @@ def _facts(case: AnyCase) -> str:
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
         pairs, empty = inputs.attends, int(inputs.keyless.sum())
-        if case.operator.attends:
+        if case.operator.takes_masks:
             lines.append(
                 f"  pairs   {int(pairs.sum())} of {pairs.size} attend, {empty} rows without keys"
             )
@@ -168,7 +169,7 @@ def _add_expect(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--write", metavar="RESULTS", required=True, help="a result file")
     parser.add_argument("--output", metavar="FILE.toml", help="a new file; default: print")
-    parser.add_argument("--partial", action="store_true", help="read a file without a footer")
+    add_partial(parser)
     parser.set_defaults(run=_expect)
 
 
@@ -232,14 +233,18 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
         help="the kill table: which check kills which deliberate fault; with --framework, which change "
         "of a released framework's own code is seen",
     )
-    parser.add_argument("--level", choices=LEVELS, default="standard")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--backend",
-        default=HAND_MADE,
-        help=f"the backend of mutants, module:object (default %(default)s; {NOT_PACKED})",
+    add_options(
+        parser.add_argument,
+        ("level", "seed", "backend", "results"),
+        {
+            "level": {"checked": True},
+            "backend": {"many": False, "default": HAND_MADE, "metavar": "MODULE:OBJECT"},
+        },
+        seed="seed of the values that are drawn, with --framework of the mutants",
+        backend=f"the backend of mutants (default {HAND_MADE}; {NOT_PACKED})",
+        results="write records to this new file, with --framework",
     )
-    mutation.add_options(parser)
+    mutation.add_own_options(parser)
     parser.add_argument(
         "--table", nargs="+", metavar="FILE.jsonl", help="print the page of these records instead"
     )

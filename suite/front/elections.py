@@ -17,6 +17,7 @@ from typing import Any
 
 from backends import registry
 from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
+from suite.front.options import add_options
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
 
 Elected = Mapping[str, Mapping[str, Mapping[str, str]]]
@@ -92,7 +93,12 @@ def add_elections_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "elections", help="the page of questions without a single right answer, and who elects what"
     )
-    parser.add_argument("--backend", metavar="NAME", help="one backend's answers, as JSON")
+    add_options(
+        parser.add_argument,
+        ("backend",),
+        {"backend": {"many": False}},
+        backend="one backend's answers, as JSON",
+    )
     parser.set_defaults(run=_elections)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from backends import registry
@@ -22,7 +22,7 @@ CELL_SECONDS, START_SECONDS = 600.0, 600.0
 ASKED_MODES = (*MODES, "all")
 """What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
 
-LAYERS = tuple(n for n, operator in OPERATORS.items() if operator.is_layer or not operator.attends)
+LAYERS = tuple(name for name, operator in OPERATORS.items() if not operator.is_default)
 """What --like takes."""
 
 
@@ -51,8 +51,12 @@ NAMES = Names()
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option of the command line. `many`: it may be given again and again; `kind` reads its text."""
+class CommandOption:
+    """One option of the command line. `many`: it may be given again and again; `kind` reads its text.
+
+    `valid` are all texts that it takes, where those can be listed. `Options.check` holds it to them;
+    where `checked`, the parser does. `again`: it must be said again to judge one cell of the run.
+    """
 
     help: str
     metavar: str | None = None
@@ -60,107 +64,145 @@ class Option:
     many: bool = False
     kind: Callable[[str], Any] = str
     switch: bool = False
+    valid: tuple[str, ...] = ()
+    checked: bool = False
+    required: bool = False
+    again: bool = True
 
-    def arguments(self, text: str) -> dict[str, Any]:
-        """The keywords of `add_argument` and of pytest's `addoption`; `text` is the help."""
+    @property
+    def initial(self) -> Any:
+        """Its value where it is not given."""
         if self.switch:
-            return {"action": "store_true", "help": text}
-        common: dict[str, Any] = {"help": text, "metavar": self.metavar}
+            return False
+        return () if self.many else self.default
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keywords of `add_argument` and of pytest's `addoption`. The help ends with the default,
+        where there is one that it does not speak of."""
+        if self.switch:
+            return {"action": "store_true", "help": self.help}
+        common: dict[str, Any] = {"help": self.help, "metavar": self.metavar}
+        common |= {"choices": self.valid} if self.checked else {}
+        common |= {"required": True} if self.required else {}
         if self.many:
             return common | {"action": "append", "default": []}
+        if self.default not in ("", None) and "default" not in self.help:
+            number = isinstance(self.default, float)
+            common["help"] += (
+                f" (default {self.default:g})" if number else f" (default {self.default})"
+            )
         return common | {"default": self.default, "type": self.kind}
 
 
-OPTIONS: dict[str, Option] = {
-    "backend": Option(
+OPTIONS: dict[str, CommandOption] = {
+    "backend": CommandOption(
         f"what to judge: {', '.join(registry.REGISTRY)}, all (installed ones), or module:object of a "
         "third-party backend; repeatable",
         "NAME", many=True,
     ),
-    "implementation": Option(
-        "only this implementation (sdpa-flash, or torch:sdpa-flash); repeatable", "NAME", many=True
+    "implementation": CommandOption(
+        "only this implementation (sdpa-flash, or torch:sdpa-flash); repeatable",
+        "NAME", many=True, again=False,
     ),
-    "device": Option(f"{' or '.join(DEVICES)} (default {DEVICES[0]})", "NAME", DEVICES[0]),
-    "dtype": Option(
-        f"only cases of this dtype: {', '.join(DTYPES)}; repeatable", "NAME", many=True
+    "device": CommandOption(" or ".join(DEVICES), "NAME", DEVICES[0], valid=DEVICES),
+    "dtype": CommandOption(
+        f"only cases of this dtype: {', '.join(DTYPES)}; repeatable",
+        "NAME", many=True, valid=tuple(DTYPES), again=False,
     ),
-    "level": Option(f"how many cases: {', '.join(LEVELS)} (default standard)", "NAME", "standard"),
-    "mode": Option(
+    "level": CommandOption(
+        f"how many cases: {', '.join(LEVELS)}", "NAME", "standard", valid=LEVELS
+    ),
+    "mode": CommandOption(
         "eager (default): implementations as they are called; compiled: through every compiler of their "
         "framework, on fewer cases; all",
-        "NAME", MODES[0],
+        "NAME", MODES[0], valid=ASKED_MODES,
     ),
-    "seed": Option("seed of the values that are drawn (default 0)", "N", 0, kind=int),
-    "function": Option(
+    "seed": CommandOption("seed of the values that are drawn", "N", 0, kind=int),
+    "function": CommandOption(
         "judge a function with the backend's native attention signature; repeatable",
         "PATH.py:NAME", many=True,
     ),
-    "like": Option(
+    "like": CommandOption(
         f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
         "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/merge.md)", "LAYER"
     ),
-    "numerics": Option(
+    "numerics": CommandOption(
         f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
         "CLASS",
     ),
-    "claim": Option(
+    "claim": CommandOption(
         f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
         "(docs/function.md); repeatable",
         "NAME=VALUE", many=True,
     ),
-    "elect": Option(
+    "elect": CommandOption(
         "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
         "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
         "QUESTION=ANSWER", many=True,
     ),
-    "drop-in": Option(
+    "drop-in": CommandOption(
         "hold --function to all that the framework's own attention promises: malformed problems are "
         "refused, and elections are the same",
-        default=False, switch=True,
+        switch=True,
     ),
-    "allow-unused": Option(
-        "let --function have parameters that nobody passes", default=False, switch=True
+    "allow-unused": CommandOption(
+        "let --function have parameters that nobody passes", switch=True
     ),
-    "expect": Option(
+    "expect": CommandOption(
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
         "FILE.toml", many=True,
     ),
-    "optimized": Option(
+    "optimized": CommandOption(
         "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
         "optimisations, and again with all where an answer is wrong",
-        default=False, switch=True,
+        switch=True,
     ),
-    "threads": Option(
+    "threads": CommandOption(
         "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
-        "every CPU, divided among workers (default 1)",
+        "every CPU, divided among workers",
         "N", 1, kind=int,
     ),
-    "cell-timeout": Option(
-        f"seconds after which a cell has failed, 0 for no limit (default {CELL_SECONDS:.0f})",
+    "cell-timeout": CommandOption(
+        "seconds after which a cell has failed, 0 for no limit",
         "SECONDS", CELL_SECONDS, kind=float,
     ),
-    "start-timeout": Option(
-        "seconds in which frameworks and kernels must be imported, 0 for no limit "
-        f"(default {START_SECONDS:.0f})",
-        "SECONDS", START_SECONDS, kind=float,
+    "start-timeout": CommandOption(
+        "seconds in which frameworks and kernels must be imported, 0 for no limit",
+        "SECONDS", START_SECONDS, kind=float, again=False,
     ),
-    "results": Option("write records to this new file", "FILE.jsonl"),
-    "shard": Option("only part I of N of the cells", "I/N"),
-    "audit": Option(
-        "run declared-unsupported cells too: stale claims fail", default=False, switch=True
+    "results": CommandOption("write records to this new file", "FILE.jsonl", again=False),
+    "shard": CommandOption("only part I of N of the cells", "I/N", again=False),
+    "audit": CommandOption(
+        "run declared-unsupported cells too: stale claims fail", switch=True
     ),
 }  # fmt: skip
 """Every option of a run, by name."""
 
 
-def add_options(add: Callable[..., Any], names: Iterable[str] = OPTIONS, **helps: str) -> None:
+OF_COMMANDS: dict[str, CommandOption] = {
+    "case": CommandOption("judge this case alone; repeatable", "ID", many=True),
+}
+"""Options that several commands have, and pytest has not."""
+
+
+def add_options(
+    add: Callable[..., Any],
+    names: Iterable[str] = OPTIONS,
+    changed: Mapping[str, Mapping[str, Any]] | None = None,
+    /,
+    **helps: str,
+) -> None:
     """Declare options with `add`, the `add_argument` of a parser or the `addoption` of pytest's group.
 
-    `helps` are other help texts, by name.
+    `helps` are other help texts, by name; `changed` other fields of a `CommandOption`, where a command
+    takes something else.
     """
+    table = OPTIONS | OF_COMMANDS
     for name in names:
-        option = OPTIONS[name]
-        add(f"--{name}", **option.arguments(helps.get(name, option.help)))
+        own = dict((changed or {}).get(name, {}))
+        own |= {"help": helps[name]} if name in helps else {}
+        add(f"--{name}", **replace(table[name], **own).arguments)
 
 
 @dataclass(frozen=True)
@@ -168,26 +210,26 @@ class Options:
     """What a run was asked for, as plain data; stored in the header of its records."""
 
     backend: tuple[str, ...]
-    implementation: tuple[str, ...] = ()
-    device: str = DEVICES[0]
-    dtype: tuple[str, ...] = ()
-    level: str = "standard"
-    seed: int = 0
-    function: tuple[str, ...] = ()
-    numerics: str = ""
-    shard: str = ""
-    audit: bool = False
-    like: str = ""
-    mode: str = MODES[0]
-    claim: tuple[str, ...] = ()
-    elect: tuple[str, ...] = ()
-    drop_in: bool = False
-    allow_unused: bool = False
-    optimized: bool = False
-    expect: tuple[str, ...] = ()
-    threads: int = 1
-    cell_timeout: float = CELL_SECONDS
-    start_timeout: float = START_SECONDS
+    implementation: tuple[str, ...] = OPTIONS["implementation"].initial
+    device: str = OPTIONS["device"].initial
+    dtype: tuple[str, ...] = OPTIONS["dtype"].initial
+    level: str = OPTIONS["level"].initial
+    seed: int = OPTIONS["seed"].initial
+    function: tuple[str, ...] = OPTIONS["function"].initial
+    numerics: str = OPTIONS["numerics"].initial
+    shard: str = OPTIONS["shard"].initial
+    audit: bool = OPTIONS["audit"].initial
+    like: str = OPTIONS["like"].initial
+    mode: str = OPTIONS["mode"].initial
+    claim: tuple[str, ...] = OPTIONS["claim"].initial
+    elect: tuple[str, ...] = OPTIONS["elect"].initial
+    drop_in: bool = OPTIONS["drop-in"].initial
+    allow_unused: bool = OPTIONS["allow-unused"].initial
+    optimized: bool = OPTIONS["optimized"].initial
+    expect: tuple[str, ...] = OPTIONS["expect"].initial
+    threads: int = OPTIONS["threads"].initial
+    cell_timeout: float = OPTIONS["cell-timeout"].initial
+    start_timeout: float = OPTIONS["start-timeout"].initial
 
     @classmethod
     def of(cls, lookup: Callable[[str], Any]) -> Self:
@@ -236,9 +278,8 @@ class Options:
                 f"{installed}, all"
             )
         names = self.backends
-        _one_of("device", self.device, DEVICES)
-        _one_of("mode", self.mode, ASKED_MODES)
-        _one_of("level", self.level, LEVELS)
+        for name in ("device", "mode", "level"):
+            _one_of(name, getattr(self, name), OPTIONS[name].valid)
         for name in self.dtype:
             try:
                 dtype(name)
@@ -282,19 +323,13 @@ class Options:
 
     def words(self) -> list[str]:
         """What of these options must be said again to judge one cell of the run."""
-        words = [f"--backend={name}" for name in self.backend]
-        words += [f"--function={name}" for name in self.function]
-        words += [
-            f"--{n}={value}" for n in ("claim", "elect", "expect") for value in getattr(self, n)
-        ]
-        for name in ("audit", "drop_in", "allow_unused", "optimized"):
-            words += [f"--{_dashed(name)}"] if getattr(self, name) else []
-        for name in (
-            "like", "device", "level", "mode", "seed", "numerics", "threads", "cell_timeout",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value != getattr(Options, name):
-                words.append(f"--{_dashed(name)}={value}")
+        again = {n: option for n, option in OPTIONS.items() if option.again}
+        values = {name: getattr(self, name.replace("-", "_")) for name in again}
+        words = [f"--{n}={value}" for n, o in again.items() if o.many for value in values[n]]
+        words += [f"--{n}" for n, option in again.items() if option.switch and values[n]]
+        for name, option in again.items():
+            if not (option.many or option.switch) and values[name] != option.default:
+                words.append(f"--{name}={values[name]}")
         return words
 
 

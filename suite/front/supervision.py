@@ -31,7 +31,7 @@ from suite.records.files import remove_empty
 DIED = 1
 """The exit code where the process that judged died."""
 
-BROKEN = 3
+SUITE_BROKE = 3
 """The exit code where the suite itself broke: pytest's."""
 
 EXIT_SECONDS = 60.0
@@ -95,7 +95,7 @@ def orphaned(board: Board | None) -> bool:
 
 
 def _judge_and_leave(judge: Callable[[Board], int], board: Board) -> NoReturn:
-    code = BROKEN
+    code = SUITE_BROKE
     try:
         code = judge(board)
     except BaseException:

@@ -48,7 +48,7 @@ def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
     ]
 
 
-def differentiate_lse(
+def vjp_of_lse(
     implementation: Implementation, inputs: Inputs, cotangent: np.ndarray
 ) -> tuple[PreparedCall, dict[str, Any]]:
     """The framework's gradients of the log-sum-exp by query and key, for a cotangent (B, H, Lq), and the

@@ -15,7 +15,7 @@ from backends.protocol import Declared, Implementation
 from suite.judge.cell import Cell
 from suite.spec.catalogue import AnyCase
 
-Asked = Callable[[str], Iterable[AnyCase]]
+CasesOf = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
 
 
@@ -37,11 +37,11 @@ class Check:
 
     name: str
     function: Callable[[Cell], None]
-    cases: Asked
+    cases: CasesOf
     needs: tuple[str, ...] = ()
-    compiled: Asked | None = None
+    compiled: CasesOf | None = None
     whom: Callable[[Declared], bool] = everybody
-    own: Asked | None = None
+    own: CasesOf | None = None
     stored: bool = False
     optimized: bool = False
 
@@ -91,11 +91,11 @@ class Check:
 
 
 def check(
-    cases: Asked,
+    cases: CasesOf,
     needs: tuple[str, ...] = (),
-    compiled: Asked | None = None,
+    compiled: CasesOf | None = None,
     whom: Callable[[Declared], bool] = everybody,
-    own: Asked | None = None,
+    own: CasesOf | None = None,
     stored: bool = False,
     optimized: bool = False,
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:

@@ -103,7 +103,7 @@ def _drawn(
 
 
 @dataclass
-class Part:
+class ErrorAlong:
     """The part of errors along a direction: theirs, that of the direction itself, and the variance of
     theirs in each draw of the inputs."""
 
@@ -140,7 +140,7 @@ class Spread:
     def __init__(self, name: str) -> None:
         self.name = name
         self.energy = self.expected = self.largest = 0.0
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, ErrorAlong] = {}
 
     def add(self, got: np.ndarray, drawn: Drawn, along: Mapping[str, np.ndarray]) -> None:
         """Take an answer to one draw of the inputs, and the directions by name, in its shape. Draws count
@@ -158,7 +158,7 @@ class Spread:
         # Errors that go together count as one: the largest such part of one draw, or more than it.
         self.largest = max(self.largest, float(np.linalg.eigvalsh(errors @ errors.T)[-1]) / PASSES)
         for name, direction in along.items():
-            part = self.parts.setdefault(name, Part())
+            part = self.parts.setdefault(name, ErrorAlong())
             part.add(flat, errors, unit * direction.ravel().astype(np.float64))
 
     @property
@@ -178,7 +178,9 @@ class Spread:
                 f"{self.name}, {DRAWS} draws: errors are {self.rms:.3g} times as large as roundings make "
                 f"them, at most {limit:.3g} where {independent:.0f} are independent: they are systematic",
             )
-        name, part = max(self.parts.items(), key=lambda item: item[1].excess, default=("", Part()))
+        name, part = max(
+            self.parts.items(), key=lambda item: item[1].excess, default=("", ErrorAlong())
+        )
         if part.excess > 1:
             raise Deviation(
                 "value",

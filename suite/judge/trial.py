@@ -17,13 +17,6 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.vocabulary import OPERANDS
 
-CASES = (
-    "sdpa/none/mha/{dt}/b2h3q5k7d8",
-    "sdpa/none/mha/{dt}/b2h4q16k16d64",
-    "sdpa/none/mha/{dt}/b1h2q64k64d64",
-)
-"""What the function is tried on: all sizes different; then sizes that most kernels take."""
-
 
 def trial(implementation: Implementation) -> str | None:
     """Why a function cannot be judged at all, in one sentence; None where it can.
@@ -56,7 +49,7 @@ def _tried(implementation: Implementation) -> str | None:
             raise
         except BaseException as error:
             first = first or f"called once, on {case.id}, it raised {first_line(error)}"
-            if _is_attention(case) and _fits_swapped(implementation, inputs):
+            if has_two_orders(case) and _fits_swapped(implementation, inputs):
                 return _wrong_order(prepared.axis_order)
             continue
         return _misfit(implementation, native, inputs, prepared)
@@ -66,11 +59,8 @@ def _tried(implementation: Implementation) -> str | None:
 def _cases(implementation: Implementation) -> list[Case]:
     """The cases to try: in float32, then in the other dtypes; those that are declared."""
     operator = implementation.operator
-    texts = list(CASES)
-    if operator.is_layer and operator.probe:
-        texts = [operator.probe.replace("{mask}", "none")]
-    elif not operator.attends:
-        texts = [next(iter(operator.gradients("smoke"))).replace("/f32/", "/{dt}/")]
+    first = operator.probe or next(iter(operator.gradients("smoke"))).replace("/f32/", "/{dt}/")
+    texts = [first.replace("{mask}", "none"), *operator.trials]
     ids = [text.format(dt="f32") for text in texts]
     ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]
     cases: list[Case] = []
@@ -80,9 +70,9 @@ def _cases(implementation: Implementation) -> list[Case]:
     return cases
 
 
-def _is_attention(case: Case) -> bool:
-    """Whether the case asks for plain attention, whose operands can come in two orders of axes."""
-    return case.operator.attends and not case.operator.is_layer
+def has_two_orders(case: Case) -> bool:
+    """Whether query, key and value have four axes each: heads and rows may stand in two orders."""
+    return all(len(case.axes.get(name, "")) == 4 for name in OPERANDS)
 
 
 def _misfit(
@@ -98,7 +88,7 @@ def _misfit(
             f"called once, on {inputs.case.id}, it returned {kind}, expected an array of "
             f"{backend.name}: is it a function of another framework?"
         )
-    if not _is_attention(inputs.case) or _right(
+    if not has_two_orders(inputs.case) or _right(
         implementation, output, inputs, prepared.axis_order
     ):
         return None

@@ -22,6 +22,7 @@ from suite.measure.call import Accuracy, TimedCall, UnsupportedCall
 from suite.measure.worker import implementations, pin, rate_of
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import named
+from suite.spec.vocabulary import STATUSES
 
 THREADS = "ATTENTION_THREADS"
 """The variable that says how many threads frameworks may start; 1 by default, 0 for all CPUs."""
@@ -163,7 +164,7 @@ class Conformance:
     """
 
     backend = ""
-    params = ["pass", "fail", "known", "unsupported", "error"]
+    params = [*STATUSES]
     param_names = ["status"]
     timeout = 600
     version = f"protocol-{protocol.VERSION}"

@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from suite.front.options import CELL_SECONDS, add_options
+from suite.front.options import add_options
 from suite.front.progress import Steps
 from suite.spec.vocabulary import DIRECTIONS
 
 if TYPE_CHECKING:
-    from suite.measure.gate import Outcome
+    from suite.measure.gate import GateOutcome
     from suite.measure.run import BenchOptions
     from suite.records.speed import SpeedRecord
 
@@ -56,15 +56,16 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_options(
         parser.add_argument,
         SHARED,
+        {"mode": {"default": "all"}},
         backend="whose implementations are timed, each backend in a process of its own; repeatable",
         function="time a function with the backend's native attention signature; repeatable",
         dtype="dtype of the workloads, default f32; repeatable",
-        threads="of each worker, and the CPUs that it runs on; 0: one for every CPU (default 1)",
+        threads="of each worker, and the CPUs that it runs on; 0: one for every CPU",
         mode="eager, compiled (by the compilers that people deploy), or all (default)",
         results="a new file for the records, with --against for the raw pairs",
         **{
             "cell-timeout": "seconds in which a worker must answer: compile and warm up, take a sample, "
-            f"judge it; 0 for no limit (default {CELL_SECONDS:.0f})"
+            "judge it; 0 for no limit"
         },
     )
     parser.add_argument(
@@ -84,7 +85,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of a gate's pairs, for each case; default 20"
     )
-    parser.set_defaults(run=run, mode="all")
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -195,7 +196,7 @@ def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
             "a gate judges one implementation: name one --backend and one --implementation or "
             "--function"
         )
-    outcomes: list[Outcome] = []
+    outcomes: list[GateOutcome] = []
     with tempfile.TemporaryDirectory(prefix="attention-gate-") as folder:
         worker = options.worker(options.backends[0])
         pair = sides(worker, names[0].rpartition(":")[2], arguments.against, Path(folder))
@@ -217,7 +218,7 @@ def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
     return worst(outcomes)
 
 
-def outcome_text(outcome: Outcome, mine: str, other: str) -> str:
+def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
     """An outcome for people, with how far it can be trusted."""
     from suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 

@@ -59,7 +59,7 @@ class Side:
 
 
 @dataclass
-class Outcome:
+class GateOutcome:
     """What came of one workload in one direction; ratios are candidate over baseline.
 
     `alarms` is how often the A/A pairs of this run, drawn again, would have been called a regression;
@@ -154,9 +154,9 @@ class Gate:
         self.sides = {"baseline": baseline, "candidate": candidate, "twin": candidate}
         self.seconds = seconds
 
-    def run(self, workload: str, case: str, direction: str, seed: int) -> Outcome:
+    def run(self, workload: str, case: str, direction: str, seed: int) -> GateOutcome:
         """The outcome of one case. Wrong answers are an outcome, too."""
-        outcome = Outcome(workload, case, direction, OK)
+        outcome = GateOutcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
         who = ""
@@ -231,8 +231,8 @@ class Gate:
 
 
 def judge(
-    outcome: Outcome, pairs: dict[str, list[float]], times: dict[str, list[float]]
-) -> Outcome:
+    outcome: GateOutcome, pairs: dict[str, list[float]], times: dict[str, list[float]]
+) -> GateOutcome:
     """Fill in the figures of an outcome and its code, from paired log-ratios and times."""
     low, high = protocol.interval(pairs["verdict"])
     outcome.pairs = pairs
@@ -280,7 +280,7 @@ def regressions(logs: Sequence[float], seed: int = 0) -> float:
     return float((drawn[:, int(low)] > math.log1p(MARGIN)).mean())
 
 
-def worst(outcomes: Sequence[Outcome]) -> int:
+def worst(outcomes: Sequence[GateOutcome]) -> int:
     """The exit code of several outcomes: a wrong answer, else a regression, else noise, else nothing
     measured, of one because something broke or of all."""
     codes = {outcome.code for outcome in outcomes}

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 VERSION = 1
 """Stored with every result; results of different versions are not compared."""
 
@@ -92,14 +94,11 @@ def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, 
     fair coins is below k with probability (1 - confidence) / 2 at most (David and Nagaraja 2003, section
     7.1). Infinite where there are too few values to say anything.
     """
+    from scipy.special import bdtr
+
     n = len(values)
     ordered = sorted(values)
-    tail, k, below = (1.0 - confidence) / 2.0, 0, 0.0
-    while k < n:
-        below += math.comb(n, k) / 2.0**n
-        if below > tail:
-            break
-        k += 1
+    k = int((bdtr(np.arange(n), n, 0.5) <= (1.0 - confidence) / 2.0).sum())
     if k == 0:
         return -math.inf, math.inf
     return ordered[k - 1], ordered[n - k]

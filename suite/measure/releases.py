@@ -81,7 +81,7 @@ def read(path: Path) -> Release:
     raise LockError(f"{path}: no pin is of the release that the name of the file says")
 
 
-def build(releases: Sequence[Release], folder: Path) -> Path:
+def make_project(releases: Sequence[Release], folder: Path) -> Path:
     """Make `folder`, new or empty, with a repository `repo` and `asv.conf.json`; returns the latter.
 
     Commits are dated by the day of release, in its order; their hashes hang on the locks alone, so that
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
         releases = [read(path) for path in arguments.lock or sorted(LOCKS.glob(f"{name}-*.txt"))]
         if strange := [release.tag for release in releases if release.name != name]:
             raise LockError(f"--framework={name}, but a lock of {', '.join(strange)}")
-        path = build(releases, arguments.folder)
+        path = make_project(releases, arguments.folder)
     except (LockError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -20,8 +20,8 @@ from suite.spec.text import printable
 from suite.spec.vocabulary import LEVELS
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of machine-made mutants, besides level and seed."""
+def add_own_options(parser: argparse.ArgumentParser) -> None:
+    """The options of machine-made mutants, besides level, seed and results."""
     parser.add_argument(
         "--framework",
         choices=FRAMEWORKS,
@@ -32,7 +32,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--count", type=int, default=24, help="how many mutants (default %(default)s)"
     )
     parser.add_argument("-j", "--jobs", type=int, default=1, help="how many runs at a time")
-    parser.add_argument("--results", metavar="FILE.jsonl", help="a new file for the records")
     parser.add_argument(
         "--after",
         metavar="FILE.jsonl",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +21,9 @@ from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
 
 SCHEMA = 2
+
+KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
+"""The fields that identify a cell in a run, and across runs."""
 
 
 class DifferentCaseLists(RecordError):
@@ -72,15 +76,10 @@ class CellRecord:
     @property
     def key(self) -> tuple[str, str, str, str, str, str, int]:
         """What identifies the cell in a run, and across runs."""
-        return (
-            self.check,
-            self.case,
-            self.backend,
-            self.implementation,
-            self.mode,
-            self.device,
-            self.seed,
-        )
+        return _key(self)
+
+
+_key: Callable[[CellRecord], tuple[str, str, str, str, str, str, int]] = attrgetter(*KEY)
 
 
 @dataclass(frozen=True)

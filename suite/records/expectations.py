@@ -58,7 +58,9 @@ class ExpectationError(Exception):
     """A manifest cannot be used; the message names the file and the entry."""
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"except_": "except"}):
+class ManifestEntry(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"except_": "except"}
+):
     """One entry as a manifest holds it."""
 
     implementation: Texts
@@ -81,7 +83,7 @@ def _one_of(patterns: Iterable[str], text: str) -> bool:
     return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
-class Expectation(Entry, frozen=True):
+class Expectation(ManifestEntry, frozen=True):
     """An entry that was read: its checks by the names they have now, and the place it stands at."""
 
     source: str = ""
@@ -180,7 +182,7 @@ def check_issue(issue: str, where: str) -> None:
 
 
 def _expectation(values: Any, where: str) -> Expectation:
-    entry = typed(values, Entry, where)
+    entry = typed(values, ManifestEntry, where)
     if entry.kind not in KINDS:
         raise ExpectationError(f"{where}: unknown kind {entry.kind!r}; valid: {', '.join(KINDS)}")
     check_issue(entry.issue, where)
@@ -198,7 +200,7 @@ def _expectation(values: Any, where: str) -> Expectation:
     return Expectation(**{**msgspec.structs.asdict(entry), "check": checks, "source": where})
 
 
-class Outcome(Protocol):
+class VerdictLike(Protocol):
     """What a manifest asks of a verdict: a frozen dataclass with these fields."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -213,7 +215,7 @@ class Outcome(Protocol):
     def message(self) -> str: ...
 
 
-V = TypeVar("V", bound=Outcome)
+V = TypeVar("V", bound=VerdictLike)
 
 
 class Manifest:

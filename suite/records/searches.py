@@ -2,7 +2,7 @@
 
 FOLDER/search/NAME/seed-N-FIRST-END.json  what a part of the search with this seed met (`Searched`)
 FOLDER/search/NAME/corpus-X.json          what problems gave there that are interesting elsewhere
-FOLDER/search/findings/ID.json            a cause (`Finding`), its case made small; ID.py, its script
+FOLDER/search/findings/ID.json            a cause (`SearchFinding`), its case made small; ID.py, a script
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SearchFinding:
     """A cause, once: the case as it was drawn, and the smallest that fails in the same way.
 
     `repeats` is whether it failed when it was judged once more; `script` shows it without this project,
@@ -111,7 +111,7 @@ def cause_id(cause: Cause) -> str:
     return hashlib.sha256(json.dumps(cause).encode()).hexdigest()[:12]
 
 
-def encoded(record: Searched | Finding) -> bytes:
+def encoded(record: Searched | SearchFinding) -> bytes:
     """A file of one record. Ratios that are no numbers are written as Python's JSON does."""
     return (json.dumps(asdict(record), indent=1) + "\n").encode()
 
@@ -123,10 +123,10 @@ def searched(folder: Path) -> Iterator[Searched]:
             yield _read(path, Searched)
 
 
-def findings(folder: Path) -> Iterator[Finding]:
+def findings(folder: Path) -> Iterator[SearchFinding]:
     """What was found below the folder of a sweep. Raises BrokenLine."""
     for path in sorted((folder / SEARCH / FINDINGS).glob("*.json")):
-        yield _read(path, Finding)
+        yield _read(path, SearchFinding)
 
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from suite.records.cells import FORM, CellRecord, Header, Run, digest
+from suite.records.cells import FORM, KEY, CellRecord, Header, Run, digest
 from suite.records.lines import CHANGED, BrokenLine, NewerSchema, NotARecordFile, RecordError
 
 SWEEP = "sweep.json"
@@ -49,13 +49,6 @@ _TYPES: dict[str, pa.DataType] = {
 
 SCHEMA = pa.schema([(f.name, _TYPES.get(f.name, pa.string())) for f in fields(CellRecord)])
 """The columns: those of a record. `facts`, whose values are of several types, are JSON texts."""
-
-WORDS = tuple(name for name in SCHEMA.names if SCHEMA.field(name).type == pa.string())
-"""The columns of texts, few of which differ."""
-
-
-KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
-"""The columns that identify a cell in a run: `CellRecord.key`."""
 
 
 class Overlap(RecordError):

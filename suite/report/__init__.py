@@ -8,8 +8,8 @@ frames       runs -> one pandas DataFrame, a row per cell: cells, runs, labels
 conformance  statuses, conformance, conformance_long, failures, only_here, everywhere, slowest
 precision    accuracy, gradients, kernels
 semantics    elections, invariance, layers
-tables       the tables of judged cells by name: build
-build        result files of a kind -> its tables
+tables       the tables of judged cells by name: tables_of_cells
+build        result files of a kind -> its tables: tables_of
 speed        speed records -> DataFrames; asv, the results of asv; plots, pictures of speed
 swept        sweeps, read run by run; sweeps, their tables; sweep_diff, what changed between two
 diff         what changed between two runs: compare, new_failures, summary, header_changes

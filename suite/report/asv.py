@@ -14,7 +14,7 @@ import pandas as pd
 from suite.records.lines import RecordError
 
 
-def build(folders: Iterable[Path], names: Iterable[str]) -> dict[str, pd.DataFrame]:
+def tables_of_asv(folders: Iterable[Path], names: Iterable[str]) -> dict[str, pd.DataFrame]:
     """The tables of `suite.report.kinds.ASV` called `names`. Raises RecordError."""
     results = pd.concat([asv_results(folder) for folder in folders], ignore_index=True)
     return {name: asv_history(results) if name == "asv_history" else results for name in names}

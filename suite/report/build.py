@@ -27,11 +27,11 @@ class Request:
     plots: Path | None = None
 
 
-def build(
+def tables_of(
     kind: Kind, paths: list[Path], names: list[str], request: Request
 ) -> dict[str, pd.DataFrame]:
     """The tables called `names` of results of a kind. Raises RecordError where a file cannot be used."""
-    return _BUILD[kind](paths, names, request)
+    return _TABLES[kind](paths, names, request)
 
 
 def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
@@ -59,18 +59,18 @@ def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
 
 
 def _conformance(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
-    from suite.report.tables import build
+    from suite.report.tables import tables_of_cells
 
-    return build(load_runs(paths, request.partial), names)
+    return tables_of_cells(load_runs(paths, request.partial), names)
 
 
 def _speed(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
     from suite.report.plots import NoPlots, plots
-    from suite.report.speed import build, measurements
+    from suite.report.speed import measurements, tables_of_speed
 
     runs = [speed.load(path, request.partial) for path in paths]
     try:
-        tables = build(runs, names, request.baseline)
+        tables = tables_of_speed(runs, names, request.baseline)
         if request.plots:
             plots(measurements(runs), request.plots)
     except (KeyError, NoPlots) as error:
@@ -79,18 +79,18 @@ def _speed(paths: list[Path], names: list[str], request: Request) -> dict[str, p
 
 
 def _sweeps(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
-    from suite.report.sweeps import build
+    from suite.report.sweeps import tables_of_sweeps
 
-    return build(paths, names)
+    return tables_of_sweeps(paths, names)
 
 
 def _asv(paths: list[Path], names: list[str], request: Request) -> dict[str, pd.DataFrame]:
-    from suite.report.asv import build
+    from suite.report.asv import tables_of_asv
 
-    return build(paths, names)
+    return tables_of_asv(paths, names)
 
 
-_BUILD: dict[Kind, Callable[[list[Path], list[str], Request], dict[str, pd.DataFrame]]] = {
+_TABLES: dict[Kind, Callable[[list[Path], list[str], Request], dict[str, pd.DataFrame]]] = {
     CONFORMANCE: _conformance,
     SPEED: _speed,
     SWEEPS: _sweeps,

@@ -14,7 +14,7 @@ from typing import Any
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.build import Request, build
+from suite.report.build import Request, tables_of
 from suite.report.kinds import KINDS, SPEED, TABLES, Kind, kind_of
 
 
@@ -100,7 +100,7 @@ def report(args: argparse.Namespace) -> int:
             raise RecordError(f"--plots draws {SPEED.name}, and none is given")
         tables: dict[str, Any] = {}
         for kind, paths in paths_of.items():
-            tables |= build(kind, paths, _names(args, kind), request)
+            tables |= tables_of(kind, paths, _names(args, kind), request)
         render(tables, args.format, args.output, next(iter(paths_of)).title)
         return 0
 
@@ -160,6 +160,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a new file, default stdout; for csv and parquet a new or empty folder",
     )
+    add_partial(parser)
+
+
+def add_partial(parser: argparse.ArgumentParser) -> None:
+    """The option `--partial` of all that read result files."""
     parser.add_argument("--partial", action="store_true", help="also read runs that did not finish")
 
 

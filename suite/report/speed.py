@@ -5,7 +5,6 @@ Only what was timed has figures: a refused answer has a row that says why, and n
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -27,7 +26,7 @@ LENGTHS = 4
 _GROUP = ["workload", "direction", "dtype", "device", "threads"]
 
 
-def build(
+def tables_of_speed(
     runs: Sequence[SpeedRun], names: Iterable[str] | None = None, baseline: str = ""
 ) -> dict[str, pd.DataFrame]:
     """The tables of `suite.report.kinds.SPEED` called `names`; without names all but the rare ones.
@@ -153,8 +152,8 @@ def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     query and a key in nanoseconds, with 95 % intervals.
 
     Least squares of relative errors, so that short lengths count as much as long ones, with no
-    coefficient below zero (Lawson and Hanson 1974, by trying every subset of the three); intervals by
-    the bootstrap over raw samples. Implementations with fewer than `LENGTHS` have no law.
+    coefficient below zero (Lawson and Hanson 1974); intervals by the bootstrap over raw samples.
+    Implementations with fewer than `LENGTHS` have no law.
     """
     timed = frame[frame["status"].isin(TIMED) & frame["swept"]]
     rows = []
@@ -190,16 +189,12 @@ def cost_law(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """The coefficients (a, b, c), none below zero, of least relative squares."""
+    from scipy.optimize import nnls
+
     terms = np.stack([np.ones_like(lengths), lengths, lengths**2], 1) / seconds[:, None]
-    best, least = np.zeros(3), float(len(lengths))
-    for count in (1, 2, 3):
-        for chosen in itertools.combinations(range(3), count):
-            part, *_ = np.linalg.lstsq(terms[:, chosen], np.ones(len(lengths)), rcond=None)
-            error = float(((terms[:, chosen] @ part - 1) ** 2).sum())
-            if (part >= 0).all() and error < least:
-                best, least = np.zeros(3), error
-                best[list(chosen)] = part
-    return best
+    scales = np.linalg.norm(terms, axis=0)
+    coefficients, _ = nnls(terms / scales, np.ones(len(lengths)))
+    return coefficients / scales
 
 
 def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:

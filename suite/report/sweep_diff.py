@@ -26,7 +26,7 @@ from suite.report.diff import (
 )
 
 
-class Side(Protocol):
+class ComparedRun(Protocol):
     """One of two runs that are compared, read when it is its turn."""
 
     @property
@@ -102,10 +102,10 @@ def difference(
     return Difference(every, _once(pd.concat(headers)), _alone(before, after), len(changes))
 
 
-def _sides(path: Path, partial: bool) -> dict[Key, Side]:
+def _sides(path: Path, partial: bool) -> dict[Key, ComparedRun]:
     """The runs of a folder, or that of a file, by what they are."""
     if not is_sweep(path):
-        sides: Iterator[Side] = iter([_File(load(path, partial))])
+        sides: Iterator[ComparedRun] = iter([_File(load(path, partial))])
     else:
         sides = iter(runs(path))
     return {(title_of(s.header), release_of(s.header), seed_of(s.header)): s for s in sides}
@@ -136,7 +136,7 @@ def _once(headers: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"size": "runs", "first": "one"})
 
 
-def _alone(before: Mapping[Key, Side], after: Mapping[Key, Side]) -> pd.DataFrame:
+def _alone(before: Mapping[Key, ComparedRun], after: Mapping[Key, ComparedRun]) -> pd.DataFrame:
     rows = [{"runs": _shown(key), "in": "old"} for key in before if key not in after]
     rows += [{"runs": _shown(key), "in": "new"} for key in after if key not in before]
     return pd.DataFrame(rows, columns=["runs", "in"])

@@ -33,7 +33,7 @@ CONTROLS = ("numpy",)
 _CELL = ["release", "check", "case", "implementation"]
 
 
-def build(folders: Iterable[Path], names: Iterable[str]) -> dict[str, pd.DataFrame]:
+def tables_of_sweeps(folders: Iterable[Path], names: Iterable[str]) -> dict[str, pd.DataFrame]:
     """The tables of `suite.report.kinds.SWEEPS` called `names`. Raises RecordError."""
     swept = Swept(folders)
     return {name: _TABLES[name](swept) for name in names}
@@ -133,7 +133,7 @@ def rates(swept: Swept) -> pd.DataFrame:
 
 def false_alarms(swept: Swept) -> pd.DataFrame:
     """The same of `CONTROLS`, a million cells: what the suite says wrongly of what is right."""
-    table = _rates(swept, lambda label: label.partition(":")[0] in CONTROLS)
+    table = _rates(swept, lambda label: swept.backends[label] in CONTROLS)
     trials, failed = int(table["asked"].sum()), int(table["failed"].sum())
     if not trials:
         return table

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from suite.records import faults, searches
 from suite.records.faults import FaultRun
 from suite.records.lines import RecordError
-from suite.records.searches import Cause, Finding, Searched
+from suite.records.searches import Cause, Searched, SearchFinding
 from suite.records.sweeps import SweptRun, runs
 from suite.spec.vocabulary import BROKEN
 
@@ -52,12 +52,14 @@ class Swept:
         self.runs: list[tuple[Where, SweptRun, float]] = []
         self.counts: Counter[tuple[Where, str, str]] = Counter()
         """Cells by run, implementation and status."""
+        self.backends: dict[str, str] = {}
+        """The backend of each implementation."""
         self.ratios: dict[tuple[str, str, str, str, str], list[np.ndarray]] = defaultdict(list)
         """Error ratios by release, implementation, check, dtype and class."""
         self.failing: dict[tuple[str, str, str, str], Failing] = defaultdict(Failing)
         """By release, check, case and implementation; also cells that are known to fail, and do."""
         self.searched: list[Searched] = []
-        self.findings: dict[Cause, Finding] = {}
+        self.findings: dict[Cause, SearchFinding] = {}
         self.mutants: list[FaultRun] = []
         for folder in folders:
             for run in runs(folder):
@@ -79,8 +81,9 @@ class Swept:
         label = pc.binary_join_element_wise(table["backend"], table["implementation"], ":")
         table = table.append_column("label", label)
         self.runs.append((where, run, float(pc.sum(table["seconds"]).as_py() or 0.0)))
-        by = table.group_by(["label", "status"]).aggregate([([], "count_all")])
+        by = table.group_by(["backend", "label", "status"]).aggregate([([], "count_all")])
         for row in by.to_pylist():
+            self.backends[row["label"]] = row["backend"]
             self.counts[where, row["label"], row["status"]] += row["count_all"]
         self._take_ratios(run.release, table)
         self._take_failing(run, table)

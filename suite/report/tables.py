@@ -29,7 +29,7 @@ _OF_CELLS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 
 
-def build(
+def tables_of_cells(
     loaded: Run | Sequence[Run], names: Iterable[str] | None = None
 ) -> dict[str, pd.DataFrame]:
     """The tables of `suite.report.kinds.CONFORMANCE` called `names`; without names all but the rare ones.

@@ -50,11 +50,13 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         "each as the checks `values` and `gradients` do, and shrinks every new way of failing to a "
         "minimal case with a script. Exit code 1 where something was found.",
     )
-    helps = {
-        "seed": "seed of the cases that are drawn (default 0)",
-        "cell-timeout": f"seconds after which a cell has failed (default {CELL_SECONDS:.0f})",
-    }
-    add_options(parser.add_argument, SHARED, **helps)
+    add_options(
+        parser.add_argument,
+        (*SHARED, "case"),
+        {"cell-timeout": {"default": CELL_SECONDS}},
+        seed="seed of the cases that are drawn",
+        case="judge this case instead of drawing, and make it smaller where it fails; repeatable",
+    )
     parser.add_argument(
         "--minutes", type=float, metavar="N", help="default 1, or as --examples asks"
     )
@@ -69,15 +71,11 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         "compiled",
     )  # fmt: skip
     parser.add_argument(
-        "--case", action="append", default=[], metavar="ID",
-        help="judge this case instead of drawing, and make it smaller where it fails; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
         "--script", type=Path, metavar="FILE.py",
         help="save the script of what is found in this new file, of further failures in FILE-2.py, ...",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the id of every case drawn")
-    parser.set_defaults(run=run, cell_timeout=CELL_SECONDS)
+    parser.set_defaults(run=run)
     return parser
 
 

@@ -107,7 +107,7 @@ def binding(operator: Operator) -> list[Option]:
             operator.tied(plain | {option.name: value}) != operator.tied(plain)
             for value in option.values
         )
-        if operator.attends or option.name not in WITH_KEYS_ALONE
+        if operator.has_keys or option.name not in WITH_KEYS_ALONE
     ]
 
 
@@ -154,7 +154,7 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
         option.name: draw(rarely(st.just(option.default), alternatives(option), TIE_ONE_IN))
         for option in binding(operator)
     }
-    if not operator.attends and operator.option("self_attention"):
+    if not operator.has_keys and operator.option("self_attention"):
         chosen["self_attention"] = True  # what attends to nothing takes one tensor
     ties = operator.tied(options | chosen)
     several_heads = not any({"1", "h"} <= set(tie) for tie in ties)
@@ -238,10 +238,10 @@ def cases_of(
     recipes = recipes_of(operator.recipes, fmt)
     recipe = draw(rarely(st.just(recipes[0]), st.sampled_from(recipes), 3))
     reach = max(shape.sizes.Lq, shape.sizes.Lk)
-    mask = draw(masks(reach, operator.is_layer)) if operator.attends else None
+    mask = draw(masks(reach, operator.is_layer)) if operator.takes_masks else None
     options = dict(shape.options)
     for option in operator.options:
-        meant = operator.attends or option.name not in WITH_KEYS_ALONE
+        meant = operator.has_keys or option.name not in WITH_KEYS_ALONE
         if option.name in options or not option.values or not meant:
             continue
         # Beside a mask, a bias that hides keys may empty a row that then belongs to two elections.
@@ -291,8 +291,8 @@ def cases(
 
     `pools`: the shapes to draw from, by the operator's name; any where there are none.
     """
-    attention = [o for o in operators if o.attends and not o.is_layer]
-    around = [operator for operator in operators if operator not in attention]
+    attention = [operator for operator in operators if operator.is_default]
+    around = [operator for operator in operators if not operator.is_default]
     kinds = [kind for kind in (attention, around) if kind]
 
     @st.composite

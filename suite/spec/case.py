@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from suite.spec.dtypes import DType, dtype
+from suite.spec.ids import PLACES
 from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
 from suite.spec.operators import OPERATORS
@@ -214,7 +215,7 @@ class Case:
             raise ValueError(
                 f"unknown operator {name!r} in {text!r}; valid: {', '.join(OPERATORS)}"
             )
-        places = ["MASK", "HEADS", "DTYPE", "SIZES"] + ["WIDTHS"] * operator.is_layer
+        places = PLACES[1:] if operator.is_layer else PLACES[1:-1]
         if len(parts) < len(places):
             raise ValueError(f"not a case id: {text!r}; expected {name}/{'/'.join(places)}[/...]")
         mask, heads, dt, sizes = parts[:4]

@@ -222,9 +222,7 @@ class ElectionCase:
 
     @property
     def id(self) -> str:
-        # Plain attention came first, and its questions have kept their names.
-        place = f"{self.operator.name}/" if self.operator.is_layer else ""
-        return f"elect/{place}{self.question.name}/{self.dtype.name}"
+        return f"elect/{self.operator.qualified(self.question.name)}/{self.dtype.name}"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -21,8 +21,7 @@ from suite.spec.dtypes import DType, round_to
 from suite.spec.masks import Mask
 from suite.spec.operator import Operator
 from suite.spec.recipes import draw_bias, generator
-from suite.spec.sizes import Index, Sizes
-from suite.spec.vocabulary import BY_HEAD
+from suite.spec.sizes import PairIndex, Sizes
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
 
@@ -117,8 +116,9 @@ class Inputs:
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """What a layer has learned, by canonical name (see `suite.spec.operators.layers`)."""
-        return {n: a for n, a in self.arrays.items() if n not in UNLEARNED}
+        """What a layer has learned, by canonical name (see `suite.spec.operators.layers`); nothing of
+        what is no layer."""
+        return {name: self.arrays[name] for name in self.operator.learned(self.arrays)}
 
     @property
     def scale(self) -> float | None:
@@ -219,7 +219,7 @@ class Inputs:
             full = array.reshape((1,) * (4 - array.ndim) + array.shape)
             return lambda rows: full[:, :, rows] if full.shape[2] != 1 else full
         if mask is not None:
-            return lambda rows: mask.allowed(Index.of(sizes, seed, rows))
+            return lambda rows: mask.allowed(PairIndex.of(sizes, seed, rows))
         return None
 
     @cached_property
@@ -247,7 +247,7 @@ class Inputs:
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         if self.sinks is not None:
             rows = rows & np.isneginf(self.sinks)[:, None]
-        return rows if self.operator.attends else np.zeros_like(rows)
+        return rows if self.operator.takes_masks else np.zeros_like(rows)
 
     @property
     def has_empty_rows(self) -> bool:
@@ -306,10 +306,6 @@ class Inputs:
                 if letter in letters and mask.shape[place] == sizes[letter] != 1:
                     mask = mask[(slice(None),) * place + (order,)]
         return self.with_dense(mask_array=mask, **arrays)
-
-
-UNLEARNED = ("query", "key", "value", "bias", *BY_HEAD, "position")
-"""Arrays that are no parameters of a layer."""
 
 
 def _letters(case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from itertools import cycle
 
 from suite.spec.covering import Compatible, Row, each_value, pairwise
 from suite.spec.dtypes import DTYPES
+from suite.spec.ids import part
 
 HALF = ("f32", "bf16")
 """The dtypes of the level smoke, where a pattern is asked in one of the two, by turns."""
@@ -38,7 +39,7 @@ def in_dtypes(patterns: Iterable[str], level: str, everywhere: Sequence[str] = (
     ids = filled(patterns, DTYPES)
     if level != "standard":
         return ids
-    return [x for x in ids if x.split("/")[3] in HALF or x.split("/")[4] in everywhere]
+    return [x for x in ids if part(x, "DTYPE") in HALF or part(x, "SIZES") in everywhere]
 
 
 class Covering:

@@ -40,10 +40,7 @@ class MalformedCase:
 
     @property
     def id(self) -> str:
-        # Plain attention came first, and its problems have kept their names.
-        plain = self.operator.attends and not self.operator.is_layer
-        place = "" if plain else f"{self.operator.name}/"
-        return f"bad/{place}{self.name}/{self.dtype.name}"
+        return f"bad/{self.operator.qualified(self.name)}/{self.dtype.name}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -273,34 +270,35 @@ _ROTARY = (
         "16 positions for 17 queries",
         lambda x: x.replace(position=x.arrays["position"][:16]),
         ROTARY,
+        needs=("positions",),
     ),
     MalformedCase(
         "position-wrong-batch",
         "positions of 3 samples for a batch of 2",
         lambda x: x.replace(position=np.tile(x.arrays["position"], (3, 1))),
         ROTARY,
-        needs=("gathered-positions",),
+        needs=("positions", "gathered-positions"),
     ),
     MalformedCase(
         "position-negative",
         "a position of -1",
         lambda x: x.replace(position=x.arrays["position"] - 1),
         ROTARY,
-        needs=("position-table",),
+        needs=("positions", "position-table"),
     ),
     MalformedCase(
         "position-beyond-table",
         "a position of 17 for a table of 17 positions",
         lambda x: x.replace(position=x.arrays["position"] + 1),
         ROTARY,
-        needs=("position-table",),
+        needs=("positions", "position-table"),
     ),
     MalformedCase(
         "position-fractional",
         "positions of 0, 0.5, 1 and so on for a table of whole numbers",
         lambda x: x.replace(position=x.arrays["position"] / 2),
         ROTARY,
-        needs=("position-table",),
+        needs=("positions", "position-table"),
     ),
 )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suite.spec.sizes import Index, Sizes, uniform
+from suite.spec.sizes import PairIndex, Sizes, uniform
 
 
 class Mask:
@@ -26,7 +26,7 @@ class Mask:
         """The mask's part of a case id; `parse_mask` reads it back."""
         raise NotImplementedError
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         """Boolean, broadcastable to (B, H, rows, Lk): True where the query attends the key."""
         raise NotImplementedError
 
@@ -42,7 +42,7 @@ class Mask:
 
     def dense(self, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> np.ndarray:
         """The predicate evaluated: rank 2 or 4, axes it does not depend on have size 1."""
-        block = np.asarray(self.allowed(Index.of(sizes, seed, rows)))
+        block = np.asarray(self.allowed(PairIndex.of(sizes, seed, rows)))
         return block.reshape(block.shape[2:]) if self.rank == 2 else block
 
     def __and__(self, other: Mask) -> Mask:
@@ -70,7 +70,7 @@ class And(Mask):
     def rank(self) -> int:
         return max(m.rank for m in self.masks)
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         out = self.masks[0].allowed(ix)
         for mask in self.masks[1:]:
             out = out & mask.allowed(ix)
@@ -91,7 +91,7 @@ class Or(Mask):
     def rank(self) -> int:
         return max(m.rank for m in self.masks)
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         out = self.masks[0].allowed(ix)
         for mask in self.masks[1:]:
             out = out | mask.allowed(ix)
@@ -120,7 +120,7 @@ class Causal(Mask):
     def rank(self) -> int:
         return 2
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         offset = ix.sizes.Lk - ix.sizes.Lq if self.bottom_right else 0
         return ix.k <= ix.q + offset
 
@@ -147,7 +147,7 @@ class Window(Mask):
     def rank(self) -> int:
         return 2
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         out = np.ones(np.broadcast_shapes(ix.q.shape, ix.k.shape), bool)
         if self.left is not None:
             out &= ix.k >= ix.q - self.left
@@ -170,7 +170,7 @@ class Prefix(Mask):
     def rank(self) -> int:
         return 2
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         return (ix.k < self.length) & (ix.q >= 0)
 
 
@@ -202,7 +202,7 @@ class Padding(Mask):
             lengths[-1] = 0
         return lengths
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         lengths = self.lengths(ix.sizes, ix.seed)[ix.b]
         return ix.k >= ix.sizes.Lk - lengths if self.left else ix.k < lengths
 
@@ -230,7 +230,7 @@ class Segments(Mask):
         ends = np.floor((np.arange(1, self.count + 1) / self.count) ** 1.3 * length)
         return np.searchsorted(ends, np.arange(length), side="right")
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         return self.ids(ix.sizes.Lq)[ix.q] == self.ids(ix.sizes.Lk)[ix.k]
 
 
@@ -257,7 +257,7 @@ class Boolean(Mask):
     def rank(self) -> int:
         return 2 if self.axes == "qk" else 4
 
-    def allowed(self, ix: Index) -> np.ndarray:
+    def allowed(self, ix: PairIndex) -> np.ndarray:
         zero = np.zeros((1, 1, 1, 1), np.int64)
         b, h, q, k = (
             index if name in self.axes else zero

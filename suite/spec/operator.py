@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -35,6 +36,9 @@ LETTERS = {
     "o": "features of the output",
 }
 """What the letters of axes mean; features are a layer's. The units of additive attention are d."""
+
+UNLEARNED = (*OPERANDS, "bias")
+"""Arrays that a layer is called with; it has learned all others."""
 
 NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 """A number in an id, as a group of a regular expression."""
@@ -120,11 +124,15 @@ class Operator:
 
     `elections` are the questions that are put to implementations, `probe` and `gradient_probe` the ids
     they start from: a mask and a dtype are filled in for {mask} and {dt}. `well_formed` is the id of the
-    problem that malformed ones are made of.
+    problem that malformed ones are made of. `trials` are ids, with {dt}, on which a person's function is
+    tried besides the probe: sizes that most kernels take.
 
     `cases`, `gradients` and `compiled` give the ids of a level whose values are judged, that are
     differentiated, and that are asked through compilers; `compiled_gradients` those that are
     differentiated through compilers.
+
+    `plain` is the id, with {dt}, of a case without a mask whose sizes are asked anyway: what checks ask
+    that hang on no values, but on where arrays lie, what else is computed, or what was computed before.
 
     `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what
     hangs on the sizes, not on the dtype.
@@ -138,11 +146,16 @@ class Operator:
     `choose(inputs, order)` gives inputs with some of their samples, in an order, where samples are no
     axis of the arrays.
 
-    `is_layer`: it takes sequences (B, L, width), and parameters. `squeezed_axis` is the axis that the
-    option `squeezed` leaves out, "b" or "q". `wide_outputs` come in float32 where the case's dtype is a
-    16-bit one, and `wide_arrays` are given in it. `work` counts operations and bytes of a direction; None
-    where nobody has counted them. `attends` is False for what has no keys. `conjunctions_are_arrays`:
-    a mask of several parts is one array, since flags may exclude each other.
+    `is_default`: it is plain attention, which came first and which the others lie around: ids of its
+    questions and malformed problems leave its name out, and a random search draws it as often as all
+    others together. `unnamed` are names of questions and problems of another operator whose ids leave its
+    name out, too.
+
+    `is_layer`: it takes sequences (B, L, width), and parameters. `has_keys`: its queries attend keys.
+    `squeezed_axis` is the axis that the option `squeezed` leaves out, "b" or "q". `wide_outputs` come in
+    float32 where the case's dtype is a 16-bit one, and `wide_arrays` are given in it. `work` counts
+    operations and bytes of a direction; None where nobody has counted them. `conjunctions_are_arrays`: a
+    mask of several parts is one array, since flags may exclude each other.
     """
 
     name: str
@@ -159,18 +172,22 @@ class Operator:
     compiled: Callable[[str], Iterable[str]] = nothing
     compiled_gradients: Callable[[str], Iterable[str]] = nothing
     group: Callable[[Case], str] | None = None
+    plain: str = ""
     elections: tuple[str, ...] = ()
     probe: str = ""
     well_formed: str = ""
     gradient_probe: str = ""
+    trials: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ("normal",)
     axis_orders: tuple[str, ...] = ("bhld",)
     statistics: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     wide_outputs: tuple[str, ...] = ()
     wide_arrays: tuple[str, ...] = ()
+    is_default: bool = False
+    unnamed: tuple[str, ...] = ()
     is_layer: bool = False
-    attends: bool = True
+    has_keys: bool = True
     squeezed_axis: str = "b"
     conjunctions_are_arrays: bool = False
     every_dtype: tuple[str, ...] = ()
@@ -184,9 +201,24 @@ class Operator:
         return next((option for option in self.options if option.name == name), None)
 
     @property
+    def takes_masks(self) -> bool:
+        """Whether a mask, or a bias, says which keys a query attends. Not where there are no keys, nor
+        where samples are no axis, as in packed attention: there lengths say it."""
+        return self.has_keys and self.choose is None
+
+    @property
     def constants(self) -> tuple[str, ...]:
         """The arrays without a gradient."""
         return (*self.statistics, *self.integers)
+
+    def qualified(self, name: str) -> str:
+        """What one of its questions or malformed problems is called in ids: behind the operator's name,
+        or by itself (see `is_default` and `unnamed`)."""
+        return name if self.is_default or name in self.unnamed else f"{self.name}/{name}"
+
+    def learned(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of its arrays that are parameters: a layer has learned them, and nothing else has any."""
+        return tuple(name for name in names if self.is_layer and name not in UNLEARNED)
 
     def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """All ties under these options: the operator's, and the axis that `squeezed` leaves out."""

@@ -13,7 +13,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 
 from suite.spec.dtypes import DType
-from suite.spec.sizes import Index, Sizes, uniform
+from suite.spec.sizes import PairIndex, Sizes, uniform
 from suite.spec.vocabulary import HIDING
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -202,7 +202,7 @@ def draw_bias(
     shapes = {"1hqk": (1, s.H, s.Lq, s.Lk), "b1qk": (s.B, 1, s.Lq, s.Lk)}
     out = rng.standard_normal(shapes.get(kind, (s.B, s.H, s.Lq, s.Lk)))
     if kind in HIDING:
-        ix = Index.of(s, seed)
+        ix = PairIndex.of(s, seed)
         hidden = uniform(seed + 503, ix.b, ix.h, ix.q, ix.k) < 0.35
         anchor = np.floor(uniform(seed + 601, ix.b, ix.h, ix.q) * s.Lk)
         out[hidden & (ix.k != anchor)] = -np.inf if kind == "inf" else lowest

@@ -43,7 +43,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Index:
+class PairIndex:
     """Index arrays that broadcast to (B, H, rows, Lk), with the sizes and the seed they belong to."""
 
     b: np.ndarray
@@ -54,7 +54,7 @@ class Index:
     seed: int
 
     @classmethod
-    def of(cls, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> Index:
+    def of(cls, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> PairIndex:
         queries = np.arange(sizes.Lq)[rows]
         return cls(
             b=np.arange(sizes.B).reshape(-1, 1, 1, 1),

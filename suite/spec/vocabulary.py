@@ -182,6 +182,7 @@ FEATURES = {
     "halves": "a rotation of components half a head apart",
     "rotary-base": "a base of frequencies other than 10000",
     "partial-rotation": "a rotation of the first components alone",
+    "positions": "positions that the call is given",
     "gathered-positions": "positions of every sample, in any order",
     "rotary-scaling": "frequencies scaled for longer sequences",
     "position-table": "sine and cosine of so many positions, made beforehand",

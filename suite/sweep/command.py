@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from suite.front.options import add_options
+
 
 def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `sweep PLAN.toml` to the subparsers of `argparse`; sets `run`."""
@@ -24,10 +26,13 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
         "used, 3 where the sweep is unfinished.",
     )
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="what is swept")
-    parser.add_argument(
-        "--results", type=Path, required=True, metavar="FOLDER",
-        help="the folder of records: new, or that of this sweep, which goes on",
-    )  # fmt: skip
+    folder = {"kind": Path, "metavar": "FOLDER", "default": None, "required": True}
+    add_options(
+        parser.add_argument,
+        ("results",),
+        {"results": folder},
+        results="the folder of records: new, or that of this sweep, which goes on",
+    )
     parser.add_argument(
         "--cluster", default="local", metavar="WHERE",
         help="local (this machine, default), auto (the cluster that it is part of), or ray://HOST:PORT",
@@ -57,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from suite.sweep.cluster import RayEngine
     from suite.sweep.plan import load
     from suite.sweep.run import UNFINISHED, USAGE, Sweep
-    from suite.sweep.store import Limits, Store
+    from suite.sweep.store import Store, SweepLimits
     from suite.sweep.tasks import SweepError
 
     try:
@@ -71,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             Store(arguments.results, plan) as store,
             RayEngine(arguments.cluster, arguments.cores, store.folder / "compiled") as engine,
         ):
-            limits = Limits(arguments.hours, arguments.money, plan.core_hour)
+            limits = SweepLimits(arguments.hours, arguments.money, plan.core_hour)
             return Sweep(plan, store, engine, limits).run()
     except UsageError as error:
         print(error, file=sys.stderr)

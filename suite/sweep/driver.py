@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from suite.front.progress import Progress
 from suite.sweep.source import Source
-from suite.sweep.store import Limits
+from suite.sweep.store import SweepLimits
 from suite.sweep.tasks import Task
 
 BATCH_SECONDS = 20.0
@@ -67,7 +67,7 @@ class Driver:
         self,
         engine: Engine,
         sources: Sequence[Source],
-        limits: Limits,
+        limits: SweepLimits,
         spent: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -39,7 +39,7 @@ MOST_SEEDS = 64
 """Seeds of a batch at most, where seeds share programs."""
 
 
-class Judging(Source):
+class SeriesRuns(Source):
     """The runs of a series. `failing` hears of failing cells, `judged` the cells by backend and status
     with the seconds that they took, `surveyed` how many cells of each backend are left, once.
     Meanwhile `warm` processes besides that of the survey prepare to judge."""

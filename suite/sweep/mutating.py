@@ -50,7 +50,7 @@ class OfMutants(PlainTask):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnMutants:
     """The mutants of a framework, and the versions of the distributions that they change."""
 
     mutants: tuple[Mutant, ...]
@@ -69,7 +69,7 @@ class DrawTask(OfMutants):
     def name(self) -> str:
         return f"draw of {self.group}{self.manner}"
 
-    def run(self) -> Drawn:
+    def run(self) -> DrawnMutants:
         try:
             chosen = targets(self.framework, self.module)
             draws = [m for seed in self.seeds for m in mutants(chosen, self.count, seed)]
@@ -77,7 +77,7 @@ class DrawTask(OfMutants):
             versions = {name: version(name) for name in names}
         except ModuleNotFoundError as error:
             raise SweepError(f"{self.group}: {error}") from error
-        return Drawn(tuple(dict.fromkeys(draws)), versions)
+        return DrawnMutants(tuple(dict.fromkeys(draws)), versions)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Mutants(Source):
         return self._ready.popleft() if self._ready else None
 
     def take(self, task: Task[Any], result: Any) -> None:
-        if isinstance(result, Drawn):
+        if isinstance(result, DrawnMutants):
             self._begin(result)
         elif isinstance(task, LimitTask):
             key = (task.target.backend, task.target.implementations)
@@ -194,7 +194,7 @@ class Mutants(Source):
             self._writer.close(finished)
         self._writer = None
 
-    def _begin(self, drawn: Drawn) -> None:
+    def _begin(self, drawn: DrawnMutants) -> None:
         """Have all judged that no file has."""
         done = self._done()
         self._versions = drawn.versions

@@ -20,7 +20,7 @@ from suite.front.options import Options
 from suite.measure.releases import LOCKS, LockError, Release, read
 from suite.mutation.targets import FRAMEWORKS, targets
 from suite.records.sweeps import INSTALLED
-from suite.spec.vocabulary import LEVELS, MODES
+from suite.spec.vocabulary import LEVELS
 
 TIMING = ("bench", "benchmarks", "benchmark", "asv", "speed", "time", "times", "timing", "workload",
           "workloads")  # fmt: skip
@@ -41,14 +41,14 @@ class Judging:
     `pytest suite` judges them. `seeds` are numbers and ranges ("0-19")."""
 
     backends: tuple[str, ...]
-    level: str = "standard"
-    mode: str = MODES[0]
+    level: str = Options.level
+    mode: str = Options.mode
     seeds: int | str | tuple[int | str, ...] = 0
     releases: tuple[str, ...] = (INSTALLED,)
     implementations: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
-    audit: bool = False
-    optimized: bool = False
+    audit: bool = Options.audit
+    optimized: bool = Options.optimized
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Searching:
 
     backends: tuple[str, ...]
     examples: int = 1000
-    mode: str = MODES[0]
+    mode: str = Options.mode
     seeds: int | str | tuple[int | str, ...] = 0
     implementations: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Mutating:
 
     frameworks: tuple[str, ...]
     count: int = 24
-    level: str = "standard"
+    level: str = Options.level
     seeds: int | str | tuple[int | str, ...] = 0
     module: str = ""
 

@@ -12,13 +12,13 @@ from suite.records.faults import MUTANTS
 from suite.records.sweeps import CELLS, runs
 from suite.report.swept import not_green
 from suite.sweep.driver import Counted, Driver, Engine
-from suite.sweep.judging import Judging
+from suite.sweep.judging import SeriesRuns
 from suite.sweep.loaded import Survey
 from suite.sweep.mutating import Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
 from suite.sweep.searches import Searches
 from suite.sweep.source import Source
-from suite.sweep.store import Limits, Store, say
+from suite.sweep.store import Store, SweepLimits, say
 from suite.sweep.tasks import Failure, Judged
 
 GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
@@ -31,7 +31,7 @@ TOLD = 20
 class Sweep:
     """A plan that is carried out on an engine, within limits."""
 
-    def __init__(self, plan: SweepPlan, store: Store, engine: Engine, limits: Limits) -> None:
+    def __init__(self, plan: SweepPlan, store: Store, engine: Engine, limits: SweepLimits) -> None:
         self.store, self.limits = store, limits
         self.judged = 0
         self._told: set[Failure] = set()
@@ -106,7 +106,7 @@ class Sweep:
         if self.mutants:
             yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
-    def _judging(self, series: Series, warm: int) -> Judging:
+    def _judging(self, series: Series, warm: int) -> SeriesRuns:
         def surveyed(survey: Survey, left: Counter[str]) -> None:
             self._counted.owe(left)
             owed = len(survey.keys) * len(series.seeds)
@@ -119,7 +119,7 @@ class Sweep:
             for name in survey.failed_imports:
                 self._failed_imports[name] = survey.unavailable[name]
 
-        return Judging(series, self.store, self._tell, self._take, surveyed, warm)
+        return SeriesRuns(series, self.store, self._tell, self._take, surveyed, warm)
 
     def _take(self, judged: Judged, backends: list[str]) -> None:
         self.judged += judged.end - judged.first

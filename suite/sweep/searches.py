@@ -17,7 +17,7 @@ from typing import Any
 
 from suite.records import searches, sweeps
 from suite.records.lines import RecordError
-from suite.records.searches import FINDINGS, SEARCH, Finding, Hit, Searched
+from suite.records.searches import FINDINGS, SEARCH, Hit, Searched, SearchFinding
 from suite.spec.text import printable
 from suite.sweep.corpus import Corpus, table_of
 from suite.sweep.plan import SweepPlan, search_options, seeds_of
@@ -123,7 +123,7 @@ class Searches(Source):
 
     def take(self, task: Task[Any], result: Any) -> None:
         self._same_machine(result.versions)
-        if isinstance(result, Finding):
+        if isinstance(result, SearchFinding):
             self._keep(result)
             return
         if isinstance(task, CasesTask):
@@ -231,7 +231,7 @@ class Searches(Source):
         words = (hit.cause, hit.case, hit.status, hit.kind, hit.message)
         return ShrinkTask(table.options, "", table.gradients, *words)
 
-    def _keep(self, finding: Finding) -> None:
+    def _keep(self, finding: SearchFinding) -> None:
         place = self.folder / SEARCH / FINDINGS
         if finding.script and not (place / f"{finding.id}.py").exists():
             sweeps.write(place / f"{finding.id}.py", finding.script.encode())

@@ -19,7 +19,7 @@ from suite.front.options import Options
 from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
-from suite.records.searches import Cause, Finding, Hit, Near, Searched
+from suite.records.searches import Cause, Hit, Near, Searched, SearchFinding
 from suite.spec.case import Case
 from suite.spec.text import printable
 from suite.sweep.tasks import OfSeries, Task
@@ -215,7 +215,7 @@ class ShrinkTask(OfSearch):
             f"{self.group}, a smaller case than {self.case} for {self.cause[1]} of {self.cause[0]}"
         )
 
-    def run(self) -> Finding:
+    def run(self) -> SearchFinding:
         from suite.search.engine import Search
 
         failures: list[Failure] = []
@@ -230,14 +230,14 @@ class ShrinkTask(OfSearch):
             return self._finding(search, same)
         return replace(self.unshrunk("it was not seen again"), versions=search.plan.versions)
 
-    def unshrunk(self, why: str) -> Finding:
+    def unshrunk(self, why: str) -> SearchFinding:
         """The case as it was drawn, and why there is no smaller one, and no script."""
-        return Finding(
+        return SearchFinding(
             self.cause, self.options.backend, self.case, self.case, self.status, self.kind, self.message,
             repeats=False, no_script=why,
         )  # fmt: skip
 
-    def _finding(self, search: Search, failure: Failure) -> Finding:
+    def _finding(self, search: Search, failure: Failure) -> SearchFinding:
         from suite.search.script import NoScript, script
 
         text = why = ""
@@ -251,7 +251,7 @@ class ShrinkTask(OfSearch):
         except Exception as error:
             why = f"{type(error).__name__} while it was written: {error}"
         verdict = failure.verdict
-        return Finding(
+        return SearchFinding(
             self.cause, self.options.backend, self.case, failure.case.id, verdict.status, verdict.kind,
             verdict.message, failure.repeats, text, printable(why),
             search.plan.versions,

@@ -171,7 +171,7 @@ def _gaps(held: Iterable[Spanned], count: int) -> Iterator[Span]:
 
 
 @dataclass
-class Limits:
+class SweepLimits:
     """What ends a sweep before its end: hours of this process, and money, at what an hour of one core
     costs.
 

@@ -56,7 +56,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StoredProblem:
     """One case of the files: the names of the checks that judge its answer, and whether it is
     differentiated."""
 
@@ -152,7 +152,7 @@ def numbers(inputs: Inputs) -> dict[str, float]:
     return arguments
 
 
-def problems_of(selection: Selection) -> list[Asked]:
+def problems_of(selection: Selection) -> list[StoredProblem]:
     """What a selection asks, each case once: cases, then elections, in the order of the checks."""
     checks: dict[str, list[str]] = {}
     cases: dict[str, StoredCase] = {}
@@ -166,7 +166,7 @@ def problems_of(selection: Selection) -> list[Asked]:
             if "gradient" in (*check.needs, *case.needs):
                 differentiated.add(case.id)
     problems = [
-        Asked(case, tuple(checks[name]), name in differentiated, selection.seed)
+        StoredProblem(case, tuple(checks[name]), name in differentiated, selection.seed)
         for name, case in cases.items()
     ]
     return sorted(problems, key=lambda one: isinstance(one.case, ElectionCase))

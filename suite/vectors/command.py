@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.front.options import add_options
-from suite.spec.dtypes import DTYPES
 from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import BROKEN, LEVELS, STATUSES
+from suite.spec.vocabulary import BROKEN, STATUSES
 
 if TYPE_CHECKING:
     from suite.records.cells import CellRecord, Run
@@ -37,15 +36,14 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Writes the cases of a level as safetensors files with a JSON index "
         "(docs/vectors.md).",
     )
-    parser.add_argument("--level", choices=LEVELS, default="smoke", help="default: smoke")
-    add_options(parser.add_argument, ("seed",))
+    add_options(
+        parser.add_argument,
+        ("level", "seed", "dtype"),
+        {"level": {"default": "smoke", "checked": True}, "dtype": {"checked": True}},
+    )
     parser.add_argument(
         "--operator", action="append", default=[], choices=list(OPERATORS),
         help="only cases of this operator; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--dtype", action="append", default=[], choices=list(DTYPES),
-        help="only cases of this dtype; repeatable",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new or empty folder")
     parser.set_defaults(run=make)
@@ -59,17 +57,14 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
     judge.add_argument(
         "--vectors", type=Path, required=True, metavar="FOLDER", help="the vectors they answer"
     )
-    judge.add_argument(
-        "--case", action="append", default=[], metavar="ID",
-        help="judge the answer to this case alone; repeatable",
-    )  # fmt: skip
     helps = {
+        "case": "judge the answer to this case alone; repeatable",
         "numerics": "numerics class that answers are held to, before that of runtime.json",
         "elect": "hold the runtime to an answer where the field has no single one: QUESTION=ANSWER, or "
         "QUESTION=DTYPE:ANSWER, before what runtime.json elects; repeatable",
         "expect": "a manifest of expected failures of the runtime; repeatable",
     }
-    add_options(judge.add_argument, ("numerics", "elect", "expect", "results"), **helps)
+    add_options(judge.add_argument, ("case", "numerics", "elect", "expect", "results"), **helps)
     judge.add_argument("-v", "--verbose", action="store_true", help="explain every failure in full")
     judge.set_defaults(run=judge_answers)
     return parser

@@ -28,7 +28,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import And, Mask, Or, Padding
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import NUMERICS
-from suite.vectors.asked import Asked, Listener, Selection, operands, problems_of
+from suite.vectors.asked import Listener, Selection, StoredProblem, operands, problems_of
 from suite.vectors.index import (
     INDEX,
     JSON_SCHEMA,
@@ -89,7 +89,7 @@ def export(
     return index
 
 
-def contents(one: Asked) -> tuple[Arrays, dict[str, Output]]:
+def contents(one: StoredProblem) -> tuple[Arrays, dict[str, Output]]:
     """The tensors of a file, and what it asks for. Raises VectorsError."""
     inputs, arrays = one.inputs(), one.arrays()
     if isinstance(one.case, Case) and inputs.has_empty_rows:
@@ -115,7 +115,7 @@ def contents(one: Asked) -> tuple[Arrays, dict[str, Output]]:
     return arrays, outputs
 
 
-def expected(one: Asked, inputs: Inputs, name: str) -> tuple[Arrays, dict[str, str]]:
+def expected(one: StoredProblem, inputs: Inputs, name: str) -> tuple[Arrays, dict[str, str]]:
     """The value that an answer is held to and its bounds as tensors, and the bounds' names by class."""
     shape = (
         operands(inputs)[name[5:]].shape if name.startswith("grad.") else inputs.full_shape(name)
@@ -134,7 +134,7 @@ def expected(one: Asked, inputs: Inputs, name: str) -> tuple[Arrays, dict[str, s
     return arrays, named
 
 
-def _of_class(one: Asked, inputs: Inputs, name: str, numerics: str) -> Bounded:
+def _of_class(one: StoredProblem, inputs: Inputs, name: str, numerics: str) -> Bounded:
     rounding = Rounding(numerics)
     cotangent = one.cotangent()
     if not name.startswith("grad."):
@@ -153,7 +153,7 @@ def raised(want: Bounded, value: np.ndarray, name: str) -> np.ndarray:
     return np.where(bound < exact, np.nextafter(bound, bound.dtype.type(np.inf)), bound)
 
 
-def entry(one: Asked, outputs: dict[str, Output], digest: str) -> Entry:
+def entry(one: StoredProblem, outputs: dict[str, Output], digest: str) -> Entry:
     """The entry of a file in the index."""
     inputs, case = one.inputs(), one.case
     letters = {name: _axes(inputs, name) for name in one.arrays()}
@@ -185,7 +185,7 @@ def entry(one: Asked, outputs: dict[str, Output], digest: str) -> Entry:
     )
 
 
-def elective(one: Asked) -> tuple[str, ...]:
+def elective(one: StoredProblem) -> tuple[str, ...]:
     """The questions that decide what a case's rows without keys give, and their gradients."""
     inputs = one.inputs()
     if isinstance(one.case, ElectionCase) or not inputs.has_empty_rows:

@@ -17,7 +17,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.records.cells import CellRecord, Header
 from suite.vectors.answers import read_answers
-from suite.vectors.asked import Asked, Selection, problems_of
+from suite.vectors.asked import Selection, StoredProblem, problems_of
 from suite.vectors.index import Index, Runtime, VectorsError
 from suite.vectors.runtime import StoredBackend
 
@@ -97,7 +97,7 @@ def claimed(runtime: Runtime, said: dict[str, Any]) -> dict[str, Any]:
     return {**own, **said, "elections": elections}
 
 
-def as_drawn_here(index: Index, vectors: Path) -> list[Asked]:
+def as_drawn_here(index: Index, vectors: Path) -> list[StoredProblem]:
     """What an index asks, as this version of the suite draws it. Raises VectorsError where that is
     something else."""
     selection = Selection(index.level, index.seed, index.operators, index.dtypes)

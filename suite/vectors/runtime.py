@@ -26,7 +26,7 @@ from suite.spec.elections import QUESTIONS, ElectionCase
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
 from suite.vectors.answers import Answers
-from suite.vectors.asked import ALL, Asked, operands, operators
+from suite.vectors.asked import ALL, StoredProblem, operands, operators
 from suite.vectors.index import Entry
 from suite.vectors.tensors import NoTensors, Tensor
 
@@ -56,7 +56,7 @@ class StoredBackend(NumpyEngine):
     has_strides = False
 
     def __init__(
-        self, answers: Answers, problems: Sequence[Asked], said: Mapping[str, Any]
+        self, answers: Answers, problems: Sequence[StoredProblem], said: Mapping[str, Any]
     ) -> None:
         self.name, self.answers, self.problems = answers.runtime.name, answers, problems
         self.claims = Claims.of(None, said)

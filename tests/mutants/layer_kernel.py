@@ -93,7 +93,7 @@ class LayerKernel(Drops, Stated):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         calls = {"no-grad": self.flagged_call(inputs, gradients=False)}
-        if not inputs.operator.attends:
+        if not inputs.operator.has_keys:
             return calls
         calls["train"] = self.flagged_call(inputs, training=True)
         if inputs.returned == "none":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ForwardOnly, Implementation
-from suite.judge.answer import differentiate_lse, names_of, parts, turned
+from suite.judge.answer import names_of, parts, turned, vjp_of_lse
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Deviation, NotApplicable
@@ -168,7 +168,7 @@ class Probe:
         raises, or has no gradient function."""
         self.require(inputs)
         try:
-            prepared, gradients = differentiate_lse(self.implementation, inputs, cotangent)
+            prepared, gradients = vjp_of_lse(self.implementation, inputs, cotangent)
         except ForwardOnly as error:
             if error.declared:
                 raise NotApplicable(f"forward only: {error}") from error

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from suite.spec.case import Case
 from suite.spec.elections import ELECTION_CASES, ElectionCase
+from suite.spec.ids import part
 from suite.spec.levels import filled, in_dtypes
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 from suite.spec.operators import OPERATORS
@@ -90,14 +91,39 @@ def cases_of(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
         ids: list[str] = []
         patterns_of: dict[str, list[str]] = {name: [] for name in OPERATORS}
         for pattern in patterns:
-            patterns_of[pattern.split("/")[0]].append(pattern)
+            patterns_of[part(pattern, "OPERATOR")].append(pattern)
         for name, own in patterns_of.items():
             operator = OPERATORS[name]
-            sizes = operator.every_dtype if operator.is_layer else [p.split("/")[4] for p in own]
+            sizes = operator.every_dtype if operator.is_layer else [part(p, "SIZES") for p in own]
             ids += in_dtypes(own, level, sizes)
         return parsed(ids)
 
     return cases_at
+
+
+def with_plain(*patterns: str, axes: str = "") -> Callable[[str], tuple[Case, ...]]:
+    """The cases of `patterns` (see `cases_of`); from standard on also the plain one of every other
+    operator whose output has the `axes`, letters, and none of them tied to another axis."""
+    designed = cases_of(*patterns)
+
+    def cases_at(level: str) -> tuple[Case, ...]:
+        few = designed(level)
+        if level == "smoke":
+            return few
+        others = [o for o in OPERATORS.values() if o not in {case.operator for case in few}]
+        more = cases_of(*(o.plain for o in others if o.plain))(level)
+        return (*few, *(case for case in more if _apart(case, axes)))
+
+    return cases_at
+
+
+def _apart(case: Case, axes: str) -> bool:
+    """Whether the output has the axes, each with a size of its own, and samples are one."""
+    if axes and case.operator.choose is not None:
+        return False
+    options = {option.name: case.option(option.name) for option in case.operator.options}
+    tied = "".join(tie for tie in case.operator.tied(options) if "1" not in tie)
+    return set(axes) <= set(case.operator.outputs(case)["output"]) - set(tied)
 
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
@@ -116,6 +142,6 @@ def find(case_id: str) -> AnyCase:
 
 
 __all__ = [
-    "AnyCase", "asked", "cases", "compiled_cases", "compiled_gradient_cases", "every", "everything",
+    "AnyCase", "cases", "cases_of", "compiled_cases", "compiled_gradient_cases", "every", "everything",
     "filled", "find", "gradient_cases", "parsed", "thinned",
 ]  # fmt: skip

@@ -77,6 +77,7 @@ ADDITIVE = Operator(
     needs=needs,
     ties=ties,
     validate=validate,
+    plain="additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
     cases=designed(
         (
             # widths that are equal, so that exchanged projections fit

@@ -52,6 +52,7 @@ BATCH_NORM = Operator(
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
+    plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     cases=designed(
         (
             "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
@@ -82,7 +83,7 @@ BATCH_NORM = Operator(
     options=options("without_affine", "plain", layer_norm.ADDED, AVERAGED, trains=True),
     statistics=STATISTICS,
     is_layer=True,
-    attends=False,
+    has_keys=False,
     squeezed_axis="q",
     every_dtype=layer_norm.EVERY_DTYPE,
 )

@@ -37,6 +37,7 @@ CONCAT = Operator(
     outputs=one_head_outputs("z"),
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
+    plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     cases=designed(
         (
             "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",

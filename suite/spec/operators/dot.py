@@ -37,6 +37,7 @@ DOT = Operator(
     outputs=one_head_outputs("z"),
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
+    plain="dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     cases=designed(
         (
             "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",

@@ -87,6 +87,7 @@ ENCODER = Operator(
     needs=needs,
     ties=lambda options: ("hg", "dv", "xyz", "qk"),
     validate=validate,
+    plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
     cases=designed(
         (
             "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",

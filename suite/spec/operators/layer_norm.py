@@ -64,6 +64,7 @@ LAYER_NORM = Operator(
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
+    plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     cases=designed(
         (
             "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
@@ -81,7 +82,7 @@ LAYER_NORM = Operator(
     ),
     options=options("without_affine", "plain", ADDED),
     is_layer=True,
-    attends=False,
+    has_keys=False,
     squeezed_axis="q",
     every_dtype=EVERY_DTYPE,
 )

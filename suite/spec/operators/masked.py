@@ -30,6 +30,7 @@ MASKED = Operator(
     outputs=one_head_outputs("z"),
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
+    plain="masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     cases=designed(
         (
             "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",

@@ -78,6 +78,7 @@ MERGE = Operator(
     needs=needs,
     ties=lambda options: ("dv", "hg"),
     validate=validate,
+    plain="merge/none/mha/{dt}/b2h3q5k2d8",
     cases=designed(
         (
             "merge/none/mha/{dt}/b2h3q5k2d8",
@@ -103,6 +104,6 @@ MERGE = Operator(
         ),
     ),
     options=(choice("height", HEIGHTS), flag("apart", "apart"), flag("empty", "empty")),
-    attends=False,
+    has_keys=False,
     every_dtype=EVERY_DTYPE,
 )

@@ -223,6 +223,7 @@ MULTI_HEAD = Operator(
     needs=needs,
     ties=layers.ties(),
     validate=validate,
+    plain="multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     cases=designed(
         SMOKE,
         STANDARD,
@@ -231,6 +232,7 @@ MULTI_HEAD = Operator(
     ),
     gradients=GRADIENTS,
     compiled=COMPILED,
+    compiled_gradients=listed((), ("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",)),
     options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
     elections=(
         "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",

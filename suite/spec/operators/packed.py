@@ -192,6 +192,7 @@ PACKED = Operator(
     outputs=lambda case: {"output": "qhv"},
     needs=needs,
     validate=validate,
+    plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
     cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
     gradients=listed(
         (
@@ -212,9 +213,9 @@ PACKED = Operator(
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     elections=("nan-in-other-segment",),
+    unnamed=("nan-in-other-segment",),
     probe="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
     well_formed="packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
-    attends=False,
     integers=("query_lengths", "key_lengths"),
     every_dtype=EVERY_DTYPE,
     completed=completed,

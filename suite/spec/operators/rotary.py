@@ -201,6 +201,7 @@ ROTARY = Operator(
     needs=needs,
     ties=lambda options: ("1k", "dv", "hg"),
     validate=validate,
+    plain="rotary/none/mha/{dt}/b2h3q17k1d16",
     cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
     gradients=listed(
         ("rotary/none/mha/f32/b2h3q17k1d16",),
@@ -225,7 +226,7 @@ ROTARY = Operator(
         _OFFSET,
     ),
     well_formed="rotary/none/mha/f32/b2h3q17k1d16",
-    attends=False,
+    has_keys=False,
     axis_orders=("bhld", "blhd"),
     integers=("position",),
     every_dtype=EVERY_DTYPE,

@@ -31,6 +31,7 @@ SELF_ATTENTION = Operator(
     outputs=one_head_outputs("v"),
     needs=layers.needs,
     ties=layers.ties("1hg", "vo"),
+    plain="self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
     cases=designed(
         (
             "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
