@@ -11,6 +11,7 @@ import pytest
 from backends.registry import UsageError, function_implementation, load
 from references.plain import attention as plain_attention
 from suite.checks import all_checks
+from suite.judge.cell import Cell
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.run import run
 from suite.spec.case import Case
@@ -44,6 +45,21 @@ def test_the_reference_is_plain_attention_under_a_mask(text: str) -> None:
     assert expected.value.shape == inputs.output_shape("output")
     assert np.allclose(expected.value.astype(float), by_a_mask(inputs), rtol=0, atol=1e-13)
     assert (expected.error > 0).all()
+
+
+def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed attention multiplies matrices as plain attention does; a rotation multiplies none."""
+    backend = load("numpy")
+    monkeypatch.setattr(backend, "cut_products", ("bf16",), raising=False)
+    texts = ("sdpa/none/mha/bf16/b2h3q5k7d8", PLAIN.replace("f64", "bf16"), PLAIN.replace("f64", "f32"),
+             "rotary/none/mha/bf16/b2h3q17k1d16")  # fmt: skip
+    values = next(check for check in all_checks() if check.name == "values")
+    cut = []
+    for text in texts:
+        case = Case.parse(text)
+        one = next(i for i in backend.implementations() if i.operator is case.operator)
+        cut.append(Cell(values, case, one).rounding.cut_products)
+    assert cut == [True, True, False, False]
 
 
 @pytest.mark.parametrize("text", CASES)

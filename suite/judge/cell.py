@@ -158,7 +158,7 @@ class Cell:
         """Where the implementation rounds, as declared."""
         implementation = self.implementation
         backend = implementation.backend
-        cut = self.case.operator.takes_masks and self.dtype.name in backend.cut_products
+        cut = self.case.operator.has_keys and self.dtype.name in backend.cut_products
         return Rounding(
             self.numerics, self.flushes, implementation.declared, backend.narrow_reductions, cut
         )
