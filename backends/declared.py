@@ -29,7 +29,7 @@ heads."""
 
 NO_DROPOUT = "has no dropout"
 
-OF_BACKENDS = frozenset({"strides", "threads"})
+OF_BACKENDS = frozenset({"strides", "strided-operands", "threads"})
 """Features that all implementations of a backend have or lack (see `Backend.refusals`); one of them may
 refuse them by itself."""
 
@@ -50,8 +50,9 @@ takes it."""
 LAYER_FEATURES = frozenset(
     {
         "mask", "causal", "window", "padding", "bias", "bias-with-mask", "grouped-heads", "value-size",
-        "mask-array", "native-causal", "other-shapes", "gradient", "key-width", "value-width",
-        "output-width", "head-width", "no-projection-bias", "cross", "average", "weights", "batch",
+        "mask-array", "native-causal", "other-shapes", "inner-stride", "gradient", "key-width",
+        "value-width", "output-width", "head-width", "no-projection-bias", "cross", "average", "weights",
+        "batch",
         "squeezed", "projection", "score-vector", "learned-scale", "odd-heads", "splits-width",
         "raw-mask", "causal-alone",
     }
@@ -60,8 +61,8 @@ LAYER_FEATURES = frozenset(
 
 ENCODER_FEATURES = frozenset(
     {
-        "mask", "causal", "window", "padding", "mask-array", "native-causal", "other-shapes", "gradient",
-        "head-width", "batch", "squeezed", "odd-heads", "pre-norm", "gelu",
+        "mask", "causal", "window", "padding", "mask-array", "native-causal", "other-shapes",
+        "inner-stride", "gradient", "head-width", "batch", "squeezed", "odd-heads", "pre-norm", "gelu",
     }
 )  # fmt: skip
 """What a layer of an encoder can do."""
@@ -77,14 +78,17 @@ ROTARY_FEATURES = frozenset(
 PACKED_FEATURES = frozenset(
     {
         "causal", "causal-bottom-right", "cross-lengths", "empty-segments", "scale", "grouped-heads",
-        "value-size", "gradient", "other-shapes",
+        "value-size", "inner-stride", "gradient", "other-shapes",
     }
 )  # fmt: skip
 """What packed attention can be asked."""
 
 MERGE_FEATURES = frozenset(
-    {"empty-parts", "several-parts", "empty-batch", "empty-queries", "gradient", "other-shapes"}
-)
+    {
+        "empty-parts", "several-parts", "empty-batch", "empty-queries", "inner-stride", "gradient",
+        "other-shapes",
+    }
+)  # fmt: skip
 """What merging can be asked."""
 
 THROUGH = "@"

@@ -177,7 +177,7 @@ def test_invariant_rows(cell: Cell) -> None:
             expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
 
 
-@check(with_plain(*THREADED), needs=("threads",))
+@check(cases_of(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
     """The answer is the same on one thread and on more."""
     inputs, backend = cell.inputs, cell.implementation.backend

@@ -40,8 +40,6 @@ MASKED = cases_of(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",
-    "multi-head/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
-    "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
 )
 DIFFERENTIATED = with_plain(
     "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
@@ -76,7 +74,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall
     """
     backend = cell.implementation.backend
     prepared = cell.prepare(inputs)
-    argument = prepared.operands.get(operand, "")
+    argument = prepared.argument(operand)
     if prepared.arguments.get(argument) is None:
         raise NotApplicable(f"the call is given no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
@@ -116,14 +114,15 @@ def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[s
             cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
 
 
-@check(CASES, needs=("strides",))
+@check(CASES, needs=("strides", "strided-operands"))
 def test_layouts(cell: Cell) -> None:
-    """Query, key and value out of a larger array, with stride 0 along the batch and along the heads
-    (pytorch#191937), and with the odd strides of axes of size 1 (pytorch#116333)."""
+    """Query, key and value out of a larger array, with stride 0 along the first and the second axis,
+    attention's samples and heads (pytorch#191937), and with the odd strides of axes of size 1
+    (pytorch#116333)."""
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), OUTER)
 
 
-@check(CASES, needs=("strides", "inner-stride"))
+@check(CASES, needs=("strides", "strided-operands", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
     """Query, key and value whose components do not lie side by side (pytorch#187506, ROCm#3230)."""
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), INNER)
@@ -159,13 +158,13 @@ def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None
             judge_gradients(cell, gradients, inputs)
 
 
-@check(DIFFERENTIATED, ("gradient", "strides"))
+@check(DIFFERENTIATED, ("gradient", "strides", "strided-operands"))
 def test_gradient_layouts(cell: Cell) -> None:
     """Gradients by operands out of larger arrays and with strides of 0."""
     expect_gradients_in_every_layout(cell, OUTER)
 
 
-@check(DIFFERENTIATED, ("gradient", "strides", "inner-stride"))
+@check(DIFFERENTIATED, ("gradient", "strides", "strided-operands", "inner-stride"))
 def test_inner_gradient_layouts(cell: Cell) -> None:
     """Gradients by operands whose components do not lie side by side."""
     expect_gradients_in_every_layout(cell, INNER)

@@ -102,8 +102,7 @@ def combined(path: Path) -> Iterator[int]:
     few operators, such a condition is a comparison of names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.BoolOp):
-            asks = (n.operand if isinstance(n, ast.UnaryOp) else n for n in node.values)
-            facts = {n.attr for n in asks if isinstance(n, ast.Attribute)} & FACTS
+            facts = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)} & FACTS
             if len(facts) > 1:
                 yield node.lineno
 
@@ -121,6 +120,7 @@ def test_no_operator_is_told_by_a_combination_of_facts(tmp_path: Path) -> None:
     for line in (
         "x = o.takes_masks and not o.is_layer",
         "x = case.operator.is_layer or o.has_keys",
+        "x = o.is_layer and (y or not o.has_keys)",
     ):
         path.write_text(line)
         assert list(combined(path)), line

@@ -31,7 +31,7 @@ class NestedSdpa(Implementation):
             "causal": "on a CPU nested tensors are not taken with is_causal",
             "causal-bottom-right": "on a CPU nested tensors are not taken with is_causal",
             "grouped-heads": "on a CPU nested tensors of fewer key/value heads are not taken",
-            "strides": "what is nested must lie contiguously in memory",
+            "strided-operands": "what is nested must be contiguous",
         },
         elections={"nan-in-other-segment": "nobody"},
     )
@@ -110,10 +110,12 @@ class FlexPacked(Implementation):
             return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
 
         def kept(*offsets: Any) -> Any:
-            """The block mask of these documents: models make it once a batch, for all their layers."""
+            """The block mask of these documents: models make it once a batch, for all their layers.
+            Offsets are read, so that a GPU is waited for."""
             key = (alignment, s.Lq, s.Lk, *(tuple(each.tolist()) for each in offsets))
-            own = [each.clone() for each in offsets]
-            return self._block_masks.get(key, lambda: block_mask_of(*own))
+            return self._block_masks.get(
+                key, lambda: block_mask_of(*(each.clone() for each in offsets))
+            )
 
         def call(query: Any, key: Any, value: Any, query_offsets: Any, key_offsets: Any) -> Any:
             traced = torch.compiler.is_compiling()

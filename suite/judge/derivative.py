@@ -17,7 +17,7 @@ from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import grade
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.inputs import Inputs
+from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def read_gradients(
             raise Deviation("no-gradient", f"the {name} got no gradient")
         shape = tuple(prepared.arguments[prepared.argument(name)].shape)
         what = f"the gradient of the {name}"
-        values = read_array(cell.implementation.backend, what, native[name], shape, inputs.dtype)
+        dtype = dtype_of(name, inputs.case)
+        values = read_array(cell.implementation.backend, what, native[name], shape, dtype)
         operand = name in OPERANDS and values.ndim == 4
         gradients[name] = turned(values, prepared) if operand else values
     return gradients

@@ -118,7 +118,7 @@ def with_plain(*patterns: str, axes: str = "") -> Callable[[str], tuple[Case, ..
 
 
 def _apart(case: Case, axes: str) -> bool:
-    """Whether the output has the axes, each with a size of its own, and samples are one."""
+    """Whether the output has the axes, each with a size of its own, and samples are an axis of arrays."""
     if axes and case.operator.choose is not None:
         return False
     options = {option.name: case.option(option.name) for option in case.operator.options}
@@ -144,4 +144,5 @@ def find(case_id: str) -> AnyCase:
 __all__ = [
     "AnyCase", "cases", "cases_of", "compiled_cases", "compiled_gradient_cases", "every", "everything",
     "filled", "find", "gradient_cases", "parsed", "thinned",
+    "with_plain",
 ]  # fmt: skip
