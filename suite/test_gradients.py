@@ -29,11 +29,11 @@ from suite.spec.catalogue import (
     filled,
     gradient_cases,
     parsed,
+    plain_beside,
     thinned,
 )
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw_tangents
-from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import OPERANDS
 from suite.test_masking import last_seen_by_some, never_attended, with_slots
 
@@ -119,8 +119,7 @@ def alone(level: str) -> tuple[Case, ...]:
     own = parsed(filled(ALONE, names))
     if level == "smoke":
         return own
-    plain = parsed(filled([o.plain for o in OPERATORS.values() if o.plain], names))
-    others = [case for case in plain if case.operator not in {x.operator for x in own}]
+    others = parsed(filled(plain_beside(own), names))
     apart = [case for case in others if set(OPERANDS) <= case.axes.keys()]
     return (*own, *(case for case in apart if not case.option("self_attention")))
 

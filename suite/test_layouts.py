@@ -62,9 +62,8 @@ def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
 
 
 def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
-    """Query, key and value, the first alone where they are one tensor; without a query all arrays."""
-    names = tuple(name for name in OPERANDS if name in inputs.arrays) or tuple(inputs.arrays)
-    return names[:1] if inputs.self_attention else names
+    """The operands, the first alone where query, key and value are one tensor."""
+    return inputs.operands[:1] if inputs.self_attention else inputs.operands
 
 
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall:

@@ -102,7 +102,7 @@ class Case:
             raise ValueError(f"sizes must not be negative, got {s}")
         if s.H if not s.Hkv else s.H % s.Hkv:
             raise ValueError(f"H must be a multiple of Hkv, got H={s.H}, Hkv={s.Hkv}")
-        for tie in self.operator.tied({o.name: self.option(o.name) for o in self.operator.options}):
+        for tie in self.ties:
             sizes = {LETTERS[x]: self.letters[x] for x in tie if x != "1"}
             if len(set(sizes.values()) | ({1} if "1" in tie else set())) > 1:
                 text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
@@ -140,6 +140,11 @@ class Case:
     def _values(self) -> dict[str, Any]:
         """All options of the operator by name."""
         return {o.name: o.default for o in self.operator.options} | dict(self.options)
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """Which axes have one size here (see `Operator.tied`)."""
+        return self.operator.tied(self._values)
 
     @cached_property
     def id(self) -> str:

@@ -22,6 +22,7 @@ from suite.spec.masks import Mask
 from suite.spec.operator import Operator
 from suite.spec.recipes import draw_bias, generator
 from suite.spec.sizes import PairIndex, Sizes
+from suite.spec.vocabulary import OPERANDS
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
 
@@ -113,6 +114,12 @@ class Inputs:
     @property
     def alibi_slopes(self) -> np.ndarray | None:
         return self.arrays.get("alibi_slopes")
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of query, key and value, of those that there are; where there are none, of all
+        arrays."""
+        return tuple(name for name in OPERANDS if name in self.arrays) or tuple(self.arrays)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:

@@ -110,19 +110,23 @@ def with_plain(*patterns: str, axes: str = "") -> Callable[[str], tuple[Case, ..
         few = designed(level)
         if level == "smoke":
             return few
-        others = [o for o in OPERATORS.values() if o not in {case.operator for case in few}]
-        more = cases_of(*(o.plain for o in others if o.plain))(level)
+        more = cases_of(*plain_beside(few))(level)
         return (*few, *(case for case in more if _apart(case, axes)))
 
     return cases_at
+
+
+def plain_beside(few: Iterable[Case]) -> list[str]:
+    """The plain ids, with {dt}, of the operators that none of `few` is of."""
+    names = {case.operator.name for case in few}
+    return [o.plain for name, o in OPERATORS.items() if o.plain and name not in names]
 
 
 def _apart(case: Case, axes: str) -> bool:
     """Whether the output has the axes, each with a size of its own, and samples are an axis of arrays."""
     if axes and case.operator.choose is not None:
         return False
-    options = {option.name: case.option(option.name) for option in case.operator.options}
-    tied = "".join(tie for tie in case.operator.tied(options) if "1" not in tie)
+    tied = "".join(tie for tie in case.ties if "1" not in tie)
     return set(axes) <= set(case.operator.outputs(case)["output"]) - set(tied)
 
 
@@ -143,6 +147,6 @@ def find(case_id: str) -> AnyCase:
 
 __all__ = [
     "AnyCase", "cases", "cases_of", "compiled_cases", "compiled_gradient_cases", "every", "everything",
-    "filled", "find", "gradient_cases", "parsed", "thinned",
+    "filled", "find", "gradient_cases", "parsed", "plain_beside", "thinned",
     "with_plain",
 ]  # fmt: skip
