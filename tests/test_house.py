@@ -77,7 +77,7 @@ ROOMS = {
         ("jinja2", "matplotlib", "numpy", "pandas", "pyarrow", "scipy"),
     ),
     "suite.front": Room(
-        ("suite", "suite.measure", "suite.mutation", "suite.search", "suite.sweep", "suite.vectors",
+        ("suite", "suite.measure", "suite.search", "suite.sweep", "suite.vectors",
          "suite.report", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
          "attention_conformance.impostors"), ("argcomplete", "matplotlib", "numpy", "pytest"),
     ),
@@ -85,7 +85,6 @@ ROOMS = {
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
         ("numpy", "packaging", "scipy"),
     ),
-    "suite.mutation": Room(("suite.records", "suite.spec.text", "suite.spec.vocabulary")),
     "suite.search": Room(
         ("suite.front", "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends"),
         ("hypothesis", "numpy")),
@@ -95,10 +94,10 @@ ROOMS = {
          "suite.spec", "references", "backends", "backends._numpy"),
         ("ml_dtypes", "msgspec", "numpy", "safetensors"),
     ),
-    # Runs of the front, searches and mutants as tasks; Ray inside functions alone.
+    # Runs of the front and searches as tasks; Ray inside functions alone.
     "suite.sweep": Room(
         (
-            "suite.front", "suite.measure.releases", "suite.mutation", "suite.search", "suite.report",
+            "suite.front", "suite.measure.releases", "suite.search", "suite.report",
             "suite.checks", "suite.judge", "suite.records", "suite.spec", "backends",
         ),
         ("msgspec", "numpy", "ray"),

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from suite.__main__ import main
-from suite.mutation.changes import KINDS, Change, changes
-from suite.mutation.loader import VARIABLE
-from suite.mutation.run import Judge, Mutant, mutants
-from suite.mutation.targets import TARGETS, Target, targets
-from suite.records import faults
 from suite.records.lines import RecordError
 from suite.records.machine import ROOT
-from suite.report import power
+from tests.mutation import records as faults
+from tests.mutation import tables as power
+from tests.mutation.__main__ import main
+from tests.mutation.changes import KINDS, Change, changes
+from tests.mutation.loader import VARIABLE
+from tests.mutation.run import Judge, Mutant, mutants
+from tests.mutation.targets import TARGETS, Target, targets
 
 TEXT = '''
 import typing
@@ -110,7 +110,7 @@ def test_a_process_imports_the_change_and_the_file_stays(tmp_path: Path) -> None
     text = "def double(x):\n    return x * 2\n"
     (folder / "code.py").write_text(text)
     (change,) = (c for c in changes(text, "library.code", ("double",)) if c.kind == "number")
-    program = "import suite.mutation.loader, library.code; print(library.code.double(5))"
+    program = "import tests.mutation.loader, library.code; print(library.code.double(5))"
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     for variable, said in (({}, "10"), ({VARIABLE: json.dumps(asdict(change))}, "15")):
         done = subprocess.run(
@@ -182,7 +182,7 @@ def test_usage_errors(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    assert main(["mutants", *words]) == 2
+    assert main([*words]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
@@ -247,7 +247,7 @@ def test_what_a_level_below_saw_is_not_judged_again(
         ]  # fmt: skip
 
     monkeypatch.setattr(Judge, "judged", judged)
-    words = ["mutants", "--framework=torch", "--count=6", "--seed=3"]
+    words = ["--framework=torch", "--count=6", "--seed=3"]
     first, second = (str(tmp_path / name) for name in ("smoke.jsonl", "standard.jsonl"))
     assert main([*words, "--level=smoke", f"--results={first}"]) == 0
     every = [mutant.change.function for mutant in mutants(targets("torch"), 6, 3)]

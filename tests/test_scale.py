@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from suite.front.options import Options
 from suite.report.kinds import SWEEPS
-from suite.sweep.plan import Judging, Mutating, Searching, SweepPlan, plan_of, series_of
+from suite.sweep.plan import Judging, Searching, SweepPlan, plan_of, series_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "scale.md").read_text(encoding="utf-8")
@@ -105,22 +105,19 @@ def test_the_plan_is_one() -> None:
     plan = plan_of(tomllib.loads(text))
     assert [series.release for series in series_of(plan)] == ["", "", "jax-0.8.1", "jax-0.9.2"]
     assert plan.search
-    assert plan.mutants
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("judge", Judging), ("search", Searching), ("mutants", Mutating)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("judge", Judging), ("search", Searching)])
 def test_every_word_is_told(name: str, kind: Any) -> None:
     (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", PAGE, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", row)) == sorted(f.name for f in fields(kind))
-    of_plan = {f.name for f in fields(SweepPlan)} - {"judge", "search", "mutants"}
+    of_plan = {f.name for f in fields(SweepPlan)} - {"judge", "search"}
     (row,) = re.findall(r"^\| the plan \| (.*) \|$", PAGE, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == of_plan
 
 
 def test_every_table_is_told() -> None:
-    told = PAGE[PAGE.index("## Tables") : PAGE.index("## Search and mutants")]
+    told = PAGE[PAGE.index("## Tables") : PAGE.index("## Search")]
     rows = re.findall(r"^\| (`.*?`) \|", told, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(SWEEPS.tables)
 

@@ -1,4 +1,4 @@
-"""Searches and mutants of sweeps: one corpus, every cause once, what becomes of processes that die."""
+"""Searches of sweeps: one corpus, every cause once, what becomes of processes that die."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from suite.report import sweeps as tables
 from suite.report.swept import Swept
 from suite.sweep import driver, searching
 from suite.sweep.corpus import CAUSES, Corpus
-from suite.sweep.mutating import MutantTask
 from suite.sweep.plan import plan_of, search_options
 from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep
 from suite.sweep.search_alone import AloneSearch, NoMemorySearch
@@ -26,7 +25,6 @@ from suite.sweep.searching import CasesTask, SearchTask, ShrinkTask
 from suite.sweep.store import Store, SweepLimits
 from suite.sweep.tasks import SweepError, Task, WrongMachine
 from tests.sweeps_by_hand import NO_MEMORY, Here, kinds, sweep
-from tests.test_sweep_mutants import MUTANTS, Judged
 
 pytest.importorskip("hypothesis")
 
@@ -311,25 +309,21 @@ def test_records_of_searches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "held"),
-    [(SearchTask, "search/*/seed-1-*.json"), (ShrinkTask, "search/findings/*"),
-     (MutantTask, "mutants/*")],
-)  # fmt: skip
+    [(SearchTask, "search/*/seed-1-*.json"), (ShrinkTask, "search/findings/*")],
+)
 def test_a_machine_with_other_versions_is_told(tmp_path: Path, kind: type, held: str) -> None:
     """Nothing that it says is recorded."""
 
-    class Other(Judged):
+    class Other(Here):
         """An engine one of whose machines has other software."""
 
         def carry_out(self, task: Task[Any]) -> Any:
-            searches = isinstance(task, CasesTask | SearchTask | ShrinkTask)
-            result = task.run() if searches else super().carry_out(task)
+            result = super().carry_out(task)
             if not isinstance(task, kind) or getattr(task, "seed", 1) == 0:
                 return result
-            return replace(
-                result, **({"versions": {"numpy": "0.1"}} if searches else {"version": "0.1"})
-            )
+            return replace(result, versions={"numpy": "0.1"})
 
-    plan = plan_of({"search": [WRONG | {"examples": 1, "seeds": "0-1"}], "mutants": [MUTANTS]})
+    plan = plan_of({"search": [WRONG | {"examples": 1, "seeds": "0-1"}]})
     with pytest.raises(WrongMachine, match=r"this machine has \w+ 0\.1, the sweep began with"):
         sweep(tmp_path, plan, Other())
     assert not list(tmp_path.glob(held))

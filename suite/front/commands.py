@@ -7,16 +7,13 @@ import argparse
 import contextlib
 import importlib
 import sys
-import tempfile
 from collections.abc import Sequence
 
 from suite.front.architecture import add_architecture_parser
 from suite.front.elections import add_elections_parser
-from suite.front.jax_caches import compilations_in
 from suite.front.options import add_options
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
-from suite.mutation import command as mutation
 from suite.report.commands import add_diff_parser, add_partial, add_report_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
@@ -230,34 +227,21 @@ def _findings(arguments: argparse.Namespace) -> int:
 def _add_mutants(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "mutants",
-        help="the kill table: which check kills which deliberate fault; with --framework, which change "
-        "of a released framework's own code is seen",
+        help="the kill table: which check kills which deliberate fault",
     )
     add_options(
         parser.add_argument,
-        ("level", "seed", "backend", "results"),
+        ("level", "seed", "backend"),
         {
             "level": {"checked": True},
             "backend": {"many": False, "default": HAND_MADE, "metavar": "MODULE:OBJECT"},
         },
-        seed="seed of the values that are drawn, with --framework of the mutants",
         backend=f"the backend of mutants (default {HAND_MADE}; {NOT_PACKED})",
-        results="write records to this new file, with --framework",
-    )
-    mutation.add_own_options(parser)
-    parser.add_argument(
-        "--table", nargs="+", metavar="FILE.jsonl", help="print the page of these records instead"
     )
     parser.set_defaults(run=_mutants)
 
 
 def _mutants(arguments: argparse.Namespace) -> int:
-    if arguments.table:
-        return _power(arguments.table)
-    if arguments.framework:
-        # A change changes few programs: JAX compiles the others once.
-        with tempfile.TemporaryDirectory(prefix="attention-") as folder:
-            return mutation.run(arguments, compilations_in(folder))
     from backends.registry import UsageError, load
     from suite.checks import all_checks
     from suite.judge.kill_table import format_table, kill_table
@@ -271,22 +255,6 @@ def _mutants(arguments: argparse.Namespace) -> int:
     kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
     print(format_table(kills))
     return 0 if all(kill.killed for kill in kills) else 1
-
-
-def _power(paths: Sequence[str]) -> int:
-    """The page of machine-made mutants, in Markdown."""
-    from suite.records import faults
-    from suite.records.lines import RecordError
-    from suite.report.power import tables
-    from suite.report.render import render
-
-    try:
-        runs = [faults.load(path, partial=True) for path in paths]
-        render(tables(runs, faults.survivors()), "markdown", title="Power: faults nobody chose")
-    except RecordError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

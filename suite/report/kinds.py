@@ -173,11 +173,6 @@ SWEEPS = Kind(
             "What searches found, each cause once: the smallest case, and the name of the files in "
             "search/findings."
         ),
-        "power": (
-            "Machine-made mutants of a framework's own attention code: one change each, judged by "
-            "`pytest suite` at a level. The share is seen / (seen + survived, less what is equivalent or "
-            "not attention)."
-        ),
     },
 )
 

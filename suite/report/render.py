@@ -26,9 +26,6 @@ from suite.spec.vocabulary import STATUSES
 CAPTIONS = TABLES | {
     "summary": "Cells that changed between the two runs.",
     "changes": "Every changed cell, new failures first.",
-    "killers": "Which check sees how many mutants first, by framework; expectations: a known failure "
-    "that is gone.",
-    "survivors": "What was not seen, and what it is.",
     "alone": "Runs that only one of the sweeps has; they are not compared.",
     "headers": "What else differs: versions, options, machine, commit.",
 }

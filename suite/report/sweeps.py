@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binomtest
 
-from suite.records.faults import survivors
 from suite.records.searches import Cause, Searched
-from suite.report import power as of_mutants
 from suite.report.conformance import UNSUPPORTED
 from suite.report.precision import VALUES
 from suite.report.swept import Failing, Swept
@@ -275,15 +273,6 @@ def findings(swept: Swept) -> pd.DataFrame:
     return _indexed(rows, ["implementation", "check", "kind", "case"], columns)
 
 
-def power(swept: Swept) -> pd.DataFrame:
-    """Index (framework, version, level): machine-made mutants by what became of them, and the share of
-    those that are seen among those that can be (`suite.report.power`)."""
-    names = ["framework", "version", "level"]
-    if not any(run.records for run in swept.mutants):
-        return pd.DataFrame(columns=[*names, "mutants", "seen", "survived", "share"])
-    return of_mutants.tables(swept.mutants, survivors())["power"].droplevel("seed")
-
-
 def _indexed(rows: dict[Any, dict[str, Any]], names: list[str], columns: list[str]) -> pd.DataFrame:
     """A table with a row for every entry, whose key is its index."""
     if not rows:
@@ -304,5 +293,4 @@ _TABLES: dict[str, Callable[[Swept], pd.DataFrame]] = {
     "some_seeds": some_seeds,
     "searched": searched,
     "found": findings,
-    "power": power,
 }

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.records import faults, searches
-from suite.records.faults import FaultRun
+from suite.records import searches
 from suite.records.lines import RecordError
 from suite.records.searches import Cause, Searched, SearchFinding
 from suite.records.sweeps import SweptRun, runs
@@ -60,14 +59,12 @@ class Swept:
         """By release, check, case and implementation; also cells that are known to fail, and do."""
         self.searched: list[Searched] = []
         self.findings: dict[Cause, SearchFinding] = {}
-        self.mutants: list[FaultRun] = []
         for folder in folders:
             for run in runs(folder):
                 self._take(run)
             self.searched += searches.searched(folder)
             self.findings |= {finding.cause: finding for finding in searches.findings(folder)}
-            self.mutants += faults.swept(folder)
-        if not (self.runs or self.searched or self.mutants):
+        if not (self.runs or self.searched):
             raise RecordError("nothing is recorded in what was given; sweep first")
         twice = [w for w, n in Counter(w for w, _, _ in self.runs).items() if n > 1]
         if twice:

@@ -19,7 +19,7 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `sweep PLAN.toml` to the subparsers of `argparse`; sets `run`."""
     parser = subparsers.add_parser(
         "sweep",
-        help="many runs at once, on many machines: seeds, releases, searches, mutants",
+        help="many runs at once, on many machines: seeds, releases, searches",
         description="Carries out a plan of runs on Ray (docs/scale.md), and writes their records into a "
         "folder that reports read. A sweep that ended before its end is continued by the same command. "
         "Exit code 0 where everything is recorded and green, 1 on failures, 2 where something cannot be "

@@ -1,4 +1,4 @@
-"""The plan of a sweep: a TOML file that says which runs, searches and mutants there are.
+"""The plan of a sweep: a TOML file that says which runs and searches there are.
 
 Everything that is wrong with it is a UsageError that names the place and lists what would be right.
 """
@@ -18,9 +18,7 @@ import msgspec
 from backends.registry import UsageError
 from suite.front.options import Options
 from suite.measure.releases import LOCKS, LockError, Release, read
-from suite.mutation.targets import FRAMEWORKS, targets
 from suite.records.sweeps import INSTALLED
-from suite.spec.vocabulary import LEVELS
 
 TIMING = ("bench", "benchmarks", "benchmark", "asv", "speed", "time", "times", "timing", "workload",
           "workloads")  # fmt: skip
@@ -30,6 +28,11 @@ NO_TIMING = (
     "a sweep does not time: its machines differ and share their cores with other work, and a time taken "
     "there says nothing. Measure speed on one quiet machine, with `python -m suite bench` or asv "
     "(docs/speed.md)"
+)
+
+MUTANTS = (
+    "a sweep judges no machine-made mutants: remove [[mutants]], and run `python -m tests.mutation "
+    "--framework=NAME` in a checkout"
 )
 
 MOST_SEEDS = 1_000_000
@@ -66,24 +69,12 @@ class Searching:
 
 
 @dataclass(frozen=True)
-class Mutating:
-    """A table [[mutants]]: for every seed so many machine-made mutants of each framework."""
-
-    frameworks: tuple[str, ...]
-    count: int = 24
-    level: str = Options.level
-    seeds: int | str | tuple[int | str, ...] = 0
-    module: str = ""
-
-
-@dataclass(frozen=True)
 class SweepPlan:
     """A plan as it is written: tables, the seconds of a cell, and what an hour of one core costs, in any
     currency."""
 
     judge: tuple[Judging, ...] = ()
     search: tuple[Searching, ...] = ()
-    mutants: tuple[Mutating, ...] = ()
     core_hour: float = 0.0
     cell_timeout: float = Options.cell_timeout
 
@@ -140,8 +131,10 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
 
     Raises UsageError.
     """
+    if "mutants" in document:
+        raise UsageError(MUTANTS)
     _check_words("the plan", document, [f.name for f in fields(SweepPlan)])
-    tables = {"judge": Judging, "search": Searching, "mutants": Mutating}
+    tables = {"judge": Judging, "search": Searching}
     for name, kind in tables.items():
         entries = document.get(name, [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
@@ -152,7 +145,7 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
         plan = msgspec.convert(dict(document), SweepPlan)
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
-    if not (plan.judge or plan.search or plan.mutants):
+    if not (plan.judge or plan.search):
         raise UsageError(
             f"nothing is asked for; write a table: {', '.join(f'[[{t}]]' for t in tables)}"
         )
@@ -164,11 +157,6 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
         search_options(plan, searching)
         seeds_of(searching.seeds)
     _check_searches_apart(plan)
-    of_mutants = [(name, each.level) for each in plan.mutants for name in each.frameworks]
-    for mutating in plan.mutants:
-        _check_mutants(mutating)
-    if len(set(of_mutants)) < len(of_mutants):
-        raise UsageError("mutants of one framework at one level are asked for twice; name it once")
     return plan
 
 
@@ -254,20 +242,6 @@ def _check_words(where: str, words: Iterable[str], valid: Collection[str]) -> No
 def _positive(name: str, number: int) -> None:
     if number < 1:
         raise UsageError(f"{name} must be positive, got {number}")
-
-
-def _check_mutants(mutating: Mutating) -> None:
-    _positive("count", mutating.count)
-    if mutating.level not in LEVELS:
-        raise UsageError(f"unknown level {mutating.level!r}; valid: {', '.join(LEVELS)}")
-    for name in mutating.frameworks:
-        if name not in FRAMEWORKS:
-            raise UsageError(f"unknown framework {name!r}; valid: {', '.join(FRAMEWORKS)}")
-        try:
-            targets(name, mutating.module)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    seeds_of(mutating.seeds)
 
 
 def _check_apart(series: Sequence[Series]) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 from suite.front.progress import EVERY, span
-from suite.records.faults import MUTANTS
 from suite.records.sweeps import CELLS, runs
 from suite.report.swept import not_green
 from suite.sweep.driver import Counted, Driver, Engine
 from suite.sweep.judging import SeriesRuns
 from suite.sweep.loaded import Survey
-from suite.sweep.mutating import Mutants
 from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
 from suite.sweep.searches import Searches
 from suite.sweep.source import Source
@@ -45,12 +42,6 @@ class Sweep:
         ]
         self.searches = Searches(plan, store.folder, say) if plan.search else None
         self.sources += [self.searches] if self.searches else []
-        self.mutants = [
-            Mutants(table, name, store.folder, say)
-            for table in plan.mutants
-            for name in table.frameworks
-        ]
-        self.sources += self.mutants
         limits.core_seconds += store.core_seconds
         self.driver = Driver(engine, self.sources, limits, self._write_spent)
         self._failed_imports: dict[str, str] = {}
@@ -58,12 +49,7 @@ class Sweep:
     def run(self) -> int:
         """Carry it out; returns the exit code. Raises UsageError, SweepError, RecordError and OSError."""
         began = time.monotonic()
-        reached = "nothing yet"
-        try:
-            reached = self.driver.run()
-        finally:
-            for each in self.mutants:
-                each.end(not reached)
+        reached = self.driver.run()
         took = time.monotonic() - began
         say(f"{self._judged_text()}{span(took)}, {self._cost_text()}")
         if reached:
@@ -94,17 +80,8 @@ class Sweep:
             say(reason)
         if len(reasons) > TOLD:
             say(f"... and {len(reasons) - TOLD} more runs that are not green")
-        for each in self.mutants:
-            say(f"{each.title}: " + ", ".join(f"{n} {status}" for status, n in each.counts.items()))
-        for command in self._commands():
-            say(f"tables: python -m suite {command}")
+        say(f"tables: python -m suite report {self.store.folder}")
         return FAILED if reasons else GREEN
-
-    def _commands(self) -> Iterator[str]:
-        """What makes tables of what is recorded: mutants have a page of their own, too."""
-        yield f"report {self.store.folder}"
-        if self.mutants:
-            yield f"mutants --table {self.store.folder / MUTANTS}/*.jsonl"
 
     def _judging(self, series: Series, warm: int) -> SeriesRuns:
         def surveyed(survey: Survey, left: Counter[str]) -> None:

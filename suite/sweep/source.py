@@ -1,4 +1,4 @@
-"""Sources: where tasks come from. A sweep has one for every series, search and table of mutants."""
+"""Sources: where tasks come from. A sweep has one for every series and search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of machine-made mutants: what `--results` of `python -m suite mutants --framework` writes."""
+"""Records of machine-made mutants, which `--results` writes, and the verdicts on survivors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from suite.records.machine import Origin
 
 SCHEMA = 1
 PREFIX = "mutants-"
-
-MUTANTS = "mutants"
-"""The folder of a sweep that holds such files."""
 
 STATUSES = ("killed", "survived", "timed-out", "not-imported", "error")
 """What becomes of a mutant: a run that ends red, green, or not in time; a framework that cannot be
@@ -142,18 +139,13 @@ FORM = Form(
     statuses=STATUSES,
     schema=SCHEMA,
     prefix=PREFIX,
-    origin="`python -m suite mutants --framework=NAME --results=FILE`",
+    origin="`python -m tests.mutation --framework=NAME --results=FILE`",
 )
 
 
 def writer(path: str | Path, header: FaultHeader) -> Writer[FaultHeader, FaultRecord]:
     """A writer of a new file. Raises FileExistsError."""
     return Writer(path, FORM, header)
-
-
-def swept(folder: Path) -> list[FaultRun]:
-    """What is recorded of the mutants of a sweep, finished or not. Raises RecordError."""
-    return [load(path, partial=True) for path in sorted((folder / MUTANTS).glob("*.jsonl"))]
 
 
 def load(path: str | Path, partial: bool = False) -> FaultRun:

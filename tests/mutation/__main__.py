@@ -1,31 +1,51 @@
-"""`python -m suite mutants --framework=NAME`: machine-made mutants of a released framework."""
+"""`python -m tests.mutation --framework=NAME`: judge machine-made mutants of a released framework.
+
+Exit codes: 0 if every mutant was judged, killed or not; 2 for a usage error, or if the framework as it
+is does not end green.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from suite.mutation.run import Judge, NotGreen, mutants
-from suite.mutation.targets import FRAMEWORKS, targets
-from suite.records import faults, machine
-from suite.records.faults import SEEN, STATUSES, FaultHeader, FaultRecord
+from suite.front.jax_caches import compilations_in
+from suite.front.options import add_options
+from suite.records import machine
 from suite.records.lines import RecordError
-from suite.spec.text import printable
+from suite.report.render import render
+from suite.spec.text import printable, printed
 from suite.spec.vocabulary import LEVELS
+from tests.mutation import records
+from tests.mutation.records import SEEN, STATUSES, FaultHeader, FaultRecord
+from tests.mutation.run import Judge, NotGreen, mutants
+from tests.mutation.tables import tables
+from tests.mutation.targets import FRAMEWORKS, targets
 
 
-def add_own_options(parser: argparse.ArgumentParser) -> None:
-    """The options of machine-made mutants, besides level, seed and results."""
-    parser.add_argument(
-        "--framework",
-        choices=FRAMEWORKS,
-        help="change this framework's own attention code by machine",
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge mutants, or print the tables of their records; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--framework", choices=FRAMEWORKS, help="change this framework's own attention code"
+    )
+    what.add_argument(
+        "--table", nargs="+", metavar="FILE.jsonl", help="print the tables of these records"
+    )
+    add_options(
+        parser.add_argument,
+        ("level", "seed", "results"),
+        {"level": {"checked": True}},
+        seed="the seed that draws the mutants",
+        results="write records to this new file",
     )
     parser.add_argument("--module", default="", help="change this module of the framework alone")
     parser.add_argument(
@@ -35,14 +55,20 @@ def add_own_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after",
         metavar="FILE.jsonl",
-        help="records of a level below: what was seen there is seen (a level holds those before it), and "
-        "only what survived is judged",
+        help="records of a level below: only mutants that survived there are judged, since a level holds "
+        "those before it",
     )
+    with printed():
+        chosen = parser.parse_args(arguments)
+        if chosen.table:
+            return show(chosen.table)
+        # A change changes few programs: JAX compiles the others once.
+        with tempfile.TemporaryDirectory(prefix="attention-") as folder:
+            return run(chosen, compilations_in(folder))
 
 
 def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> int:
-    """Judge mutants in processes with these variables; 0 where all were judged, whatever became of them,
-    and 2 for a usage error."""
+    """Judge mutants in processes that have these environment variables; returns the exit code."""
     try:
         chosen = mutants(
             targets(arguments.framework, arguments.module), arguments.count, arguments.seed
@@ -56,7 +82,7 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> int:
                 "count": arguments.count, "seed": arguments.seed, "level": arguments.level,
             },
         )  # fmt: skip
-        writer = faults.writer(arguments.results, header) if arguments.results else None
+        writer = records.writer(arguments.results, header) if arguments.results else None
     except (ValueError, OSError, ModuleNotFoundError, RecordError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
@@ -83,17 +109,30 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> int:
     return 0
 
 
+def show(paths: Sequence[str]) -> int:
+    """Print the tables of files of records in Markdown; returns the exit code."""
+    try:
+        runs = [records.load(path, partial=True) for path in paths]
+        render(tables(runs, records.survivors()), "markdown", title="Machine-made mutants")
+    except RecordError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
 def seen_below(path: str, level: str) -> dict[tuple[Any, ...], FaultRecord]:
-    """Records of a level below that say more of this one than that it is to be asked, as records of this
-    level. Raises ValueError where they are of no level below, and what `faults.load` raises."""
-    records = faults.load(path, partial=True).records
-    for record in records:
+    """Records of the mutants that a level below has seen or could not import, as records of `level`.
+
+    Raises ValueError if a record's level is not below `level`, and what `records.load` raises.
+    """
+    below = records.load(path, partial=True).records
+    for record in below:
         if LEVELS.index(record.level) >= LEVELS.index(level):
             raise ValueError(
                 f"--after={path} has records of the level {record.level}; expected one below {level}"
             )
-    told = (record for record in records if record.status in (*SEEN, "not-imported"))
-    return {here.key: here for here in (replace(record, level=level) for record in told)}
+    decided = (record for record in below if record.status in (*SEEN, "not-imported"))
+    return {here.key: here for here in (replace(record, level=level) for record in decided)}
 
 
 def _line(record: FaultRecord, place: str) -> str:
@@ -104,3 +143,7 @@ def _line(record: FaultRecord, place: str) -> str:
         f"{place:>7} {record.status + by:40} {record.module}:{record.line} in {record.function}: "
         f"{record.described}  ({record.seconds:.0f} s)"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

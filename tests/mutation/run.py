@@ -15,16 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from suite.mutation.changes import Change, changes
-from suite.mutation.loader import VARIABLE
-from suite.mutation.targets import Target
 from suite.records import cells
-from suite.records.faults import FaultRecord
 from suite.records.lines import RecordError
 from suite.records.machine import ROOT
 from suite.spec.vocabulary import BROKEN
+from tests.mutation.changes import Change, changes
+from tests.mutation.loader import VARIABLE
+from tests.mutation.records import FaultRecord
+from tests.mutation.targets import Target
 
 BESIDES = 60.0
 """Seconds that a mutant has beyond three times what the framework as it is takes."""
@@ -108,16 +107,12 @@ class Judge:
                 status, fields = _outcome(code, said, results)
             if status != "survived":
                 break
-        seconds = round(seconds, 3)
-        return self.record(mutant, backend=target.backend, status=status, seconds=seconds, **fields)
-
-    def record(self, mutant: Mutant, **what: Any) -> FaultRecord:
-        """The record of a mutant that says `what` became of it."""
-        target, change = mutant.target, mutant.change
+        change = mutant.change
         return FaultRecord(
             framework=target.framework, version=version(target.distribution), module=change.module,
             function=change.function, line=change.line, start=change.start, change=change.kind,
-            old=change.old, new=change.new, level=self.level, **what,
+            old=change.old, new=change.new, level=self.level, backend=target.backend, status=status,
+            seconds=round(seconds, 3), **fields,
         )  # fmt: skip
 
     def _as_it_is(self, target: Target) -> float:
@@ -142,7 +137,7 @@ class Judge:
         if change is not None:
             environment[VARIABLE] = json.dumps(asdict(change))
         command = [
-            sys.executable, "-m", "pytest", "-x", "-q", "-p", "suite.mutation.loader",
+            sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.mutation.loader",
             "-p", "suite.plugin", "-p", "no:cacheprovider", "--pyargs", "suite",
             f"--backend={target.backend}", f"--level={self.level}", f"--results={results}",
             *(f"--implementation={name}" for name in target.implementations),

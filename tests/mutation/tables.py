@@ -1,4 +1,4 @@
-"""Power: what machine-made mutants of the frameworks' own code say of the suite, as tables."""
+"""Tables of machine-made mutants: the share that the suite sees, what kills them, what survives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from suite.records.faults import SEEN, VERDICTS, FaultRun, Survivor, verdict_of
+from tests.mutation.records import SEEN, VERDICTS, FaultRun, Survivor, verdict_of
 
 COUNTED = (*SEEN, "survived")
 """What says something of the suite. A framework that cannot be imported any more is seen by everybody."""

@@ -16,7 +16,7 @@ from importlib.util import decode_source
 from types import CodeType, ModuleType
 from typing import Any
 
-from suite.mutation.changes import Change
+from tests.mutation.changes import Change
 
 VARIABLE = "ATTENTION_MUTANT"
 
