@@ -18,7 +18,6 @@ from suite.front.plan import Plan, header, record
 from suite.judge.cell import Cell
 from suite.records.cells import Run
 from suite.spec.claims import CLAIMS
-from suite.spec.vocabulary import canonical_check
 
 
 def check_attention(
@@ -121,7 +120,7 @@ def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
     """The cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
     known = {check.name: check for check in all_checks()}
     asked = (checks,) if isinstance(checks, str) else checks
-    names = [canonical_check(name) for name in asked] or list(known)
+    names = list(asked) or list(known)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown check {unknown[0]!r}; valid: {', '.join(known)}")
     return [cell for name in names for cell in plan.cells(known[name])]

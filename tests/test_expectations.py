@@ -248,17 +248,6 @@ def test_failures_that_differ_in_numbers_alone_share_an_entry(tmp_path: Path) ->
     assert draft([], {"torch": "2.13.0"}) == ""
 
 
-def test_checks_may_be_called_by_earlier_names(tmp_path: Path) -> None:
-    path = tmp_path / "torch.toml"
-    path.write_text(GOOD.replace('check = ["values"]', 'check = ["layer_values", "contract"]'))
-    (entry,) = load(path)
-    assert entry.check == ("values", "contract")
-    for check, matches in (
-        ("values", True), ("layer_values", True), ("layer_contract", True), ("layer_paths", False)
-    ):  # fmt: skip
-        assert entry.matches("sdpa", check, CASE) == matches
-
-
 @pytest.mark.parametrize(
     "text",
     ["expect = 3", "[[expect]]\nimplementation = 3", "expect = [3]", "finding = [3]", "[expect]",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from suite.records import cells as records
-from suite.records import schema1
 from suite.records.lines import TruncatedRun
+from suite.spec.catalogue import find
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,11 +46,8 @@ def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: igno
         c.error_ratio is not None and c.error_ratio <= 1 for c in measured if c.status == "pass"
     )
     for cell in loaded.cells:
-        if cell.operator not in (schema1.DEFAULT, *cell.case.split("/")):
-            continue  # in the first schema every id but those of the default named its operator
-        by_id = schema1.cell(cell)
-        assert (cell.operator, cell.question) == (by_id.operator, by_id.question)
-        assert set(by_id.features) <= set(cell.features)
+        case = find(cell.case)
+        assert (cell.operator, cell.features) == (case.operator.name, case.needs)
     assert {c.question for c in loaded.cells if c.check == "election"} >= {"fully-masked-row"}
     assert "grouped-heads" in {name for c in measured for name in c.features}
 

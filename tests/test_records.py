@@ -13,8 +13,8 @@ from suite.records.cells import DifferentCaseLists, IncompleteShards, digest, lo
 from suite.records.lines import (
     BrokenLine,
     DuplicateCell,
-    NewerSchema,
     NotARecordFile,
+    OtherSchema,
     RecordError,
     TruncatedRun,
 )
@@ -232,9 +232,10 @@ def test_a_field_of_another_type_is_one_error_with_its_place(
     assert "restore it, or run again" in shown
 
 
-def test_a_file_of_a_later_schema_names_the_remedy(whole: Path) -> None:
-    spoil(whole, lambda lines: [lines[0].replace('"schema": 2', '"schema": 3'), *lines[1:]])
-    with pytest.raises(NewerSchema, match=r"expected schema 2 or an older one, got 3.*update"):
+@pytest.mark.parametrize("schema", [1, 3])
+def test_a_file_of_another_schema_names_the_remedy(whole: Path, schema: int) -> None:
+    spoil(whole, lambda lines: [lines[0].replace('"schema": 2', f'"schema": {schema}'), *lines[1:]])
+    with pytest.raises(OtherSchema, match=rf"expected schema 2, got {schema}.*run again"):
         load(whole)
 
 
@@ -261,7 +262,7 @@ def test_cells_that_differ_in_outcome_are_duplicates(tmp_path: Path, other: str)
 
 
 def test_every_error_is_a_record_error() -> None:
-    for error in (NotARecordFile, NewerSchema, TruncatedRun, BrokenLine, DuplicateCell,
+    for error in (NotARecordFile, OtherSchema, TruncatedRun, BrokenLine, DuplicateCell,
                   DifferentCaseLists, IncompleteShards):  # fmt: skip
         assert issubclass(error, RecordError)
 

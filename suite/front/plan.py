@@ -48,7 +48,7 @@ from suite.records.expectations import (
 from suite.spec.catalogue import AnyCase, find
 from suite.spec.dtypes import dtype
 from suite.spec.elections import ElectionCase
-from suite.spec.vocabulary import BROKEN, OF_CALLS, canonical_check
+from suite.spec.vocabulary import BROKEN, OF_CALLS
 
 
 @dataclass
@@ -383,7 +383,7 @@ def crashed(check: str, name: str, kind: str, message: str, options: Options) ->
     case = find(case_id)
     return CellRecord(
         case=case_id,
-        check=canonical_check(check),
+        check=check,
         backend=backend,
         implementation=short,
         mode=mode_of(short),

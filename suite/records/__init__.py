@@ -4,7 +4,6 @@ lines         result files of one JSON object a line: one writer, one reader, er
 cells         records of judged cells: what `--results` of pytest writes
 sweeps        the same records in Parquet files, a folder for a sweep of many runs
 speed         records of measured times: what `--results` of `bench` writes
-schema1       files of the first schema, read as if they were of the second
 files         new files and new folders: nothing a user produced is overwritten
 expectations  manifests of known failures
 findings      the page of what was found in released software

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TextIO
 
-from suite.records import lines, schema1
+from suite.records import lines
 from suite.records.lines import DuplicateCell, Fact, Form, RecordError, Whole, Writer
 from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
@@ -40,7 +40,7 @@ class CellRecord:
 
     `operator` is what was asked for, `question` the name of the election question ("" for other cells),
     `features` what the case needs of an implementation (`suite.spec.vocabulary.FEATURES`), `facts` what
-    it asks, by name: sizes, mask, options (`suite.spec.case.Case.facts`; none in older files). Figures
+    it asks, by name: sizes, mask, options (`suite.spec.case.Case.facts`). Figures
     are None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by
     operand or parameter, where several arrays were judged. `observed` is the answer to a question, or a
     grade of invariance; `kernels` what a compiled implementation ran, in its framework's own words.
@@ -105,7 +105,6 @@ FORM = Form(
     schema=SCHEMA,
     prefix="",
     origin="`pytest suite --results=FILE`",
-    upgrade=schema1.cell,
 )
 
 
@@ -165,8 +164,7 @@ def merge(runs: list[Run]) -> Run:
     twice = next((key for key, n in Counter(cell.key for cell in cells).items() if n > 1), None)
     if twice is not None:
         raise DuplicateCell(f"cell {' '.join(map(str, twice))} is in more than one shard")
-    keys = [cell.key if first.schema == SCHEMA else schema1.key(cell) for cell in cells]
-    if digest(keys) != first.digest:
+    if digest(cell.key for cell in cells) != first.digest:
         raise IncompleteShards(
             f"the shards hold {len(cells)} cells that are not the whole run "
             f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"

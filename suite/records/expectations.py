@@ -17,8 +17,7 @@ A manifest is a TOML file per backend, NAME.toml beside its adapter, of entries
     drawn = true                                # optional: only the search knows it, see below
     sometimes = "why it passes with some seeds" # optional, see below
 
-An entry may cite a finding (`suite.records.findings`) of any manifest by `finding = "name"`, and may call
-a check by an earlier name.
+An entry may cite a finding (`suite.records.findings`) of any manifest by `finding = "name"`.
 
 A matching cell that fails in this way is `known`. Another kind of failure, another message, a pass,
 and an entry that matches no cell of the catalogue all fail the run. Cases of an entry that is `drawn` are
@@ -46,7 +45,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from suite.records.cells import CellRecord
 from suite.records.machine import cpu_is
-from suite.spec.vocabulary import KINDS, canonical_check
+from suite.spec.vocabulary import KINDS
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "backends"
 
@@ -84,7 +83,7 @@ def _one_of(patterns: Iterable[str], text: str) -> bool:
 
 
 class Expectation(ManifestEntry, frozen=True):
-    """An entry that was read: its checks by the names they have now, and the place it stands at."""
+    """An entry that was read, and the place it stands at."""
 
     source: str = ""
 
@@ -94,9 +93,7 @@ class Expectation(ManifestEntry, frozen=True):
 
     def asks(self, implementation: str, check: str) -> bool:
         """Whether the entry speaks of this check of this implementation."""
-        return _one_of(self.implementation, implementation) and _one_of(
-            self.check, canonical_check(check)
-        )
+        return _one_of(self.implementation, implementation) and _one_of(self.check, check)
 
     def names(self, case: str) -> bool:
         """Whether the entry speaks of this case."""
@@ -196,8 +193,7 @@ def _expectation(values: Any, where: str) -> Expectation:
             Requirement(text)
     except (re.error, OverflowError, RecursionError, InvalidRequirement) as error:
         raise ExpectationError(f"{where}: {error}") from error
-    checks = tuple(canonical_check(name) for name in entry.check)
-    return Expectation(**{**msgspec.structs.asdict(entry), "check": checks, "source": where})
+    return Expectation(**msgspec.structs.asdict(entry), source=where)
 
 
 class VerdictLike(Protocol):

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,8 +53,8 @@ class NotARecordFile(RecordError):
     """The file does not start with a header of the form that was asked for."""
 
 
-class NewerSchema(NotARecordFile):
-    """A later version of the suite wrote the file."""
+class OtherSchema(NotARecordFile):
+    """A version of the suite with another schema wrote the file."""
 
 
 class TruncatedRun(RecordError):
@@ -96,9 +96,8 @@ class Form(Generic[H, R]):
     """What a result file holds.
 
     `header` and `record` are dataclasses, `statuses` what a record's status can be. A record's line is
-    marked with `name`. The schema of a header is `prefix` and a number, up to `schema`; `upgrade` makes
-    a record of the newest schema from one that was read from an older file. `origin` is the command that
-    writes such files.
+    marked with `name`. A header's schema is `prefix` and the number `schema`. `origin` is the
+    command that writes such files.
     """
 
     name: str
@@ -108,7 +107,6 @@ class Form(Generic[H, R]):
     schema: int
     prefix: str
     origin: str
-    upgrade: Callable[[R], R] = lambda record: record
 
     @cached_property
     def figures(self) -> tuple[str, ...]:
@@ -173,12 +171,12 @@ class Writer(Generic[H, R]):
 def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H, R]:
     """Read a result file of this form.
 
-    Raises NotARecordFile, NewerSchema, BrokenLine, DuplicateCell, and TruncatedRun where there is no
+    Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell, and TruncatedRun where there is no
     footer (unless `partial`, which reads what is there).
     """
     path = Path(path)
     lines = _lines(path)
-    number, header = _header(path, lines[0], form)
+    header = _header(path, lines[0], form)
     records: list[R] = []
     seen: set[tuple[Hashable, ...]] = set()
     complete = False
@@ -199,8 +197,6 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
             ) from error
         if kind == form.name:
             record = _record(where, entry, form)
-            if number < form.schema:
-                record = form.upgrade(record)
             if record.key in seen:
                 raise DuplicateCell(
                     f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
@@ -253,7 +249,7 @@ def _entry(line: str) -> tuple[dict[str, Any], Any]:
     return entry, entry.pop("record")
 
 
-def _header(path: Path, line: str, form: Form[H, R]) -> tuple[int, H]:
+def _header(path: Path, line: str, form: Form[H, R]) -> H:
     try:
         entry, kind = _entry(line)
     except (ValueError, RecursionError) as error:
@@ -267,12 +263,12 @@ def _header(path: Path, line: str, form: Form[H, R]) -> tuple[int, H]:
             f"{path}: expected a result file written by {form.origin}, whose line 1 is a header of "
             f"schema {form.prefix}{form.schema}; got {brief(kind)} of schema {brief(schema)}"
         )
-    if number > form.schema:
-        raise NewerSchema(
-            f"{path}: expected schema {form.prefix}{form.schema} or an older one, got {schema}: a later "
-            "version of the suite wrote the file; update this one to read it"
+    if number != form.schema:
+        raise OtherSchema(
+            f"{path}: expected schema {form.prefix}{form.schema}, got {schema}: another version of the "
+            "suite wrote the file; run again, or read the file with that version"
         )
-    return number, _typed(f"{path}: line 1", entry, form.header)
+    return _typed(f"{path}: line 1", entry, form.header)
 
 
 def _record(where: str, entry: dict[str, Any], form: Form[H, R]) -> R:

@@ -17,6 +17,9 @@ import suite
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout this file is in."""
 
+PACKAGES = ("suite", "backends", "references", "attention_conformance")
+"""The import packages of the checkout."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:

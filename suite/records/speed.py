@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from suite.records import lines, schema1
+from suite.records import lines
 from suite.records.lines import Content, Form, Whole, Writer
 from suite.records.machine import Origin
 
@@ -128,7 +128,6 @@ FORM = Form(
     schema=SCHEMA,
     prefix=PREFIX,
     origin="`python -m suite bench --results=FILE`",
-    upgrade=schema1.speed,
 )
 
 

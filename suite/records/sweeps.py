@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from suite.records.cells import FORM, KEY, CellRecord, Header, Run, digest
-from suite.records.lines import CHANGED, BrokenLine, NewerSchema, NotARecordFile, RecordError
+from suite.records.lines import CHANGED, BrokenLine, NotARecordFile, OtherSchema, RecordError
 
 SWEEP = "sweep.json"
 CELLS = "cells"
@@ -252,9 +252,8 @@ def _header(path: Path) -> Header:
     if stated is None:
         raise NotARecordFile(f"{path}: expected a file written by `python -m suite sweep`")
     entry = json.loads(stated)
-    number = FORM.number(entry.get("schema"))
-    if number is None or number > FORM.schema:
-        raise NewerSchema(
+    if entry.get("schema") != FORM.schema:
+        raise OtherSchema(
             f"{path}: expected schema {FORM.schema}, got {entry.get('schema')}: another version of the "
             "suite wrote the file"
         )

@@ -63,29 +63,6 @@ OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leake
 SEARCHED = ("values", "gradients")
 """The checks that cases drawn by the search are judged by."""
 
-CHECK_ALIASES = {
-    "layer_values": "values",
-    "layer_contract": "contract",
-    "layer_precision": "precision",
-    "layer_paths": "paths",
-    "layer_gradients": "gradients",
-    "layer_bad_problem": "bad_problem",
-    "layer_poison": "poison",
-    "layer_future": "future",
-    "layer_dropout": "dropout",
-    "layer_dropout_off": "dropout_off",
-    "layer_key_permutation": "key_permutation",
-    "layer_batch_permutation": "batch_independence",
-    "layer_head_permutation": "head_independence",
-}
-"""Earlier names of checks, valid in manifests and records: layers once had checks of their own."""
-
-
-def canonical_check(name: str) -> str:
-    """The name of a check that may be called by an earlier one."""
-    return CHECK_ALIASES.get(name, name)
-
-
 BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "alibi", "alibikeys")
 """Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
 with about a third of the entries -inf and no row all -inf; "lowest": the same with the dtype's lowest
