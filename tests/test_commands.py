@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from suite.__main__ import main
-from suite.front.architecture import files
 from suite.front.options import OF_COMMANDS, OPTIONS, CommandOption, Options, add_options
 from tests.records_by_hand import cell, run, write
 
@@ -89,19 +87,6 @@ def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
     chosen_by = {"implementation", "dtype", "shard"}
     assert names == OPTIONS.keys() - chosen_by - {"results", "start-timeout"}
     assert Options(("torch",)).words() == ["--backend=torch"]
-
-
-def test_no_command_declares_an_option_of_the_table_by_itself() -> None:
-    own = {
-        f"{name}: {argument.value}"
-        for name, path in files().items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument")
-        for argument in node.args
-        if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
-        if str(argument.value)[2:] in OPTIONS | OF_COMMANDS
-    }
-    assert not own
 
 
 def test_options_say_their_defaults_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from suite import __version__
+from suite.records.machine import PACKAGES
 
 yaml = pytest.importorskip("yaml")
 
@@ -71,23 +73,36 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in modules}
 
 
+def named(texts: Iterable[str]) -> set[str]:
+    """The distributions that requirements name, those of the project's own extras included."""
+    distributions = set()
+    for requirement in map(Requirement, texts):
+        distributions.add(canonicalize_name(requirement.name))
+        for extra in requirement.extras if requirement.name == PROJECT["name"] else ():
+            distributions |= named(PROJECT["optional-dependencies"][extra])
+    return distributions
+
+
+def undeclared(paths: Iterable[Path], declared: set[str]) -> set[str]:
+    """The distributions that files import and `declared` does not name."""
+    modules = set().union(*map(imported, paths)) - set(sys.stdlib_module_names)
+    installed = packages_distributions()
+    names = {canonicalize_name(name) for module in modules for name in installed.get(module, ())}
+    return names - declared - {PROJECT["name"]}
+
+
 def test_what_the_tests_need_comes_with_their_extras() -> None:
     """Else they would skip where the changes are judged, and nobody would see it."""
-
-    def named(texts: list[str]) -> set[str]:
-        distributions = set()
-        for requirement in map(Requirement, texts):
-            distributions.add(canonicalize_name(requirement.name))
-            for extra in requirement.extras if requirement.name == PROJECT["name"] else ():
-                distributions |= named(PROJECT["optional-dependencies"][extra])
-        return distributions
-
     extras = PROJECT["optional-dependencies"]
-    names = named([*PROJECT["dependencies"], *extras["all"], *extras["test"], *extras["bench"]])
-    elsewhere = set().union(*(named(extras[name]) for name in ELSEWHERE))
-    ours = {path.stem for path in ROOT.iterdir()} | {"tests"}
-    modules = set().union(*(imported(path) for path in (ROOT / "tests").glob("*.py")))
-    for module in modules - set(sys.stdlib_module_names) - ours:
-        for distribution in packages_distributions().get(module, ()):
-            name = canonicalize_name(distribution)
-            assert name in names | elsewhere, f"{module}: no extra names {name}"
+    wanted = {"all", "test", "bench", *ELSEWHERE}
+    names = named([*PROJECT["dependencies"], *(text for name in wanted for text in extras[name])])
+    assert not undeclared((ROOT / "tests").glob("*.py"), names)
+
+
+def test_what_the_suite_imports_is_declared() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    names = named([*PROJECT["dependencies"], *(text for extra in extras for text in extra)])
+    # TensorFlow comes as tensorflow-cpu, jaxlib with jax.
+    names |= {"tensorflow", "jaxlib"}
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    assert not undeclared(paths, names)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.front.architecture import PACKAGES
+from suite.records.machine import PACKAGES
 from tests.wheels import WAYS, Environment, tracked
 
 pytestmark = pytest.mark.slow

@@ -1,5 +1,5 @@
 """Command line: `python -m suite COMMAND`: list, describe, search, sweep, bench, releases, report,
-diff, expect, findings, elections, mutants, vectors, and architecture."""
+diff, expect, findings, elections, mutants, and vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from suite.front.architecture import add_architecture_parser
 from suite.front.elections import add_elections_parser
 from suite.front.options import add_options
 from suite.measure.command import add_bench_parser
@@ -52,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_releases_parser(commands)
     add_report_parser(commands)
     add_diff_parser(commands)
-    add_architecture_parser(commands)
     # Ends the process where a shell asks what a line may go on with.
     with contextlib.suppress(ImportError):
         importlib.import_module("argcomplete").autocomplete(parser)

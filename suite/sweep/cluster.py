@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from backends.registry import UsageError
-from suite.front.architecture import PACKAGES
 from suite.front.jax_caches import FOLDER
-from suite.records.machine import ROOT
+from suite.records.machine import PACKAGES, ROOT
 from suite.sweep.driver import Died
 from suite.sweep.plan import lock
 from suite.sweep.tasks import SweepError, Task

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from backends.registry import UsageError
-from suite.front.architecture import PACKAGES
 from suite.records import machine, sweeps
 from suite.records.files import new_file, new_folder
+from suite.records.machine import PACKAGES
 from suite.records.sweeps import CELLS, SWEEP, Batch
 from suite.spec.text import printable
 from suite.sweep.plan import Series, SweepPlan
