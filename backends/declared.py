@@ -117,10 +117,11 @@ def checked_name(what: str, name: str, more: str = "") -> str:
     return name
 
 
-def _checked(what: str, words: Iterable[str], valid: Collection[str]) -> None:
+def checked_words(what: str, words: Iterable[str], valid: Collection[str]) -> None:
+    """Raise DeclarationError, which lists the valid words, if one of `words` is not among them."""
     for word in words:
         if word not in valid:
-            shown = ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid)
+            shown = ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid) or "none"
             raise DeclarationError(f"unknown {what} {word!r}; valid: {shown}")
 
 
@@ -181,25 +182,25 @@ class Declared:
 
     def __post_init__(self) -> None:
         classes = self.numerics if isinstance(self.numerics, Mapping) else {"": self.numerics}
-        _checked("numerics class", classes.values(), NUMERICS)
-        _checked("dropout", [self.dropout], DROPOUT)
-        _checked("feature", [*self.features, *self.refusals], FEATURES)
+        checked_words("numerics class", classes.values(), NUMERICS)
+        checked_words("dropout", [self.dropout], DROPOUT)
+        checked_words("feature", [*self.features, *self.refusals], FEATURES)
         by_dtype = (
             self.exp_error, self.gradient_blocks, self.narrow_biases, self.narrow_reductions,
             self.narrow_statistics, self.dtypes, classes.keys() - {""},
             () if isinstance(self.limits, Limits) else self.limits,
         )  # fmt: skip
         for names in by_dtype:
-            _checked("dtype", names, DTYPES)
+            checked_words("dtype", names, DTYPES)
         if isinstance(self.numerics, Mapping):
-            _checked("dtype without a numerics class", self.dtypes, self.numerics)
+            checked_words("dtype without a numerics class", self.dtypes, self.numerics)
         for names in self.narrow_biases.values():
-            _checked("parameter", names, PARAMETERS)
-        _checked("question", self.elections, QUESTIONS)
+            checked_words("parameter", names, PARAMETERS)
+        checked_words("question", self.elections, QUESTIONS)
         for question, election in self.elections.items():
             answers = {"": election} if isinstance(election, str) else election
-            _checked("dtype", answers.keys() - {""}, DTYPES)
-            _checked(f"answer to {question}", answers.values(), QUESTIONS[question].options)
+            checked_words("dtype", answers.keys() - {""}, DTYPES)
+            checked_words(f"answer to {question}", answers.values(), QUESTIONS[question].options)
         refusals = dict(self.refusals)
         if not self.dropout:
             refusals.setdefault("dropout", NO_DROPOUT)

@@ -35,6 +35,7 @@ from backends.declared import (
     Election,
     UsageError,
     checked_name,
+    checked_words,
 )
 from backends.implementation import Implementation
 from backends.limits import Limits
@@ -84,7 +85,8 @@ class Backend(ABC):
     """A framework on one device, seen through its adapter.
 
     `name` is what --backend takes. The constructor imports the framework and raises
-    BackendUnavailable with the reason where it cannot, and DeclarationError for a bad name.
+    BackendUnavailable with the reason where it cannot, and DeclarationError for a bad name, and for
+    timed compilers or compilers of layers that are not among `compilers`.
     """
 
     name: str
@@ -114,6 +116,9 @@ class Backend(ABC):
 
     def __init__(self, device: str = "cpu") -> None:
         checked_name("a backend", self.name)
+        for compilers in ("timed_compilers", "layer_compilers"):
+            words = getattr(self, compilers)
+            checked_words(f"compiler in {compilers} of {self.name}", words, self.compilers)
         if device not in self.devices:
             raise BackendUnavailable(
                 f"{self.name} is judged on {', '.join(self.devices)} only, not on {device}"

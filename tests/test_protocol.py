@@ -176,6 +176,23 @@ def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> 
         Named()
 
 
+@pytest.mark.parametrize("names", ["timed_compilers", "layer_compilers"])
+@pytest.mark.parametrize(("compilers", "valid"), [(("ops", "jit"), "ops, jit"), ((), "none")])
+def test_a_compiler_that_the_backend_lacks_is_refused(
+    names: str, compilers: tuple[str, ...], valid: str
+) -> None:
+    class Compiling(NumpyBackend):
+        pass
+
+    Compiling.compilers = compilers
+    setattr(Compiling, names, ("jut",))
+    hint = f"unknown compiler in {names} of numpy 'jut'; valid: {valid}$"
+    with pytest.raises(DeclarationError, match=hint):
+        Compiling()
+    setattr(Compiling, names, compilers)
+    assert Compiling().compilers == compilers
+
+
 def test_names_of_implementations_are_checked() -> None:
     with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
         Told(NumpyBackend(), "flash attention")

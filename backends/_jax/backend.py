@@ -45,6 +45,7 @@ class JaxBackend(JaxEngine):
     dialect = DIALECT
     devices = DEVICES
     compilers = ("ops", "jit", "aot", "vmap")
+    timed_compilers = ("jit",)
     layer_compilers = ("ops", "jit")
     handed_over = (UserLayer, JaxNnFunction)
 

@@ -37,7 +37,6 @@ class JaxEngine(Backend):
 
     compiles_shapes = True
     narrow_reductions = True
-    timed_compilers: tuple[str, ...] = ("jit",)
     handed_over: tuple[type[Implementation], ...] = (UserLayer,)
     """What people hand over, and is called as it is: all else goes through jit."""
 

@@ -47,7 +47,6 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
     name = "keras-jax"
     dialect = DIALECT
     compilers = layer_compilers = ("ops", "jit")
-    timed_compilers = ()
     handed_over = (UserLayer, KerasFunction)
 
     @property
