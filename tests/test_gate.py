@@ -1,10 +1,7 @@
-"""The gate, `bench`, files of speed and asv: verdicts of times, and when there are none."""
+"""The gate, `bench` and files of speed: verdicts of times, and when there are none."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import inspect
 import json
 import subprocess
 from pathlib import Path
@@ -306,34 +303,6 @@ def test_records_that_cannot_be_written_are_no_regression(
     place = tmp_path / "file" / "speed.jsonl"
     assert main(["bench", "--backend=numpy", "--quick", f"--results={place}"]) == gate.NOTHING
     assert "cannot be written" in capsys.readouterr().err
-
-
-BENCHMARKS = {
-    name: importlib.import_module(f"suite.benchmarks.{name}")
-    for name in ("bench_torch", "bench_jax", "bench_tensorflow")
-}
-
-
-def test_asv_counts_the_cells_of_every_framework_apart() -> None:
-    """asv runs what is set up once for all benchmarks whose `setup_cache` stands at one place."""
-    files = {inspect.getsourcefile(m.Conformance.setup_cache) for m in BENCHMARKS.values()}
-    assert len(files) == len(BENCHMARKS)
-
-
-def test_the_history_of_asv_goes_on() -> None:
-    """asv finds results again by names, parameters and versions: none of them may change unnoticed."""
-    every: dict[str, Any] = {}
-    for name, module in BENCHMARKS.items():
-        for kind, group in inspect.getmembers(module, inspect.isclass):
-            for text in dir(group):
-                if text.startswith(("time_", "track_", "peakmem_")):
-                    unit = getattr(getattr(group, text), "unit", "")
-                    identity = (group.param_names, group.params, group.version, unit)
-                    every[f"{name}.{kind}.{text}"] = identity
-    assert len(every) == 24
-    assert every["bench_torch.Forward.time_forward"][1][1] == ["sdpa", "eager"]
-    text = json.dumps(every, sort_keys=True)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d2f704cf38d91722"
 
 
 @pytest.mark.slow

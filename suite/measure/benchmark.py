@@ -1,9 +1,10 @@
 """What asv's benchmarks are made of: a call memoised in the process, judged before it is timed.
 
 asv runs `setup` before every timed call and spawns a process for every benchmark and parameter; whatever
-is slow is therefore done once a process. An answer that is wrong fails its benchmark, one that is not
-supported has no value. asv's own rule of sampling applies. What was installed stands in the results
-themselves (`Versions`): of an existing environment asv keeps no versions.
+is slow is therefore done once a process. A wrong answer fails its benchmark, and so does a name that does
+not exist: asv takes NotImplementedError for "no value", which nobody looks at. Only a case that an
+implementation declares unsupported has no value. asv's own rule of sampling applies. What was installed
+stands in the results themselves (`Versions`): of an existing environment asv keeps no versions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from packaging.version import Version
 
+from backends.protocol import UsageError
 from suite.measure import protocol
 from suite.measure.call import Accuracy, TimedCall, UnsupportedCall
 from suite.measure.worker import implementations, pin, rate_of
@@ -120,16 +122,22 @@ class Quality(Benchmark):
         return work.flops / samples[2] / best
 
 
-class Memory(Benchmark):
-    """Bytes at the peak: of the whole process by asv, of the call by the framework's own account."""
+class ProcessMemory(Benchmark):
+    """Bytes of the whole process at its peak, as asv counts them."""
 
     def peakmem_forward(self, case: str, implementation: str) -> None:
         self._call()
 
+
+class Memory(ProcessMemory):
+    """Bytes at the peak of the process, and of the call by the framework's own account."""
+
     @unit("bytes")
-    def track_peak_bytes(self, case: str, implementation: str) -> float:
+    def track_peak_bytes(self, case: str, implementation: str) -> int:
         peak = self.timed.peak_bytes()
-        return float("nan") if peak is None else float(peak)
+        if peak is None:
+            raise NotImplementedError(f"{self.backend} counts no bytes of a call")
+        return peak
 
 
 class Versions:
@@ -201,16 +209,30 @@ def timed_call(
 ) -> tuple[TimedCall, Accuracy]:
     """A call that is warm and judged right, and how right it is.
 
-    Raises NotImplementedError, which asv takes for "no value", where the case is not supported, and
-    RefusedTime where the answer is wrong or its time cannot be true.
+    Raises what `resolved` raises, and RefusedTime if the answer is wrong or its time cannot be true.
     """
-    every = loaded(backend)
-    if implementation not in every:
-        raise NotImplementedError(f"{backend} has no {implementation} in this version")
+    call = resolved(backend, case, implementation, direction)
+    call.prepare()
+    call.sample()
+    return call, call.judge()
+
+
+def resolved(backend: str, case: str, implementation: str, direction: str) -> TimedCall:
+    """The call that these names stand for; nothing is computed.
+
+    Raises NotImplementedError, which asv takes for "no value", if the implementation declares the case
+    unsupported. For a name that does not exist raises UsageError with the valid names, ValueError of a
+    case.
+    """
+    every, problem = loaded(backend), Case.parse(case)
+    named = every.get(implementation)
+    if named is None or named.operator is not problem.operator:
+        valid = ", ".join(n for n, i in every.items() if i.operator is problem.operator)
+        raise UsageError(
+            f"unknown implementation {implementation!r} of {problem.operator.name} in {backend}; "
+            f"valid: {valid or 'none'}"
+        )
     try:
-        call = TimedCall(every[implementation], Case.parse(case), direction)
-        call.prepare()
-        call.sample()
-        return call, call.judge()
+        return TimedCall(named, problem, direction)
     except UnsupportedCall as error:
         raise NotImplementedError(str(error)) from error
