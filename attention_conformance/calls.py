@@ -54,7 +54,7 @@ def attention_bound(
     """What attention gives for these arrays, with the bound of a numerics class.
 
     Arguments are those of `assert_attention_close`. Returns values and bounds of the output's shape,
-    float64; rows without keys are 0. The bound is derived in `references/softmax.py`.
+    float64; rows without keys are 0. The bound is derived in `references/primitives/softmax.py`.
     """
     by_head = {"sinks": sinks, "alibi_slopes": alibi_slopes}
     problem = _Problem(

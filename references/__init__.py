@@ -1,5 +1,6 @@
-"""The references: every operator in float64 with how far rounding may move it, and independent second
-opinions (`loops`, `online`), in NumPy alone."""
+"""The references: every operator in float64 with how far rounding may move it, in NumPy alone.
+
+`primitives` are what operators are composed of; `tape` leads derivatives through a composition."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from references.outputs import Reference
+    from references.tape import Reference
     from suite.spec.operator import Operator
 
 
 def of(operator: Operator) -> Reference:
-    """The reference of an operator: a module with `forward`, `vjp` and `jvp`."""
-    return cast("Reference", import_module(f"references.{operator.module}"))
+    """The reference of an operator."""
+    module = import_module(f"references.{operator.module}")
+    return cast("Reference", module.reference)

@@ -3,7 +3,7 @@ those of each feature over samples and positions in training, and those it has l
 statistics, whatever B and L.
 
 query (B, L, E) is x; key and value are not looked at; mean, variance, gain and offset (E,), the last two
-or neither. Learned statistics are constants to a derivative. See `references.norms`.
+or neither. Learned statistics are constants to a derivative. See `references.primitives.norm`.
 
 Statistics that training leaves (the option `averaged`) carry what their averages round, besides. With
 tokens t of at most `averaged` times the query, of which each batch has statistics as in training, and s
@@ -17,31 +17,30 @@ Source: Ioffe, Szegedy, ICML 2015, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from references import norms
-from references.norms import Norm, Statistics, statistics
-from references.outputs import Outputs, wide
-from references.rounding import Bounded, Roundoffs, magnitude, narrowed
-from suite.spec.inputs import Inputs
+from references.primitives.norm import Norm, Statistics, statistics
+from references.rounding import Bounded, magnitude, narrowed
+from references.tape import Composition, Problem, Reference
 
 AXES = (0, 1)
 
 
-def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
-    learned = None if inputs.training else _learned(inputs, u)
-    return norms.of(inputs, AXES, learned, inputs.epsilon, u)
+def compose(problem: Problem) -> Composition:
+    """The output (B, L, E)."""
+    x, gain, offset = problem.leaf("query"), problem.optional("gain"), problem.optional("offset")
+    learned = None if problem.inputs.training else _learned(problem)
+    return Composition(Norm(problem.u, x, gain, offset, AXES, problem.inputs.epsilon, learned))
 
 
-def _learned(inputs: Inputs, u: Roundoffs) -> Statistics:
+def _learned(problem: Problem) -> Statistics:
     """The statistics (E,) that inputs are evaluated with."""
-    arrays, factor = wide(inputs), inputs.case.option("averaged")
-    moments = (narrowed(arrays["mean"], u), narrowed(arrays["variance"], u))
+    u, inputs = problem.u, problem.inputs
+    factor = inputs.case.option("averaged")
+    moments = problem.leaf("mean").array, problem.leaf("variance").array
     if factor is None:
         return moments
-    tokens = narrowed(factor * arrays["query"], u)
+    tokens = narrowed(factor * problem.arrays["query"], u)
     sizes = magnitude(tokens.value).mean(AXES), np.square(magnitude(tokens.value)).mean(AXES)
     unit = max(u.accumulate, u.step, u.output)
     count = inputs.sizes.B * inputs.sizes.Lq
@@ -56,32 +55,4 @@ def _learned(inputs: Inputs, u: Roundoffs) -> Statistics:
     return mean, variance
 
 
-@np.errstate(all="ignore")
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """The output (B, L, E) with its bound. Raises NoExtendedPrecision.
-
-    There are no rows without keys: `empty_rows` is of no influence.
-    """
-    return norms.forward(_norm(inputs, rounding))
-
-
-@np.errstate(all="ignore")
-def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-) -> Outputs:
-    """The gradients of query, gain and offset, in their shapes, for a cotangent (B, L, E)."""
-    return norms.vjp(_norm(inputs, rounding), inputs, cotangent)
-
-
-@np.errstate(all="ignore")
-def jvp(
-    inputs: Inputs,
-    tangents: Mapping[str, np.ndarray],
-    rounding: Roundoffs,
-    empty_rows: str = "zeros",
-) -> Outputs:
-    """How the output moves, (B, L, E), as any of query, gain and offset move along `tangents`.
-
-    Raises ValueError for the tangent of a statistic or an unknown array.
-    """
-    return norms.jvp(_norm(inputs, rounding), inputs, tangents)
+reference = Reference(compose)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from references.softmax import EMPTY_ROWS, Softmax, check_empty_rows
+from references.outputs import EMPTY_ROWS, check_empty_rows
+from references.primitives.softmax import Softmax
 from references.terms import Block, Collector, Terms
 
 MaskRows = Callable[[slice], np.ndarray]

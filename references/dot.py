@@ -1,51 +1,33 @@
 """Dot-product (Luong) attention: scores s q . k with a scalar `scale` s, 1 where absent.
 
-query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); see `references.products`.
+query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); see `references.primitives.scores`.
 
 Source: Luong, Pham, Manning, EMNLP 2015.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from references import products
-from references.one_head import number
-from references.outputs import Outputs
-from references.rounding import Roundoffs
-from suite.spec.inputs import Inputs
+from references.one_head import as_head, attended
+from references.primitives.pairs import Pairs
+from references.primitives.scores import Scores
+from references.tape import Composition, Node, Problem, Reference
 
 
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """Output (B, Lq, Ev) and weights, where they are asked for, with their bounds.
-
-    `empty_rows` is that of `references.softmax.attend`; raises ValueError for another one, and
-    NoExtendedPrecision.
-    """
-    return products.forward(inputs, number(inputs, "scale"), rounding, empty_rows)
+def compose(problem: Problem) -> Composition:
+    """The output (B, Lq, Ev), and the weights."""
+    scale = problem.exact("scale")
+    return scaled(problem, 1.0 if scale is None else scale.array.value.item(), scale)
 
 
-def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-) -> Outputs:
-    """The gradients of query, key, value and scale, in their shapes; cotangent (B, Lq, Ev).
-
-    `empty_rows` as in `references.derivatives.EMPTY_ROW_GRADIENTS`. Raises ValueError for another one,
-    and NoExtendedPrecision.
-    """
-    return products.vjp(inputs, cotangent, number(inputs, "scale"), rounding, empty_rows)
+def scaled(
+    problem: Problem, scale: float | np.floating, learned: Node | None = None
+) -> Composition:
+    """The same of any scale, which is an array where it is `learned`."""
+    query, key = as_head(problem.leaf("query")), as_head(problem.leaf("key"))
+    pairs = Pairs.of(problem)
+    return attended(problem, Scores(problem.u, query, key, scale, pairs, learned=learned), pairs)
 
 
-def jvp(
-    inputs: Inputs,
-    tangents: Mapping[str, np.ndarray],
-    rounding: Roundoffs,
-    empty_rows: str = "zeros",
-) -> Outputs:
-    """How the output moves, (B, Lq, Ev), as any of query, key, value and scale move along `tangents`.
-
-    `empty_rows` is that of `vjp`. Raises ValueError likewise, and for the tangent of an unknown array.
-    """
-    return products.jvp(inputs, tangents, number(inputs, "scale"), rounding, empty_rows)
+reference = Reference(compose)

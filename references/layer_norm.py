@@ -1,54 +1,21 @@
 """Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance over the features.
 
 query (B, L, E) is x; key and value are not looked at; gain and offset (E,) or absent. See
-`references.norms`.
+`references.primitives.norm`. There are no rows without keys.
 
 Source: Ba, Kiros, Hinton 2016, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
-
-from references import norms
-from references.norms import Norm
-from references.outputs import Outputs
-from references.rounding import Roundoffs
-from suite.spec.inputs import Inputs
+from references.primitives.norm import Norm
+from references.tape import Composition, Problem, Reference
 
 
-def _norm(inputs: Inputs, u: Roundoffs) -> Norm:
-    return norms.of(inputs, (2,), None, inputs.epsilon, u)
+def compose(problem: Problem) -> Composition:
+    """The output (B, L, E)."""
+    x, gain, offset = problem.leaf("query"), problem.optional("gain"), problem.optional("offset")
+    return Composition(Norm(problem.u, x, gain, offset, (2,), problem.inputs.epsilon))
 
 
-@np.errstate(all="ignore")
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """The output (B, L, E) with its bound. Raises NoExtendedPrecision.
-
-    There are no rows without keys: `empty_rows` is of no influence.
-    """
-    return norms.forward(_norm(inputs, rounding))
-
-
-@np.errstate(all="ignore")
-def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-) -> Outputs:
-    """The gradients of query, gain and offset, in their shapes, for a cotangent (B, L, E)."""
-    return norms.vjp(_norm(inputs, rounding), inputs, cotangent)
-
-
-@np.errstate(all="ignore")
-def jvp(
-    inputs: Inputs,
-    tangents: Mapping[str, np.ndarray],
-    rounding: Roundoffs,
-    empty_rows: str = "zeros",
-) -> Outputs:
-    """How the output moves, (B, L, E), as any of query, gain and offset move along `tangents`.
-
-    Raises ValueError for the tangent of an unknown array.
-    """
-    return norms.jvp(_norm(inputs, rounding), inputs, tangents)
+reference = Reference(compose)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, gamma, precision_for, stored
+from references.rounding import Bounded, precision_for
 from suite.spec.inputs import Inputs
+
+EMPTY_ROWS = ("zeros", "nan", "uniform")
+"""What a row without keys answers: zeros, NaN, or the mean of all values."""
+
+EMPTY_ROW_GRADIENTS = ("zeros", "uniform", "scores")
+"""What a row without keys is to a derivative: zeros, which take no gradient; the mean of all values, with
+weights that are constants, so that values alone take its cotangent; or the same mean with scores that are
+equal, since what hides them absorbed them, and that take gradients like any others."""
 
 
 @dataclass(frozen=True)
@@ -31,26 +38,6 @@ class Outputs:
     def empty(self) -> np.ndarray:
         """Rows (B, H, Lq) that have no key, and are what the implementation elects."""
         return (self.keys == 0) & ~self.sunk
-
-
-class Reference(Protocol):
-    """What a module of an operator has (see `references.of`)."""
-
-    def forward(
-        self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros"
-    ) -> Outputs: ...
-
-    def vjp(
-        self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-    ) -> Outputs: ...
-
-    def jvp(
-        self,
-        inputs: Inputs,
-        tangents: Mapping[str, np.ndarray],
-        rounding: Roundoffs,
-        empty_rows: str = "zeros",
-    ) -> Outputs: ...
 
 
 def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -81,22 +68,7 @@ def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.n
     return moved
 
 
-def layer_outputs(
-    inputs: Inputs, output: Bounded, weights: Bounded, keys: np.ndarray, u: Roundoffs
-) -> Outputs:
-    """Those of a layer with weights (B, H, Lq, Lk), returned where they are asked for, averaged over the
-    heads where that is asked."""
-    arrays = {"output": output}
-    if inputs.returned == "average":
-        weights = averaged(weights, 1, u)
-    if inputs.returned != "none":
-        arrays["weights"] = weights.reshape(*inputs.full_shape("weights"))
-    return Outputs(arrays, keys)
-
-
-def averaged(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
-    """The mean over an axis, summed in the accumulator or stored step by step in the case's dtype."""
-    n = x.shape[axis]
-    unit = max(u.accumulate, u.step)
-    error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)
-    return stored(Bounded(x.value.mean(axis), error), u.output, u.floor)
+def check_empty_rows(empty_rows: str, valid: tuple[str, ...]) -> None:
+    """Raises ValueError where `empty_rows` is none of `valid`."""
+    if empty_rows not in valid:
+        raise ValueError(f"empty_rows must be one of {', '.join(valid)}, got {empty_rows!r}")

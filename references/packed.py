@@ -16,6 +16,7 @@ import numpy as np
 from references import sdpa
 from references.outputs import Outputs, moving
 from references.rounding import Bounded, Roundoffs
+from references.tape import Reference
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
@@ -31,40 +32,47 @@ Rows = slice
 Keys = slice
 
 
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes. Every row has keys:
-    `empty_rows` is of no influence. Raises NoExtendedPrecision."""
-    return _together(inputs, ("output",), lambda one, rows, keys: sdpa.forward(one, rounding))
+class _Packed(Reference):
+    """Every segment is a composition of its own; what they give is put where they stand."""
+
+    def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
+        """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes. Every row has keys:
+        `empty_rows` is of no influence. Raises NoExtendedPrecision."""
+
+        def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
+            return sdpa.reference.forward(one, rounding)
+
+        return _together(inputs, ("output",), of_segment)
+
+    def vjp(
+        self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
+        empty_rows: str = "zeros", of: str = "output",
+    ) -> Outputs:  # fmt: skip
+        """The gradients of query, key and value in their own shapes, for a cotangent (Lq, H, Dv)."""
+
+        def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
+            return sdpa.reference.vjp(one, _by_head(cotangent[rows]), rounding)
+
+        return _together(inputs, OPERANDS, of_segment)
+
+    def jvp(
+        self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
+        empty_rows: str = "zeros",
+    ) -> Outputs:  # fmt: skip
+        """How the output moves, (Lq, H, Dv), as query, key and value move along `tangents`.
+
+        Raises ValueError for the tangent of lengths, and of an unknown array.
+        """
+        moving(inputs, tangents)
+
+        def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
+            moved = {n: _by_head(t[rows if n == "query" else keys]) for n, t in tangents.items()}
+            return sdpa.reference.jvp(one, moved, rounding)
+
+        return _together(inputs, ("output",), of_segment)
 
 
-def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-) -> Outputs:
-    """The gradients of query, key and value in their own shapes, for a cotangent (Lq, H, Dv)."""
-    return _together(
-        inputs,
-        OPERANDS,
-        lambda one, rows, keys: sdpa.vjp(one, _by_head(cotangent[rows]), rounding),
-    )
-
-
-def jvp(
-    inputs: Inputs,
-    tangents: Mapping[str, np.ndarray],
-    rounding: Roundoffs,
-    empty_rows: str = "zeros",
-) -> Outputs:
-    """How the output moves, (Lq, H, Dv), as query, key and value move along `tangents`.
-
-    Raises ValueError for the tangent of lengths, and of an unknown array.
-    """
-    moving(inputs, tangents)
-
-    def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
-        moved = {n: _by_head(t[rows if n == "query" else keys]) for n, t in tangents.items()}
-        return sdpa.jvp(one, moved, rounding)
-
-    return _together(inputs, ("output",), of_segment)
+reference = _Packed(sdpa.compose)
 
 
 def of_segments(inputs: Inputs) -> Iterator[tuple[Rows, Keys, Inputs]]:

@@ -3,8 +3,8 @@
     y1 = x1 c - x2 s,   y2 = x2 c + x1 s,   c = a cos(p theta),   s = a sin(p theta)
 
 p the position of the token, theta_i = base^(-e_i), e_i = 2i/r, or a scaled variant, a = 1 but for yarn
-and longrope. query is (B, H, L, D), position (L,) or (B, L); components from r on stay as they are. The
-derivative is the rotation back: with p exchanged for -p it is its own transpose.
+and longrope. query is (B, H, L, D), position (L,) or (B, L); components from r on stay as they are
+(`references.primitives.rotation`). There are no rows without keys.
 
 Frequencies by variant, f the factor, n the original length, m the largest position and one:
 
@@ -24,7 +24,6 @@ Bounds, u the roundoff in which angles are made (u_acc):
                 delta = p theta (3 e ln base + 6) u, and what a variant adds.
     c, s        sine and cosine of an angle that is off by delta: |s| delta + delta^2 / 2 and alike, at
                 most 2; evaluated within 2 u; times a, 4 u; stored as a table in the class's dtype (u_p).
-    y           products and sum in the arithmetic of the class (u_s), and the last rounding.
 
 Sources: Su et al., RoFormer, arXiv 2104.09864, section 3.4; Chen et al., arXiv 2306.15595 (linear);
 bloc97, "Dynamically scaled RoPE" (2023; ntk); Llama Team, arXiv 2407.21783, section 3.4 and Meta's
@@ -35,14 +34,13 @@ published code (llama3); Peng et al., YaRN, arXiv 2309.00071, section 3; Ding et
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from references.outputs import Outputs, moving, wide
-from references.rounding import Bounded, Roundoffs, magnitude, narrowed, stored
-from suite.spec.inputs import Inputs
+from references.primitives.rotation import Rotated
+from references.rounding import Bounded, Roundoffs, magnitude, stored
+from references.tape import Composition, Problem, Reference
 from suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,
@@ -54,44 +52,15 @@ from suite.spec.operators.rotary import (
 )
 
 
-@np.errstate(all="ignore")
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    """The turned query (B, H, L, D) with its bound. Raises NoExtendedPrecision.
-
-    There are no rows without keys: `empty_rows` is of no influence.
-    """
-    return _outputs(inputs, "output", wide(inputs)["query"], rounding, 1)
-
-
-@np.errstate(all="ignore")
-def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-) -> Outputs:
-    """The gradient of the query (B, H, L, D) for a cotangent of its shape: the cotangent, turned back."""
-    dO = wide(inputs, {"cotangent": cotangent})["cotangent"]
-    return _outputs(inputs, "query", dO, rounding, -1)
+def compose(problem: Problem) -> Composition:
+    """The turned query (B, H, L, D)."""
+    x, u = problem.leaf("query"), problem.u
+    rotation = Rotation.of(problem.inputs.case, x.output.shape[-1])
+    cosine, sine = table(rotation, problem.arrays["position"], u)
+    return Composition(Rotated(u, x, cosine, sine, rotation))
 
 
-@np.errstate(all="ignore")
-def jvp(
-    inputs: Inputs,
-    tangents: Mapping[str, np.ndarray],
-    rounding: Roundoffs,
-    empty_rows: str = "zeros",
-) -> Outputs:
-    """How the output moves, (B, H, L, D), as the query moves: its tangent, turned.
-
-    Raises ValueError for the tangent of the positions, and of an unknown array.
-    """
-    return _outputs(inputs, "output", moving(inputs, tangents)["query"], rounding, 1)
-
-
-def _outputs(inputs: Inputs, name: str, x: np.ndarray, u: Roundoffs, direction: int) -> Outputs:
-    rotation = Rotation.of(inputs.case, x.shape[-1])
-    cosine, sine = table(rotation, wide(inputs)["position"], u)
-    turned = _turned(narrowed(x, u), cosine, sine * float(direction), rotation, u)
-    B, _, L, _ = x.shape
-    return Outputs({name: turned}, np.ones((B, 1, L), int))
+reference = Reference(compose)
 
 
 @dataclass(frozen=True)
@@ -165,27 +134,3 @@ def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bound
             entry = entry.reshape(entry.shape[0], 1, *entry.shape[1:])
         pair.append(entry)
     return pair[0], pair[1]
-
-
-def _turned(
-    x: Bounded, cosine: Bounded, sine: Bounded, rotation: Rotation, u: Roundoffs
-) -> Bounded:
-    """Pairs of x (B, H, L, D) turned; components that no pair has keep their bits."""
-    half = rotation.size // 2
-    if rotation.interleaved:
-        places = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
-    else:
-        places = slice(0, half), slice(half, rotation.size)
-    one, two = (x[..., place] for place in places)
-    value, error = x.value.copy(), np.zeros(x.shape)
-    unit, floor = max(u.accumulate, u.score), u.score_floor
-    for place, direct, across in (
-        (places[0], one * cosine, two * sine * -1.0),
-        (places[1], two * cosine, one * sine),
-    ):
-        products = stored(direct, unit, floor), stored(across, unit, floor)
-        total = stored(products[0] + products[1], unit)
-        result = stored(total, u.output, u.floor)
-        value[..., place] = result.value
-        error[..., place] = result.error
-    return Bounded(value, error)

@@ -17,7 +17,8 @@ them.
 
 Every step takes operands that come with bounds, hands on the error it inherits, and adds the one it makes
 (running error analysis). Values are computed in the precision the operands come in, float64 or
-longdouble; errors are float64, and of first order wherever `references.softmax` does not say otherwise.
+longdouble; errors are float64, and of first order wherever `references.primitives.softmax` does not say
+otherwise.
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 3.1 and 3.3; Higham,
 Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019; Parker,
@@ -159,6 +160,9 @@ class Bounded:
     def reshape(self, *shape: int) -> Bounded:
         return Bounded(self.value.reshape(*shape), self.error.reshape(*shape))
 
+    def broadcast_to(self, shape: tuple[int, ...]) -> Bounded:
+        return Bounded(np.broadcast_to(self.value, shape), np.broadcast_to(self.error, shape))
+
     def moved(self, source: int, destination: int) -> Bounded:
         """The array with one axis at another place."""
         return Bounded(
@@ -171,6 +175,13 @@ class Bounded:
         if times == 1:
             return self
         return Bounded(np.repeat(self.value, times, axis), np.repeat(self.error, times, axis))
+
+    def beside(self, other: Bounded, axis: int) -> Bounded:
+        """The array, and another behind it along an axis."""
+        return Bounded(
+            np.concatenate([self.value, other.value], axis),
+            np.concatenate([self.error, other.error], axis),
+        )
 
     def where(self, condition: np.ndarray) -> Bounded:
         """The array with exact zeros where `condition` is False."""
@@ -214,6 +225,11 @@ def precision_for(dtype: DType) -> type[np.floating[Any]]:
             "float64 cases need an extended-precision numpy.longdouble (x86-64 Linux has one)"
         )
     return np.longdouble
+
+
+def known(x: Bounded) -> Bounded:
+    """`x`, with an infinite bound where nothing is known, as of zero times infinity."""
+    return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 
 
 def narrowed(x: np.ndarray, u: Roundoffs) -> Bounded:
@@ -290,3 +306,11 @@ def together(parts: list[Bounded | None], unit: float, floor: float = 0.0) -> Bo
         if part is not None:
             total = part if total is None else stored(total + part, unit, floor)
     return total
+
+
+def averaged(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
+    """The mean over an axis, summed in the accumulator or stored step by step in the case's dtype."""
+    n = x.shape[axis]
+    unit = max(u.accumulate, u.step)
+    error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)
+    return stored(Bounded(x.value.mean(axis), error), u.output, u.floor)

@@ -5,6 +5,6 @@ Its arrays, outputs, gradients and tangents are those of `references.multi_head`
 
 from __future__ import annotations
 
-from references.multi_head import forward, jvp, vjp
+from references.multi_head import reference
 
-__all__ = ["forward", "jvp", "vjp"]
+__all__ = ["reference"]

@@ -2,7 +2,7 @@
 
 One pass over the rows collects them, `bound` makes of them the bound of any numerics class, and
 `standard_deviation` what the error would be if every rounding were random. The derivation stands in
-`references.softmax` and `references.sdpa`.
+`references.primitives.softmax` and `references.sdpa`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from references.primitives.softmax import (
+    NEGLIGIBLE_WEIGHT,
+    Softmax,
+    average_error,
+    growth,
+    sink_error,
+)
 from references.rounding import Roundoffs, gamma
-from references.softmax import NEGLIGIBLE_WEIGHT, Softmax, average_error, growth, sink_error
 
 
 @dataclass(frozen=True)

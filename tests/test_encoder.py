@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import references
-from references.encoder import gelu, normal_distribution, relu
+from references.primitives.activation import gelu, normal_distribution, relu
 from references.rounding import NO_ROUNDING, Bounded
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from references import sdpa
-from references.derivatives import EMPTY_ROW_GRADIENTS
-from references.outputs import Outputs
+from references.outputs import EMPTY_ROW_GRADIENTS, Outputs
 from references.rounding import NO_ROUNDING
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case
@@ -30,7 +29,7 @@ def test_fifty_digits() -> None:
     """Every gradient of a small problem by mpmath, from the definition with exact derivatives."""
     case = Case.parse("sdpa/causal/mha/f64/b1h1q3k3d2/sinks")
     inputs, cotangent = draw(case), draw_cotangent(case)
-    gradients = values(sdpa.vjp(inputs, cotangent, NO_ROUNDING))
+    gradients = values(sdpa.reference.vjp(inputs, cotangent, NO_ROUNDING))
     assert inputs.sinks is not None
     with mpmath.workdps(50):
         q, k, v, g = (
@@ -106,7 +105,7 @@ def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
 def test_scalar_loops(text: str) -> None:
     case = Case.parse(text)
     inputs, cotangent = draw(case), draw_cotangent(case)
-    gradients = values(sdpa.vjp(inputs, cotangent, NO_ROUNDING))
+    gradients = values(sdpa.reference.vjp(inputs, cotangent, NO_ROUNDING))
     for name, want in loops(inputs, cotangent).items():
         assert np.abs(gradients[name] - want).max() < 1e-13
 
@@ -115,17 +114,17 @@ def test_what_is_hidden_and_rows_without_keys() -> None:
     case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
     inputs, cotangent = draw(case), draw_cotangent(case)
     u = roundoffs("exact", case.dtype)
-    clean = sdpa.vjp(inputs, cotangent, u)
+    clean = sdpa.reference.vjp(inputs, cotangent, u)
     for name in OPERANDS:
         assert (clean.arrays[name].value[-1] == 0).all()
     poisoned = inputs.key.copy()
     poisoned[-1] = np.nan
-    dirty = sdpa.vjp(inputs.replace(key=poisoned), cotangent, u)
+    dirty = sdpa.reference.vjp(inputs.replace(key=poisoned), cotangent, u)
     for name in OPERANDS:
         for part in ("value", "error"):
             one, other = (getattr(x.arrays[name], part) for x in (clean, dirty))
             np.testing.assert_array_equal(one, other)
-    shared = sdpa.vjp(inputs, cotangent, u, "uniform").arrays["value"].value[-1]
+    shared = sdpa.reference.vjp(inputs, cotangent, u, "uniform").arrays["value"].value[-1]
     want = cotangent[-1].sum(-2, keepdims=True) / 4
     np.testing.assert_array_max_ulp(shared, np.broadcast_to(want, (2, 4, 2)), 4)
 
@@ -136,13 +135,13 @@ def test_rows_without_keys_by_what_they_stand_for(empty_rows: str) -> None:
     "uniform" keeps of these the values' alone."""
     case = Case.parse("sdpa/padempty/mha/f64/b2h2q3k4d2")
     inputs, cotangent = draw(case), draw_cotangent(case)
-    gradients = values(sdpa.vjp(inputs, cotangent, NO_ROUNDING, empty_rows))
+    gradients = values(sdpa.reference.vjp(inputs, cotangent, NO_ROUNDING, empty_rows))
     blank = ~inputs.attends.any(-1, keepdims=True)
     assert blank[-1].all()
     seen = inputs.replace(
         query=np.where(blank, 0, inputs.query), mask=None, mask_array=inputs.attends | blank
     )
-    shown = values(sdpa.vjp(seen, cotangent, NO_ROUNDING))
+    shown = values(sdpa.reference.vjp(seen, cotangent, NO_ROUNDING))
     for name in OPERANDS:
         got, want = gradients[name][-1], shown[name][-1]
         if name == "key" and empty_rows == "scores":
@@ -167,13 +166,13 @@ def test_a_row_without_keys_and_with_a_sink_takes_no_gradient(empty_rows: str) -
     inputs = inputs.replace(sinks=np.array([0.5, -np.inf]))
     alone = np.zeros((2, 2, 3, 2))
     alone[-1] = draw_cotangent(case)[-1]
-    gradients = values(sdpa.vjp(inputs, alone, u, empty_rows))
+    gradients = values(sdpa.reference.vjp(inputs, alone, u, empty_rows))
     for name in OPERANDS:
         assert not gradients[name][:, 0].any()
     assert not gradients["sinks"].any()
     assert gradients["value"][-1, 1].any() == (empty_rows != "zeros")
     tangents = draw_tangents(case, ("query", "key", "value", "sinks"))
-    moved = sdpa.jvp(inputs, tangents, u, empty_rows)
+    moved = sdpa.reference.jvp(inputs, tangents, u, empty_rows)
     assert not moved.arrays["output"].value[-1, 0].any()
     assert moved.arrays["output"].value[-1, 1].any() == (empty_rows != "zeros")
     assert np.array_equal(moved.keys == 0, ~inputs.attends.any(-1))
@@ -188,8 +187,12 @@ def test_sinks_of_minus_infinity_change_nothing() -> None:
     hidden = inputs.replace(sinks=np.full(4, -np.inf))
     tangents = draw_tangents(case, OPERANDS)
     for empty_rows in ("zeros", "uniform"):
-        bare, sunk = (sdpa.vjp(x, cotangent, u, empty_rows).arrays for x in (without, hidden))
-        one, other = (sdpa.jvp(x, tangents, u, empty_rows).arrays for x in (without, hidden))
+        bare, sunk = (
+            sdpa.reference.vjp(x, cotangent, u, empty_rows).arrays for x in (without, hidden)
+        )
+        one, other = (
+            sdpa.reference.jvp(x, tangents, u, empty_rows).arrays for x in (without, hidden)
+        )
         assert not sunk["sinks"].value.any()
         for name, array in (bare | one).items():
             also = (sunk | other)[name]
@@ -205,7 +208,8 @@ def test_declared_roundings_widen_the_gradients_they_speak_of() -> None:
 
     def wider(**declared: Any) -> set[str]:
         before, after = (
-            sdpa.vjp(inputs, cotangent, u).arrays for u in (plain, replace(plain, **declared))
+            sdpa.reference.vjp(inputs, cotangent, u).arrays
+            for u in (plain, replace(plain, **declared))
         )
         return {n for n, x in after.items() if (x.error > before[n].error).all()}
 
@@ -217,4 +221,4 @@ def test_declared_roundings_widen_the_gradients_they_speak_of() -> None:
 def test_unknown_rows_are_refused() -> None:
     inputs = draw(Case.parse("sdpa/none/mha/f32/b1h1q2k3d4"))
     with pytest.raises(ValueError, match=r"one of .* got .nan."):
-        sdpa.vjp(inputs, inputs.query, roundoffs("exact", DTYPES["f32"]), "nan")
+        sdpa.reference.vjp(inputs, inputs.query, roundoffs("exact", DTYPES["f32"]), "nan")

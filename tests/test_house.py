@@ -19,7 +19,7 @@ FRAMEWORKS = {
 @pytest.mark.parametrize(
     "modules",
     [
-        "suite, suite.spec.catalogue, references.sdpa, references.loops, references.online",
+        "suite, suite.spec.catalogue, references.sdpa, references.encoder, references.tape",
         "suite.report, suite.report.commands, suite.report.tables, suite.report.render",
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
         "suite.judge.oracle, suite.checks, suite.front.plan, suite.front.commands, suite.plugin",

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 
 import references
 from backends.statistics import STEPS, trained
-from references import loops, multi_head
-from references.projections import linear
+from references import multi_head
+from references.one_head import as_head
+from references.primitives.attend import Attend
+from references.primitives.linear import Linear
+from references.primitives.pairs import Pairs
+from references.primitives.scores import Scores
 from references.rounding import NO_ROUNDING, Bounded
-from references.scores import scaled_scores
-from references.softmax import attend
+from references.tape import Leaf
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
@@ -30,6 +33,7 @@ from suite.spec.operators import encoder
 from suite.spec.operators.layers import PARAMETERS
 from suite.spec.operators.multi_head import AXES, compatible
 from suite.spec.vocabulary import NUMERICS
+from tests import loops
 
 MULTI_HEAD = (
     "multi-head/none/mha/f64/b2h3q3k4d2/e5.6.7.4",
@@ -49,7 +53,7 @@ def bounded(inputs: Inputs, numerics: str = "exact") -> dict[str, Bounded]:
 @pytest.mark.parametrize("text", MULTI_HEAD)
 def test_multi_head_equals_loops(text: str) -> None:
     x = draw(Case.parse(text)).replace(returned="head")
-    exact, limit = multi_head.forward(x, NO_ROUNDING).arrays, bounded(x)
+    exact, limit = multi_head.reference.forward(x, NO_ROUNDING).arrays, bounded(x)
     output, weights = loops.multi_head(
         x.query, x.key, x.value, x.parameters, mask=x.dense_mask, bias=x.bias, epsilon=x.epsilon
     )
@@ -189,8 +193,14 @@ def test_bounds_hold_when_every_step_is_rounded(numerics: str, dt: str, seed: in
     p = keep(raised / keep(raised.sum(-1, keepdims=True), u.step), u.weight)
     got = keep(product(p, v), u.output)
 
-    chain = [linear(Bounded.exact(z), w, None, u) for z, w in zip((x, y, y), kernels, strict=True)]
-    attended = attend(scaled_scores(chain[0], chain[1], 0.5, u), chain[2], None, u)
+    def leaf(array: np.ndarray) -> Leaf:
+        return Leaf(u, Bounded.exact(array))
+
+    chain = [
+        as_head(Linear(u, leaf(z[None]), leaf(w))) for z, w in zip((x, y, y), kernels, strict=True)
+    ]
+    pairs = Pairs((1, 1, 5, 5), None)
+    attended = Attend(u, Scores(u, chain[0], chain[1], 0.5, pairs), chain[2], pairs).answer
     assert (np.abs(got - attended.output.value) <= attended.output.error).all()
     assert (np.abs(p - attended.weights.value) <= attended.weights.error).all()
 
@@ -222,7 +232,7 @@ def test_an_approximated_exponential_widens_every_bound() -> None:
     x = draw(Case.parse("multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self/head"))
     u = roundoffs("exact", x.dtype)
     plain, wide = (
-        multi_head.forward(x, replace(u, exp_error=error)).arrays for error in (0.0, 1e-4)
+        multi_head.reference.forward(x, replace(u, exp_error=error)).arrays for error in (0.0, 1e-4)
     )
     for name, array in wide.items():
         assert (array.error > plain[name].error + 1e-6 * np.abs(array.value)).all()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from backends.registry import UsageError, function_implementation, load
-from references.plain import attention as plain_attention
 from suite.checks import all_checks
 from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle, Rounding
@@ -18,6 +17,7 @@ from suite.judge.verdict import Deviation
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from tests.plain import attention as plain_attention
 
 FUNCTIONS = Path(__file__).parent / "functions" / "merging.py"
 FOUR = "merge/none/mha/f64/b2h3q5k4d8"

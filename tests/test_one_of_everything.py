@@ -19,10 +19,10 @@ from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_arguments
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
-from references.derivatives import Attention, Pairs
-from references.outputs import Outputs, wide
-from references.rounding import Bounded, Roundoffs, narrowed
-from references.softmax import attend
+from references.primitives.attend import Attend
+from references.primitives.pairs import Pairs
+from references.primitives.scores import Scores
+from references.tape import Composition, Problem, Reference
 from suite.checks import all_checks
 from suite.front.plan import record
 from suite.judge.cell import Cell
@@ -63,27 +63,12 @@ MEAN = Operator(
 )
 
 
-def scores(inputs: Inputs) -> Bounded:
-    """Scores that are all the same, exactly."""
-    s = inputs.sizes
-    return Bounded.exact(np.zeros((s.B, s.H, s.Lq, s.Lk), wide(inputs)["value"].dtype))
-
-
-def forward(inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-    value = narrowed(wide(inputs)["value"], rounding)
-    answer = attend(scores(inputs), value, inputs.dense_mask, rounding, empty_rows)
-    return Outputs({"output": answer.output}, answer.keys)
-
-
-def vjp(
-    inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs, empty_rows: str = "zeros"
-) -> Outputs:
-    s, arrays = inputs.sizes, wide(inputs, {"value": inputs.value, "cotangent": cotangent})
-    pairs = Pairs((s.B, s.H, s.Lq, s.Lk), inputs.dense_mask, None, empty_rows)
-    attention = Attention(scores(inputs), narrowed(arrays["value"], rounding), pairs, rounding)
-    gradient = attention.value_gradient(narrowed(arrays["cotangent"], rounding))
-    nothing = {n: Bounded.exact(np.zeros(inputs.arrays[n].shape)) for n in ("query", "key")}
-    return Outputs(nothing | {"value": gradient}, pairs.keys)
+def compose(problem: Problem) -> Composition:
+    """Scores that are all the same, whatever queries and keys are."""
+    query, key, value = (problem.leaf(name) for name in ("query", "key", "value"))
+    pairs = Pairs.of(problem)
+    scores = Scores(problem.u, query, key, 0.0, pairs)
+    return Composition(Attend(problem.u, scores, value, pairs), keys=pairs.keys)
 
 
 class Right(Implementation):
@@ -148,8 +133,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The line in the table of operators, and the reference that is found by the operator's name."""
     caches = (catalogue.cases, catalogue.gradient_cases)
     monkeypatch.setitem(OPERATORS, MEAN.name, MEAN)
-    reference = SimpleNamespace(forward=forward, vjp=vjp)
-    monkeypatch.setitem(sys.modules, f"references.{MEAN.module}", reference)
+    module = SimpleNamespace(reference=Reference(compose))
+    monkeypatch.setitem(sys.modules, f"references.{MEAN.module}", module)
     for cache in caches:
         cache.cache_clear()
     yield

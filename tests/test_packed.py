@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from backends.registry import UsageError, function_implementation, load
-from references.plain import attention as plain_attention
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.oracle import Oracle, Rounding
@@ -18,6 +17,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
+from tests.plain import attention as plain_attention
 
 FUNCTIONS = Path(__file__).parent / "functions" / "varlen.py"
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import references
-from references import blocked, loops, online, plain, rounding, sdpa
+from references import blocked, rounding, sdpa
 from references.rounding import NO_ROUNDING, NoExtendedPrecision, precision_for
 from suite.judge.tolerance import roundoffs
 from suite.spec.cache import Cache
@@ -24,6 +24,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import alibi_bias
+from tests import loops, online, plain
 
 TINY = (
     "sdpa/none/mha/f64/b2h2q3k4d3v2",
@@ -244,7 +245,7 @@ def test_a_sink_takes_the_weight_of_a_row_without_keys(election: str) -> None:
     sinks = inputs.sinks.copy()
     sinks[1] = -np.inf
     inputs = inputs.replace(sinks=sinks)
-    outputs = sdpa.forward(inputs, roundoffs("eager", case.dtype), election)
+    outputs = sdpa.reference.forward(inputs, roundoffs("eager", case.dtype), election)
     output = outputs.arrays["output"]
     blank = ~inputs.attends.any(-1)
     assert blank.any()
@@ -253,7 +254,9 @@ def test_a_sink_takes_the_weight_of_a_row_without_keys(election: str) -> None:
     assert (output.value[held] == 0).all()
     assert (output.error[held] == 0).all()
     assert np.array_equal(outputs.empty, blank & ~held)
-    bare = sdpa.forward(inputs.replace(sinks=None), roundoffs("eager", case.dtype), election)
+    bare = sdpa.reference.forward(
+        inputs.replace(sinks=None), roundoffs("eager", case.dtype), election
+    )
     for name in ("value", "error"):
         with_sink, without = getattr(output, name), getattr(bare.arrays["output"], name)
         assert np.array_equal(with_sink[:, 1], without[:, 1], equal_nan=True)
@@ -266,7 +269,7 @@ def test_a_sink_is_bounded_like_one_more_key_of_value_zero(numerics: str) -> Non
     inputs = draw(Case.parse("sdpa/none/mha/bf16/b2h3q7k5d4/sinks"))
     assert inputs.sinks is not None
     u = roundoffs(numerics, inputs.dtype)
-    outputs = sdpa.forward(inputs, u)
+    outputs = sdpa.reference.forward(inputs, u)
     bias = np.zeros((1, 3, 7, 6))
     bias[..., -1] = inputs.sinks[:, None]
     zeros = np.zeros((2, 3, 1, 4))
@@ -274,14 +277,14 @@ def test_a_sink_is_bounded_like_one_more_key_of_value_zero(numerics: str) -> Non
         sinks=None, bias=bias,
         key=np.concatenate([inputs.key, zeros], 2), value=np.concatenate([inputs.value, zeros], 2),
     )  # fmt: skip
-    wide = sdpa.forward(longer, u).arrays["output"]
+    wide = sdpa.reference.forward(longer, u).arrays["output"]
     got = outputs.arrays["output"]
     assert np.abs(got.value - wide.value).max() < 1e-15
     largest = (inputs.query @ inputs.key.swapaxes(-1, -2) / 2).max(-1)
     conversions = 2 * (np.abs(inputs.sinks)[:, None] + np.abs(largest) + np.log(5))
     apart = got.error - wide.error
     assert (apart <= 1.01 * u.accumulate * conversions[..., None] * np.abs(got.value)).all()
-    bare = sdpa.forward(inputs.replace(sinks=None), u)
+    bare = sdpa.reference.forward(inputs.replace(sinks=None), u)
     assert (got.error != bare.arrays["output"].error).all()
 
 
@@ -325,7 +328,7 @@ def test_one_pass_serves_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
     sdpa._PASSES.clear()
     for numerics in ("exact", "fused", "eager"):
         for empty_rows in ("zeros", "nan"):
-            sdpa.forward(draw(case, 7), roundoffs(numerics, case.dtype), empty_rows)
+            sdpa.reference.forward(draw(case, 7), roundoffs(numerics, case.dtype), empty_rows)
     assert passes == ["zeros", "nan"]
 
 
@@ -365,7 +368,7 @@ def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
     assert inputs.alibi_slopes.tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
     bias = np.array([[-3, -2, -1, 0, -1], [-4, -3, -2, -1, 0]]) * inputs.alibi_slopes[:, None, None]
     want = np.array(loops.attention(*operands(inputs), bias=bias)[0])
-    output = sdpa.forward(inputs, roundoffs("exact", DTYPES["f64"])).arrays["output"]
+    output = sdpa.reference.forward(inputs, roundoffs("exact", DTYPES["f64"])).arrays["output"]
     assert (np.abs(want - output.value) <= output.error).all()
 
 
@@ -376,11 +379,13 @@ def test_a_bias_that_a_call_makes_has_roundings_of_its_own(dt: str) -> None:
     assert inputs.alibi_slopes is not None
     variant = inputs.replace(alibi_slopes=None, bias=alibi_bias(inputs.alibi_slopes, 513, 513))
     u = roundoffs("eager", DTYPES[dt])
-    own, others = (sdpa.forward(x, u).arrays["output"] for x in (inputs, variant))
+    own, others = (sdpa.reference.forward(x, u).arrays["output"] for x in (inputs, variant))
     assert np.array_equal(own.value, others.value)
     assert (own.error > others.error).all()
     cotangent = draw_cotangent(inputs.case)
-    own_gradients, gradients = (sdpa.vjp(x, cotangent, u).arrays for x in (inputs, variant))
+    own_gradients, gradients = (
+        sdpa.reference.vjp(x, cotangent, u).arrays for x in (inputs, variant)
+    )
     for name in ("query", "key", "value"):
         assert (own_gradients[name].error >= gradients[name].error).all()
         assert (own_gradients[name].error > gradients[name].error).any()

@@ -30,7 +30,7 @@ def expected(inputs: Inputs) -> np.ndarray:
 
 
 def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
-    """The bound by scalar loops over the docstrings of `references.softmax` and `references.sdpa`."""
+    """The bound by scalar loops over the docstrings of `references.sdpa` and its primitives."""
     u = tolerance.roundoffs(numerics, inputs.dtype)
     s = inputs.sizes
     scale = inputs.effective_scale

@@ -23,9 +23,10 @@ float64 softmax of jax.nn. The bound of `working` grows with the length of the s
 bits it lets faults through: neither class is ever assumed.
 
 The bounds that follow from these roundoffs stand beside the references: `references.rounding` (the
-model), `references.softmax` and `references.sdpa` (outputs), `references.derivatives` (gradients and
-tangents). An exponential that is approximated with a relative error x, running sums of gradients that are
-stored, and sums over broadcast axes in 16 bits are roundoffs, too, which an implementation declares.
+model), `references.sdpa` (its answer) and `references.primitives` (every step, with what it hands on to
+gradients and tangents). An exponential that is approximated with a relative error x, running sums of
+gradients that are stored, and sums over broadcast axes in 16 bits are roundoffs, too, which an
+implementation declares.
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), section 3.1 (gamma_n) and 3.3
 (running error analysis); Blanchard, Higham, Higham, IMA J. Numer. Anal. 41(4), 2021 (softmax);

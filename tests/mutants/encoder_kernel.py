@@ -10,7 +10,7 @@ from scipy.special import erf
 
 from backends.declared import ENCODER_FEATURES
 from backends.prepared import PreparedCall
-from references.encoder import vjp
+from references.encoder import reference
 from references.rounding import NO_ROUNDING
 from suite.spec.inputs import Inputs
 from suite.spec.operators.encoder import ENCODER, PARAMETERS
@@ -98,5 +98,5 @@ class EncoderDifferentiable(Differentiated, EncoderKernel):
 
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
-        outputs = vjp(values, cotangent, NO_ROUNDING)
+        outputs = reference.vjp(values, cotangent, NO_ROUNDING)
         return {name: x.value for name, x in outputs.arrays.items()}

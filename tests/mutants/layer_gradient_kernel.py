@@ -13,7 +13,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.prepared import PreparedCall
-from references.multi_head import vjp
+from references.multi_head import reference
 from references.rounding import NO_ROUNDING
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
@@ -54,7 +54,7 @@ class LayerDifferentiable(Differentiated, MultiHeadKernel):
 
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
-        outputs = vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
+        outputs = reference.vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
         return {name: gradient.value for name, gradient in outputs.arrays.items()}
 
 

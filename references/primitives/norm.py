@@ -1,6 +1,5 @@
 """Norms: y = N g + b, N = (x - mean) r, r = 1 / sqrt(variance + epsilon), forward, backward and along
-tangents, with how far rounding can move them: what `references.layer_norm` and `references.batch_norm`
-share.
+tangents, with how far rounding can move them.
 
 With D = dy g, and D = x' along a tangent:
 
@@ -44,25 +43,23 @@ chain through mean, variance and root, as frameworks differentiate single steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from references.outputs import Outputs, moving, wide
-from references.projections import bias_gradient
+from references.primitives.linear import bias_gradient
 from references.rounding import (
     Bounded,
     Roundoffs,
     gamma,
+    known,
     magnitude,
-    narrowed,
     perturbed,
     stored,
     together,
 )
-from suite.spec.inputs import Inputs
+from references.tape import Gradients, Node
 
 Statistics = tuple[Bounded, Bounded]
 """A mean and a variance: learned, (E,), or of x, with the axes they are taken over of size 1."""
@@ -142,60 +139,66 @@ class Standardised:
         return Standardised(mean, shifted, root, normal, self.reach + away * root.size)
 
 
-class Norm:
+class Norm(Node):
     """A norm of x (B, L, E) whose mean and variance are taken over `axes`, or are `learned`; gain and
     offset (E,), or None."""
 
     def __init__(
-        self, x: Bounded, gain: np.ndarray | None, offset: np.ndarray | None,
-        axes: tuple[int, ...], learned: Statistics | None, epsilon: float, u: Roundoffs,
+        self, u: Roundoffs, x: Node, gain: Node | None, offset: Node | None,
+        axes: tuple[int, ...], epsilon: float, learned: Statistics | None = None,
     ) -> None:  # fmt: skip
-        self.gain, self.offset, self.u = gain, offset, u
+        super().__init__(u, x, gain, offset)
+        self.x, self.gain, self.offset = x, gain, offset
+        self.over, self.epsilon, self.learned = axes, epsilon, learned
         self.axes = axes if learned is None else ()
-        self.parts = Standardised.of(x, axes, learned, epsilon, u)
-        self.handed = self.parts.narrow(u) if u.narrow_statistics else self.parts
+
+    @cached_property
+    def parts(self) -> Standardised:
+        """The steps of the norm as the answer has them."""
+        return Standardised.of(self.x.output, self.over, self.learned, self.epsilon, self.u)
+
+    @cached_property
+    def handed(self) -> Standardised:
+        """The same as derivatives are handed them."""
+        return self.parts.narrow(self.u) if self.u.narrow_statistics else self.parts
 
     @cached_property
     def output(self) -> Bounded:
-        """The output (B, L, E)."""
+        """y (B, L, E)."""
         u, unit, out = self.u, _unit(self.u), self.parts.normal
-        if (gain := self.gain) is not None:
-            error = out.error * magnitude(gain) + narrowed(gain, u).error * out.size
-            out = stored(Bounded(out.value * gain, error), unit)
-        if (offset := self.offset) is not None:
-            offset_error = narrowed(offset, u).error + unit * magnitude(offset)
-            out = stored(Bounded(out.value + offset, out.error + offset_error), unit)
+        if self.gain is not None:
+            gain = self.gain.output
+            error = out.error * magnitude(gain.value) + gain.error * out.size
+            out = stored(Bounded(out.value * gain.value, error), unit)
+        if self.offset is not None:
+            offset = self.offset.output
+            error = out.error + offset.error + unit * magnitude(offset.value)
+            out = stored(Bounded(out.value + offset.value, error), unit)
         return known(stored(out, u.output, u.floor))
 
-    def gradients(self, dy: Bounded) -> dict[str, Bounded]:
-        """Those of x, as "query", gain and offset, for dy (B, L, E)."""
-        u, parts = self.u, self.handed
-        arrays: dict[str, Bounded] = {}
-        D = dy
+    def gradients(self, received: Bounded) -> Gradients:
+        """dx, dg, db."""
+        u, parts, dy = self.u, self.handed, received
+        D, dg, db = dy, None, None
         if self.gain is not None:
             each, sizes = self._by_normal(dy), dy.size * parts.reach
             n = sizes[..., 0].size
             sums = _sums(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
             error = each.error.sum((0, 1)) + sums * sizes.sum((0, 1))
-            gain = Bounded(each.value.sum((0, 1)), error)
-            arrays["gain"] = stored(gain, u.output, u.floor)
-            D = self._product(dy, narrowed(self.gain, u))
+            dg = known(stored(Bounded(each.value.sum((0, 1)), error), u.output, u.floor))
+            D = self._product(dy, self.gain.output)
         if self.offset is not None:
-            arrays["offset"] = bias_gradient(dy, u, "offset")
-        arrays["query"] = stored(self.through(D), u.output, u.floor)
-        return {name: known(x) for name, x in arrays.items()}
+            db = bias_gradient(dy, u, "offset")
+        return known(stored(self.through(D), u.output, u.floor)), dg, db
 
-    def tangent(
-        self, x: Bounded | None, gain: Bounded | None = None, offset: Bounded | None = None
-    ) -> Bounded | None:
-        """How the output moves, (B, L, E), as x, gain and offset move; None is what stands still."""
-        u, normal = self.u, self.handed.normal
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        u, normal, (x, gain, offset) = self.u, self.handed.normal, moved
         through = None if x is None else self.through(x)
         if through is not None and self.gain is not None:
-            through = self._product(through, narrowed(self.gain, u))
+            through = self._product(through, self.gain.output)
         by_gain = None if gain is None else self._product(normal, gain)
         if offset is not None:
-            offset = Bounded(*(np.broadcast_to(a, normal.shape) for a in offset.parts))
+            offset = offset.broadcast_to(normal.shape)
         total = together([through, by_gain, offset], _unit(u))
         return None if total is None else known(stored(total, u.output, u.floor))
 
@@ -236,46 +239,6 @@ class Norm:
         sums = _sums(n, self.u) * sizes.mean(axes, keepdims=True)
         error = x.error.mean(axes, keepdims=True) + sums
         return perturbed(Bounded(x.value.mean(axes, keepdims=True), error))
-
-
-def forward(norm: Norm) -> Outputs:
-    """What an operator that is a norm returns."""
-    return _outputs(norm, {"output": norm.output})
-
-
-def vjp(norm: Norm, inputs: Inputs, cotangent: np.ndarray) -> Outputs:
-    """The gradients of query, gain and offset for a cotangent (B, L, E)."""
-    dy = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], norm.u)
-    return _outputs(norm, norm.gradients(dy))
-
-
-def jvp(norm: Norm, inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> Outputs:
-    """How the output moves, (B, L, E), as query, gain and offset move; key and value are of no
-    influence."""
-    moved = {name: narrowed(a, norm.u) for name, a in moving(inputs, tangents).items()}
-    output = norm.tangent(*(moved.get(name) for name in ("query", "gain", "offset")))
-    if output is None:
-        output = Bounded.exact(np.zeros_like(norm.parts.normal.value))
-    return _outputs(norm, {"output": output})
-
-
-def of(
-    inputs: Inputs, axes: tuple[int, ...], learned: Statistics | None, epsilon: float, u: Roundoffs
-) -> Norm:
-    """The norm that inputs ask for."""
-    arrays = wide(inputs)
-    x = narrowed(arrays["query"], u)
-    return Norm(x, arrays.get("gain"), arrays.get("offset"), axes, learned, epsilon, u)
-
-
-def _outputs(norm: Norm, arrays: dict[str, Bounded]) -> Outputs:
-    B, L, _ = norm.parts.normal.shape
-    return Outputs(arrays, np.ones((B, 1, L), int))
-
-
-def known(x: Bounded) -> Bounded:
-    """Where the root may be that of zero nothing is known: zero times infinity."""
-    return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 
 
 def _sums(n: int, u: Roundoffs) -> float:

@@ -67,9 +67,6 @@ NEGLIGIBLE_WEIGHT = 1e-9
 """Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
 e^5 they still stay below the roundoff of any 16-bit answer."""
 
-EMPTY_ROWS = ("zeros", "nan", "uniform")
-"""What a row without keys answers: zeros, NaN, or the mean of all values."""
-
 
 @dataclass(frozen=True)
 class Softmax:
@@ -209,10 +206,9 @@ def attend(
 ) -> Attended:
     """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) lets through.
 
-    scores (..., Lq, Lk), value (..., Lk, Dv). Rows without keys are what `empty_rows` says. Raises
-    ValueError for another `empty_rows` than those of `EMPTY_ROWS`.
+    scores (..., Lq, Lk), value (..., Lk, Dv). Rows without keys are what `empty_rows` says
+    (`references.tape.EMPTY_ROWS`).
     """
-    check_empty_rows(empty_rows, EMPTY_ROWS)
     s, error = perturbed(scores).parts
     Lk = s.shape[-1]
     if allowed is not None:
@@ -265,9 +261,3 @@ def _weight_errors(
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
     underflow = np.where(attended, u.weight_underflow + u.exp_underflow + u.floor, 0.0)
     return np.where(weight == 0, underflow, error + underflow)
-
-
-def check_empty_rows(empty_rows: str, valid: tuple[str, ...]) -> None:
-    """Raises ValueError where `empty_rows` is none of `valid`."""
-    if empty_rows not in valid:
-        raise ValueError(f"empty_rows must be one of {', '.join(valid)}, got {empty_rows!r}")

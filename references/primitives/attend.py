@@ -1,0 +1,292 @@
+"""softmax(scores) value: forward, backward and along tangents, with how far rounding can move them.
+
+The answer's own pass is bounded in `references.primitives.softmax`. For a cotangent dO of the output
+O = P V, P = softmax(S), and for tangents S' and V' (Dao et al., NeurIPS 2022, section 3.1 and appendix
+B.2; the tangent by the chain rule):
+
+    dV_j  = sum_i P_ij dO_i          summed over the query heads of a group
+    dP_ij = dO_i . V_j
+    D_i   = sum_j P_ij dP_ij = dO_i . O_i
+    dS_ij = P_ij (dP_ij - D_i)
+    O'_i  = sum_j P_ij (S'_ij - sum_l P_il S'_il) V_j + sum_j P_ij V'_j
+
+and of a cotangent g of the log-sum-exp L_i = log sum_j e^S_ij, dS_ij = P_ij g_i. What stands beside the
+scores (`column`, a sink) is one more key with V = 0, so that dP = 0 there.
+
+Bounds, by running error analysis, one step at a time, in the notation of `references.rounding`; |.| is
+element by element and delta a bound on an error:
+
+    P        See `references.primitives.softmax`: weights as a backward pass recomputes them.
+    dP       gamma_Dv(u_acc) sum_c |dO_c V_jc|, stored like a score (u_s).
+    D        Either sum: sum_j (delta P |dP| + P delta dP) + gamma_n sum_j P |dP|, its products and
+             the sum stored where the steps of a softmax are (u_e, and e_e of each of the n + 1); or
+             sum_c |dO_c| delta O_c + gamma_Dv sum |dO O| with O as it was handed out (u_o). The larger
+             of the two.
+    dS       delta P |dP - D| + P (delta dP + delta D) + the roundings of a difference (relative to
+             |dP| + |D|, for those who compute P dP - P D), a product and a store: dS is stored like
+             a score (`eager`) or narrowed before the products (u_p). P dP and P D are steps,
+             too, and lose e_e each. Here cancellation lives: delta dP and delta D stay when dP - D
+             vanishes.
+    dV       sum_i delta P |dO| + gamma_{n+2}(u_acc) sum_i |P dO|, stored once (u_o); grouped heads and
+             stored running sums as those of dK (`references.primitives.scores`).
+    lse      delta P |g| + the roundings of a product and a store, as of dS.
+    column   Its weight may be computed as one minus that of the keys (the derivative of a sigmoid), which
+             adds u_acc times the latter.
+    O'       S' - sum P S' stored where the steps of a softmax are, P (S' - sum P S') like dS, both
+             products with values, and their sum, in the case's dtype.
+
+Underflow. Everything that is stored loses up to half the smallest subnormal of its dtype, here a whole
+one: e_e is that of the dtype where steps are stored in it, else of the accumulator. Sums and
+differences of stored numbers lose nothing, since they are multiples of the smallest subnormal.
+Gradients are small where values are: with V near the smallest normal number dP is, P dP is some n times
+smaller, and what is stored of it may be nothing but its underflow. Where subnormals are flushed the
+smallest normal number stands for the smallest subnormal, and a product loses what is subnormal of its
+operands, too: of |a b| at most |b| where a is subnormal, and |a| likewise
+(`references.rounding.product`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from references.primitives.pairs import Pairs
+from references.primitives.scores import by_keys
+from references.primitives.softmax import Attended, attend, recomputed_weights
+from references.rounding import (
+    Bounded,
+    Roundoffs,
+    averaged,
+    gamma,
+    magnitude,
+    perturbed,
+    product,
+    stored,
+    together,
+)
+from references.tape import Gradients, Node
+
+
+class Attend(Node):
+    """softmax(scores) value, (B, H, Lq, Dv), of scores (B, H, Lq, Lk) over the keys and a `column`
+    (B, H, Lq, 1) beside them, and of value (B, Hkv, Lk, Dv)."""
+
+    def __init__(
+        self, u: Roundoffs, scores: Node, value: Node, pairs: Pairs, column: Node | None = None
+    ) -> None:
+        super().__init__(u, scores, value, column)
+        self.scores, self.value, self.pairs, self.column = scores, value, pairs, column
+
+    @cached_property
+    def answer(self) -> Attended:
+        """The output and the weights as the answer has them, a column's weights among them."""
+        pairs, scores, shown = self.pairs, self.scores.output, self.pairs.shown
+        value = pairs.by_head(self.value.output)
+        if self.column is not None:
+            scores, value = scores.beside(self.column.output, -1), _with_zeros(value)
+            full = np.broadcast_to(True if shown is None else shown, pairs.shape)
+            shown = np.concatenate([full, self._finite], -1)
+        return attend(scores, value, shown, self.u, pairs.rows)
+
+    @property
+    def output(self) -> Bounded:
+        return self.answer.output
+
+    @cached_property
+    def again(self) -> Bounded:
+        value = self.pairs.by_head(self.value.output)
+        return stored(self.average(value), self.u.output, self.u.floor)
+
+    @property
+    def _finite(self) -> np.ndarray:
+        """Which rows have a column, (B, H, Lq, 1)."""
+        assert self.column is not None
+        return np.isfinite(self.column.again.value)
+
+    @cached_property
+    def allowed(self) -> np.ndarray:
+        """What takes part in a derivative, (B, H, Lq, Lk) or with a column."""
+        if self.column is None:
+            return self.pairs.allowed
+        return np.concatenate([self.pairs.allowed, self._finite], -1)
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """How many keys take part, a column among them, (B, H, Lq)."""
+        return np.asarray(self.allowed.sum(-1))
+
+    @cached_property
+    def seen(self) -> Bounded:
+        """The values (B, H, Lk, Dv) that some row attends, and that of a column."""
+        value = self.pairs.seen(self.value.output)
+        return value if self.column is None else _with_zeros(value)
+
+    def real(self, x: Bounded) -> Bounded:
+        """x (B, H, Lq, .) without a column."""
+        return x if self.column is None else x[..., :-1]
+
+    @cached_property
+    def weights(self) -> Bounded:
+        """P as a backward pass has it."""
+        scores = self.scores.again
+        if self.pairs.blank.any():
+            scores = scores.where(~self.pairs.blank)
+        if self.column is not None:
+            scores = scores.beside(self.column.again, -1)
+        p = recomputed_weights(scores.value, scores.error, self.allowed, self.keys, self.u)
+        if self.column is not None:
+            others = np.where(self.allowed[..., -1], 1 - p.value[..., -1].astype(np.float64), 0.0)
+            p.error[..., -1] += self.u.accumulate * others
+        return p
+
+    @cached_property
+    def shared(self) -> tuple[Bounded, np.ndarray]:
+        """The weights that values are averaged with, (B, H, Lq, Lk), and which rows (B, H, Lq, 1) average
+        them all though they have no keys."""
+        u, p = self.u, self.weights
+        averaging = (self.keys == 0)[..., None]
+        Lk = self.pairs.shape[-1]
+        if not self.pairs.averages or not Lk:
+            return self.real(p), np.zeros_like(averaging)
+        share = p.value.dtype.type(1) / Lk
+        error = 2 * (u.weight + 4 * u.accumulate) * float(share)
+        shared = np.where(averaging, share, p.value), np.where(averaging, error, p.error)
+        return self.real(Bounded(*shared)), averaging
+
+    def average(self, value: Bounded) -> Bounded:
+        """sum_j P_ij V_j of any values (B, H, Lk, .), (B, H, Lq, .), not yet stored."""
+        shared, averaging = self.shared
+        summands = self.keys[..., None] + averaging * self.pairs.shape[-1]
+        return product(shared, value, summands, self.u)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """dS (B, H, Lq, Lk), dV (B, Hkv, Lk, Dv), and what a column receives, (B, H, Lq, 1)."""
+        dS = self.score_gradient(received)
+        column = None if self.column is None else dS[..., -1:]
+        return self.real(dS), self.value_gradient(received), column
+
+    def value_gradient(self, cotangent: Bounded) -> Bounded:
+        """dV, (B, Hkv, Lk, Dv), of dO (B, H, Lq, Dv)."""
+        received, averaging = self.shared
+        rows = self.pairs.rows_of_keys + averaging.sum(-2, keepdims=True)
+        return by_keys(received, cotangent, rows, self.value.output.shape[1], self.u)
+
+    def weight_gradient(self, cotangent: Bounded) -> Bounded:
+        """dP = dO V^T, stored like a score; zero for pairs that do not attend."""
+        u = self.u
+        dP = product(cotangent, self.seen.swapped, self.seen.shape[-1], u)
+        return stored(dP, u.score, u.score_floor).where(self.allowed)
+
+    def mean(self, dP: Bounded, cotangent: Bounded) -> Bounded:
+        """D, (B, H, Lq, 1), by the worse of the two ways."""
+        u, p = self.u, self.weights
+        D = self.expected(dP)
+        output = p.size @ self.seen.size  # bounds |O|
+        error = p.error @ self.seen.size + magnitude(p.value) @ self.seen.error
+        error += (
+            gamma(self.keys + 4, u.accumulate)[..., None] * output + u.output * output + u.floor
+        )
+        width = self.seen.shape[-1]
+        products = (cotangent.size * output).sum(-1, keepdims=True)
+        by_output = (cotangent.size * error + cotangent.error * output).sum(-1, keepdims=True)
+        by_output += gamma(width, u.accumulate) * products + (width + 1) * u.step_floor
+        return perturbed(Bounded(D.value, np.maximum(D.error, by_output)))
+
+    def expected(self, x: Bounded) -> Bounded:
+        """sum_j P_j x_j over the keys, which stay with size 1."""
+        u, p = self.u, self.weights
+        inherited = (p.error * x.size + magnitude(p.value) * x.error).sum(-1, keepdims=True)
+        sums = (p.size * x.size).sum(-1, keepdims=True)
+        rounding = gamma(self.keys + 2, u.accumulate)[..., None] + 2 * u.step
+        error = inherited + rounding * sums + (self.keys[..., None] + 1) * u.step_floor
+        return Bounded((p.value * x.value).sum(-1, keepdims=True), error)
+
+    def score_gradient(self, cotangent: Bounded) -> Bounded:
+        """dS = P (dP - D), as it is stored."""
+        u, p = self.u, self.weights
+        dP = self.weight_gradient(cotangent)
+        D = self.mean(dP, cotangent)
+        difference = dP.value - D.value
+        apart = magnitude(difference)
+        inherited = dP.error + D.error
+        # P (dP - D) by its difference, or as P dP - P D, whose parts are larger.
+        parts = np.maximum(apart, dP.size + D.size)
+        rounded = (u.accumulate + u.step) * (parts + inherited)
+        value = np.where(self.allowed, p.value * difference, 0)
+        error = p.error * apart + p.size * (inherited + rounded)
+        error += (u.accumulate + u.step) * (magnitude(value) + error) + 2 * u.step_floor
+        dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
+        return dS.where(self.allowed)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        u, (scores, value, column) = self.u, moved
+        parts: list[Bounded | None] = []
+        if scores is not None or column is not None:
+            weights = self._moving_weights(self._moving_scores(scores, column))
+            products = product(weights, self.seen, self.keys[..., None], u)
+            parts.append(stored(products, u.output, u.floor))
+        if value is not None:
+            average = self.average(self.pairs.by_head(value))
+            parts.append(stored(average, u.output, u.floor))
+        return together(parts, u.output, u.floor)
+
+    def _moving_scores(self, scores: Bounded | None, column: Bounded | None) -> Bounded:
+        """S', that of a column beside it, 0 for pairs that do not attend."""
+        B, H, Lq, Lk = self.pairs.shape
+        dtype = self.seen.value.dtype
+        if scores is None:
+            scores = Bounded.exact(np.zeros((B, H, Lq, Lk), dtype))
+        if self.column is not None:
+            column = column or Bounded.exact(np.zeros((B, H, Lq, 1), dtype))
+            scores = scores.beside(column, -1)
+        return scores.where(self.allowed)
+
+    def _moving_weights(self, moved: Bounded) -> Bounded:
+        """P' = P (S' - sum P S')."""
+        u, p = self.u, self.weights
+        mean = self.expected(moved)
+        apart = moved.value - mean.value
+        distance, inherited = magnitude(apart), moved.error + mean.error
+        inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
+        error = p.error * distance + p.size * inherited + 2 * u.step_floor
+        unit = max(u.score, u.weight, u.step) + u.accumulate
+        return stored(Bounded(p.value * apart, error), unit, u.score_floor).where(self.allowed)
+
+
+class Weights(Node):
+    """The weights of the answer, (B, H, Lq, Lk); averaged over the heads, or as they are."""
+
+    def __init__(self, attend: Attend, averages: bool) -> None:
+        super().__init__(attend.u, attend)
+        self.attend, self.averages = attend, averages
+
+    @cached_property
+    def output(self) -> Bounded:
+        weights = self.attend.real(self.attend.answer.weights)
+        return averaged(weights, 1, self.u) if self.averages else weights
+
+
+class LogSumExp(Node):
+    """The log-sum-exp of the scores that are attended, (B, H, Lq), without a column: backward alone."""
+
+    def __init__(self, attend: Attend) -> None:
+        assert attend.column is None, "interfaces differ in whether it counts a sink"
+        super().__init__(attend.u, attend.scores)
+        self.attend = attend
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """dS = P g, as it is stored, of g (B, H, Lq)."""
+        u, p, allowed = self.u, self.attend.weights, self.attend.allowed
+        cotangent = Bounded.exact(received.value[..., None])  # no product of matrices takes it
+        value = np.where(allowed, p.value * cotangent.value, 0)
+        error = p.error * cotangent.size + p.size * cotangent.error
+        error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
+        dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
+        return (dS.where(allowed),)
+
+
+def _with_zeros(value: Bounded) -> Bounded:
+    """Values (B, H, Lk, Dv) with one more of zeros."""
+    B, H, _, Dv = value.shape
+    return value.beside(Bounded.exact(np.zeros((B, H, 1, Dv), value.value.dtype)), -2)

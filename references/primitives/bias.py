@@ -1,0 +1,116 @@
+"""What is added to scores, S = T + b, and what stands beside them, a sink: forward, backward and along
+tangents, with how far rounding can move them.
+
+    dT = dS,   db = dS summed over the axes that b lacks
+    dsink = sum over samples and rows of what its column receives
+
+Bounds, in the notation of `references.rounding`:
+
+    S        The sum is stored like a score.
+    db       A sum over broadcast axes in the accumulator, stored once; where a framework makes these in
+             the case's dtype, gamma_n(u_o) stands for gamma_n(u_acc).
+    S'       The sum of both parts, stored like a score.
+    slopes   A bias that the call makes itself (ALiBi of slopes) is off by (4 u_acc + u_s) |b|: a slope is
+             multiplied by its distance, and the bias may be stored like a score; kernels divide the slope
+             by the scale, or multiply it by log2 e, and scale the sum with the scores: a rounding each of
+             the constant, of the slope with it, of the product and of its scaling.
+    sink     Its score passes through no product, yet it is not always used as it is: implementations that
+             compute powers of 2 multiply it by log2 e, and others scale the output of a softmax without
+             sink by the sigmoid of lse - sink, lse stored in the accumulator. With m' the maximum and n'
+             the number of the keys, |lse| <= |m'| + log n', so that it is off by at most
+             2 u_acc (|sink| + |m'| + log n').
+
+Sources: Press, Smith, Lewis, ICLR 2022 (ALiBi); Xiao et al., Efficient streaming language models with
+attention sinks, ICLR 2024 (sinks).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from references.primitives.pairs import Pairs
+from references.primitives.softmax import sink_error
+from references.rounding import Bounded, Roundoffs, magnitude, narrowed, stored, summed, together
+from references.tape import Gradients, Leaf, Node
+
+
+class Biased(Node):
+    """Scores (B, H, Lq, Lk) and a bias that broadcasts to their shape. Where the bias is -inf it hides a
+    pair (`Pairs`), and adds nothing."""
+
+    def __init__(self, u: Roundoffs, scores: Node, bias: Node) -> None:
+        super().__init__(u, scores, bias)
+        self.scores, self.bias = scores, bias
+
+    @cached_property
+    def finite(self) -> Bounded:
+        """The bias, 0 where it is -inf."""
+        bias = self.bias.output
+        return bias.where(~np.isneginf(bias.value))
+
+    @cached_property
+    def output(self) -> Bounded:
+        return stored(self.scores.output + Bounded.exact(self.finite.value), self.u.score)
+
+    @cached_property
+    def again(self) -> Bounded:
+        total = self.scores.again + self.finite
+        return Bounded(total.value, total.error + self.u.score * magnitude(total.value))
+
+    def gradients(self, received: Bounded) -> Gradients:
+        u, shape = self.u, self.bias.output.shape
+        full = (1,) * (4 - len(shape)) + shape
+        axes = tuple(a for a in range(4) if full[a] == 1 and received.shape[a] != 1)
+        total = stored(summed(received, axes, u), u.output, u.floor)
+        return received, total.reshape(*shape)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        scores, bias = moved
+        if bias is not None:
+            bias = bias.broadcast_to(self.scores.again.shape)
+        return together([scores, bias], self.u.score, self.u.score_floor)
+
+
+def of_slopes(bias: np.ndarray, u: Roundoffs) -> Leaf:
+    """A bias that the call makes of slopes, as a constant."""
+    given = narrowed(bias, u)
+    return Leaf(u, Bounded(bias, given.error + (4 * u.accumulate + u.score) * magnitude(bias)))
+
+
+class Sink(Node):
+    """The column (B, H, Lq, 1) of sinks (H,), beside scores (B, H, Lq, Lk)."""
+
+    def __init__(self, u: Roundoffs, sinks: Node, scores: Node, pairs: Pairs) -> None:
+        super().__init__(u, sinks, scores)
+        self.sinks, self.scores, self.pairs = sinks, scores, pairs
+
+    @cached_property
+    def output(self) -> Bounded:
+        return self._beside(self.scores.output)
+
+    @cached_property
+    def again(self) -> Bounded:
+        return self._beside(self.scores.again)
+
+    def _beside(self, scores: Bounded) -> Bounded:
+        allowed = self.pairs.allowed
+        hidden = np.where(allowed, scores.value, -np.inf)
+        largest = hidden.max(-1, keepdims=True, initial=-np.inf)
+        keys = allowed.sum(-1, keepdims=True)
+        sink = self.sinks.output.value[:, None, None]
+        error = self.u.accumulate * sink_error(sink, largest, keys)
+        return Bounded(np.broadcast_to(sink, error.shape), error)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """The gradient of the sinks; scores move what a sink is not."""
+        total = summed(received[..., -1], (0, 2), self.u)
+        return stored(total, self.u.output, self.u.floor).reshape(-1), None
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        sinks, _ = moved
+        if sinks is None:
+            return None
+        column = (*self.scores.again.shape[:-1], 1)
+        return sinks[:, None, None].broadcast_to(column)

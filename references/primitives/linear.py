@@ -1,0 +1,124 @@
+"""Projections y = x W + b: forward, backward and along tangents, with how far rounding can move them.
+
+    dx = dy W^T,   dW = sum over samples and positions of x^T dy,   db = sum of dy
+    y' = x' W + x W' + b'
+
+Bounds, in the notation of `references.rounding`:
+
+    y            gamma_n(u_acc) sum |x W|, stored in the case's dtype, and so is its sum with the bias:
+                 what adds them before storing rounds less.
+    dW, db       Stored for every sample and then summed, or one sum; db over broadcast axes, so that a
+                 framework may make it in the case's dtype (gamma_n(u_o)).
+    dx of one    One tensor that is projected several times receives the sum of all dx: products, each
+    tensor       stored, and their sum, whose partial sums are; or one product over the features of all,
+                 gamma_m(u_acc) sum |dy W^T| with m of these.
+    y'           Every product stored, and every partial sum.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+
+from references.rounding import Bounded, Roundoffs, gamma, product, stored, summed, together
+from references.tape import Gradients, Node
+
+
+class Linear(Node):
+    """x W + b of x (..., n), W (n, ...) and b of the shape of W without its first axis, or None.
+
+    `bias` is the name of b (`Roundoffs.narrow_biases`); `features` the number of all that the tensor x is
+    projected to in one product, 0 where every projection is a product of its own.
+    """
+
+    def __init__(
+        self, u: Roundoffs, x: Node, kernel: Node, offset: Node | None = None, bias: str = "",
+        features: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(u, x, kernel, offset)
+        self.x, self.kernel, self.offset = x, kernel, offset
+        self.bias, self.features = bias, features
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row of x is projected to."""
+        return math.prod(self.kernel.output.shape[1:])
+
+    @cached_property
+    def output(self) -> Bounded:
+        """y (..., *W.shape[1:])."""
+        kernel = self.kernel.output
+        y = times_matrix(self.x.output, flat(kernel), self.u)
+        if self.offset is not None:
+            y = stored(y + self.offset.output.reshape(-1), self.u.output, self.u.floor)
+        return y.reshape(*y.shape[:-1], *kernel.shape[1:])
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """dx, dW, db."""
+        u, x, kernel = self.u, self.x.again, self.kernel.output
+        dy = received.reshape(*x.shape[:-1], self.width)
+        across = transposed(flat(kernel))
+        dx = times_matrix(dy, across, u)
+        if self.features:
+            products = dy.size @ across.size
+            dx = Bounded(dx.value, dx.error + gamma(self.features, u.accumulate) * products)
+        db = None
+        if self.offset is not None:
+            db = bias_gradient(dy, u, self.bias).reshape(*kernel.shape[1:])
+        return dx, kernel_gradient(x, dy, u).reshape(*kernel.shape), db
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        u, (x, kernel, offset) = self.u, moved
+        shape = (*self.x.again.shape[:-1], self.width)
+        parts = [
+            None if x is None else times_matrix(x, flat(self.kernel.output), u),
+            None if kernel is None else times_matrix(self.x.again, flat(kernel), u),
+            None if offset is None else offset.reshape(-1).broadcast_to(shape),
+        ]
+        total = together(parts, u.output, u.floor)
+        assert total is not None
+        return total.reshape(*shape[:-1], *self.kernel.output.shape[1:])
+
+
+def flat(kernel: Bounded) -> Bounded:
+    """A kernel (n, ...) as a matrix."""
+    return kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
+
+
+def transposed(kernel: Bounded) -> Bounded:
+    """A matrix, transposed in memory, too."""
+    return Bounded(*(np.ascontiguousarray(x.T) for x in kernel.parts))
+
+
+def times_matrix(x: Bounded, kernel: Bounded, u: Roundoffs) -> Bounded:
+    """x W, stored, of x (..., n) and W (n, m)."""
+    exact, n = x @ kernel, kernel.shape[0]
+    rounding = gamma(n, u.accumulate) * (x.size @ kernel.size) + n * u.product_underflow
+    return stored(Bounded(exact.value, exact.error + rounding), u.output, u.floor)
+
+
+def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
+    """dW, (n, m): sum over samples and positions of x^T dy, x (B, L, n), dy (B, L, m), sample by sample
+    or all in one sum."""
+    each = product(x.swapped, dy, x.shape[1], u)
+    total = _over_samples(each, u)
+    whole = (x.swapped.size @ dy.size).sum(0)
+    error = total.error + gamma(x.shape[0] * x.shape[1], u.accumulate) * whole
+    return stored(Bounded(total.value, error), u.output, u.floor)
+
+
+def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
+    """db (m,) of the bias called `name`: the sum of dy (B, L, m) over samples and positions likewise."""
+    rows = summed(dy, (1,), u)
+    total = _over_samples(rows[:, 0], u)
+    count = dy.shape[0] * dy.shape[1]
+    unit = max(u.sum, u.output) if name in u.narrow_biases else u.sum
+    error = total.error + gamma(count, unit) * dy.size.sum((0, 1))
+    return stored(Bounded(total.value, error), u.output, u.floor)
+
+
+def _over_samples(each: Bounded, u: Roundoffs) -> Bounded:
+    """The sum over the first axis of parts that are stored in the case's dtype."""
+    return summed(stored(each, u.output, u.floor), (0,), u)[0]

@@ -1,0 +1,59 @@
+"""Rotations of pairs of components, y1 = x1 c - x2 s, y2 = x2 c + x1 s: forward, backward and along
+tangents, with how far rounding can move them. What x receives is turned back: with s exchanged for -s a
+rotation is its own transpose.
+
+Bound: products and sum in the arithmetic of the class (u_s), and the last rounding (u_o).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from references.rounding import Bounded, Roundoffs, stored
+from references.tape import Gradients, Node
+from suite.spec.operators.rotary import Rotation
+
+
+class Rotated(Node):
+    """x (B, H, L, D) turned by `cosine` and `sine`, (L, r / 2) or (B, 1, L, r / 2). Components
+    of no pair keep their bits."""
+
+    def __init__(
+        self, u: Roundoffs, x: Node, cosine: Bounded, sine: Bounded, rotation: Rotation
+    ) -> None:
+        super().__init__(u, x)
+        self.x, self.cosine, self.sine, self.rotation = x, cosine, sine, rotation
+
+    @cached_property
+    def output(self) -> Bounded:
+        return self._turned(self.x.output, 1.0)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        return (self._turned(received, -1.0),)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        (x,) = moved
+        return None if x is None else self._turned(x, 1.0)
+
+    def _turned(self, x: Bounded, direction: float) -> Bounded:
+        u, rotation, cosine, sine = self.u, self.rotation, self.cosine, self.sine * direction
+        half = rotation.size // 2
+        if rotation.interleaved:
+            places = slice(0, rotation.size, 2), slice(1, rotation.size, 2)
+        else:
+            places = slice(0, half), slice(half, rotation.size)
+        one, two = (x[..., place] for place in places)
+        value, error = x.value.copy(), np.zeros(x.shape)
+        unit, floor = max(u.accumulate, u.score), u.score_floor
+        for place, direct, across in (
+            (places[0], one * cosine, two * sine * -1.0),
+            (places[1], two * cosine, one * sine),
+        ):
+            products = stored(direct, unit, floor), stored(across, unit, floor)
+            total = stored(products[0] + products[1], unit)
+            result = stored(total, u.output, u.floor)
+            value[..., place] = result.value
+            error[..., place] = result.error
+        return Bounded(value, error)

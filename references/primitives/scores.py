@@ -1,0 +1,161 @@
+"""Scores of queries and keys, T = scale Q K^T: forward, backward and along tangents, with how far
+rounding can move them.
+
+    dQ = scale dT K,   dK = scale dT^T Q          dK summed over the query heads of a group
+    dscale = sum_ij dT_ij r_ij,   r = Q K^T
+    T' = scale (Q' K^T + Q K'^T) + scale' r
+
+Bounds, in the notation of `references.rounding`; delta is a bound on an error:
+
+    T        gamma_{D+2}(u_acc) |scale| sum_i |Q_i K_i|, and three stores like scores in a backward pass:
+             the product, the scaling, and the scale itself, which weakly typed frameworks round to the
+             dtype; two in a forward pass. Libraries of layers scale the query and store it before the
+             product: u_o more of |scale| sum_i |Q_i K_i|, on dQ, and on every query that dK sums.
+    dT       With the scale stored like a score, and narrowed before the products.
+    dQ       sum_j delta dT |K| + gamma_{n+2}(u_acc) sum_j |dT K|, stored once (u_o). Where running sums
+             are stored after every block of keys, every store adds u_o sum_j |dT K|.
+    dK       Likewise over the rows; with grouped heads every query head's is stored and then their sum,
+             or all rows of all heads are one sum. Where running sums are stored in the case's dtype after
+             every block of rows (head after head of a group), every store of a running sum, which is
+             never more than sum_i |dT Q|, adds u_o times that.
+    dscale   Products element by element, each stored like a score, and their sum, which is one over
+             broadcast axes, or a product of matrices, stored once.
+    T'       Each product and each step stored like a score, and the sums of the parts.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from references.primitives.pairs import Pairs
+from references.rounding import Bounded, Roundoffs, gamma, product, stored, summed, together
+from references.tape import Gradients, Node
+
+
+class Scores(Node):
+    """T (B, H, Lq, Lk) of query (B, H, Lq, D) and key (B, Hkv, Lk, D); `learned` is the scale where it is
+    an array, ().
+
+    `scaled_query`: to a derivative, too, the query is scaled and stored before the product.
+    """
+
+    def __init__(
+        self, u: Roundoffs, query: Node, key: Node, scale: float | np.floating, pairs: Pairs,
+        *, scaled_query: bool = False, learned: Node | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(u, query, key, learned)
+        self.pairs, self.scale, self.scaled_query, self.learned = (
+            pairs,
+            scale,
+            scaled_query,
+            learned,
+        )
+        self.query, self.key, self.factor = query, key, abs(float(scale))
+
+    @cached_property
+    def seen(self) -> Bounded:
+        """The keys (B, H, Lk, D) that some row attends."""
+        return self.pairs.seen(self.key.output)
+
+    @cached_property
+    def output(self) -> Bounded:
+        u, query = self.u, stored(self.query.output, self.u.output)
+        key = self.pairs.by_head(self.key.output)
+        exact, depth = query @ key.swapped, query.shape[-1]
+        products = self.factor * (query.size @ key.swapped.size)
+        error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
+        error += depth * u.product_underflow
+        return stored(Bounded(exact.value * self.scale, error), 2 * u.score)
+
+    @cached_property
+    def again(self) -> Bounded:
+        u, query = self.u, self.query.output
+        if self.scaled_query:
+            query = stored(query, u.output)
+        scaled = product(query, self.seen.swapped, query.shape[-1], u) * self.scale
+        return Bounded(
+            scaled.value, scaled.error + 3 * u.score * np.abs(scaled.value).astype(float)
+        )
+
+    @cached_property
+    def products(self) -> Bounded:
+        """r, stored, (B, H, Lq, Lk)."""
+        query = self.query.output
+        products = product(query, self.seen.swapped, query.shape[-1], self.u)
+        return stored(products, self.u.score, self.u.score_floor)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
+        u, query, dT = self.u, self.query.output, self._scaled(received)
+        dQ = product(dT, self.seen, self.pairs.allowed.sum(-1)[..., None], u)
+        if u.gradient_blocks is not None:
+            stores = -(-dT.shape[-1] // u.gradient_blocks[1])
+            running = stores * (u.output * (dT.size @ self.seen.size) + u.floor)
+            dQ = Bounded(dQ.value, dQ.error + running)
+        dQ = stored(dQ, u.output, u.floor)
+        if self.scaled_query:
+            dQ = stored(dQ, u.output, u.floor)
+            query = stored(query, u.output, u.floor)
+        dK = by_keys(dT, query, self.pairs.rows_of_keys, self.key.output.shape[1], u)
+        return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
+
+    def _scaled(self, dT: Bounded) -> Bounded:
+        """dT times the scale: what the products with queries and keys take."""
+        u = self.u
+        dT = stored(dT * self.scale, 2 * u.score + 2 * u.accumulate, u.score_floor)
+        # What narrows before the products may do so after the scale, or before it.
+        dT = stored(dT, u.weight, u.weight_underflow * max(self.factor, 1.0))
+        return self.pairs.attended(dT)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        u, (query, key, scale) = self.u, moved
+        parts = [
+            None if query is None else self._moved(query, self.seen),
+            None if key is None else self._moved(self.query.output, self.pairs.by_head(key)),
+        ]
+        total = together(parts, u.score + u.accumulate, u.score_floor)
+        by_scale = None if scale is None else times(self.products, scale, u)
+        return together([total, by_scale], u.score, u.score_floor)
+
+    def _moved(self, query: Bounded, key: Bounded) -> Bounded:
+        u = self.u
+        if self.scaled_query:
+            query = stored(query, u.output, u.floor)
+        products = product(query, key.swapped, query.shape[-1], u) * self.scale
+        return stored(products, 2 * u.score + 2 * u.accumulate, 2 * u.score_floor)
+
+
+def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs) -> Bounded:
+    """a^T b, summed over the query heads of each group: (B, Hkv, Lk, .) for Hkv `heads`. a (B, H, Lq, Lk)
+    with `summands` rows that are not zero for a key, b (B, H, Lq, .)."""
+    across, blocks = a.swapped, u.gradient_blocks
+    B, H, rows, _ = a.shape
+    group = H // max(heads, 1)
+    total = stored(product(across, b, summands, u), u.output, u.floor)
+    if group == 1 and blocks is None:
+        return total
+    split = total.reshape(B, heads, group, *total.shape[2:])
+    whole = (across.size @ b.size).reshape(*split.shape).sum(2)
+    if group > 1:
+        added = summed(split, (2,), u)[:, :, 0]
+        error = added.error + gamma(group * rows, u.accumulate) * whole
+        total = stored(Bounded(added.value, error), u.output, u.floor)
+    if blocks is not None:
+        stores = group * -(-rows // blocks[0])
+        total = Bounded(total.value, total.error + stores * (u.output * whole + u.floor))
+    return total
+
+
+def times(x: Bounded, by: Bounded | np.ndarray | float | np.floating, u: Roundoffs) -> Bounded:
+    """x times numbers, stored like a score."""
+    return stored(x * by, u.score + u.accumulate, u.floor)
+
+
+def inner(a: Bounded, b: Bounded, kept: int, u: Roundoffs) -> Bounded:
+    """The sum of a b over all but the `kept` last axes, each product stored; shapes broadcast."""
+    each = stored(a * b, u.score + u.accumulate, u.score_floor)
+    axes = tuple(range(each.value.ndim - kept))
+    total = stored(summed(each, axes, u), u.output, u.floor)
+    return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))

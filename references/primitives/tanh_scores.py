@@ -1,0 +1,132 @@
+"""Scores c sum_u w_u tanh(a (Q_iu + K_ju)), as additive and concat attention have them: forward, backward
+and along tangents, with how far rounding can move them.
+
+With x_iju = Q_iu + K_ju, h = tanh(a x), r_ij = sum_u w_u h_iju and S = c r:
+
+    dr = c dS,   dc = sum_ij dS_ij r_ij,   dw_u = sum_ij dr_ij h_iju
+    dy_iju = dr_ij w_u (1 - h_iju^2),   da = sum_iju dy_iju x_iju
+    dx = a dy,   dQ_iu = sum_j dx_iju,   dK_ju = sum_i dx_iju
+    y' = a (Q' + K') + a' x,   h' = (1 - h^2) y',   r' = sum_u (w_u h'_u + w'_u h_u),   S' = c r' + c' r
+
+Bounds, in the notation of `references.rounding`:
+
+    x, a x       Stored in the case's dtype (u_o).
+    h            The derivative of tanh is at most 1; tanh is off by 4 u_acc, and stored like a score
+                 (u_s).
+    r, S         gamma_U(u_acc) sum_u |w h|, products and sum stored like scores.
+    dr, dx       Products with a number, stored like a score.
+    dy, h'       The slope by h as it was stored: 1 - (h + e)^2 is off by (2 |h| + |e|) |e|, and by
+                 its own roundings (see `references.primitives.cap.times_slope`).
+    dQ, dK       Sums over a broadcast axis, stored once.
+    dc, da, dw   Products element by element, each stored like a score, and their sum, which is one
+                 over broadcast axes, or a product of matrices, stored once.
+    y', r', S'   As x, r and S; where two parts are added, their sum is stored, too.
+
+Sources: Bahdanau, Cho, Bengio, ICLR 2015, appendix A.1.2 (c = a = 1); Luong, Pham, Manning, EMNLP 2015,
+as Keras reads concat (w of ones).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from references.primitives.cap import times_slope
+from references.primitives.scores import inner, times
+from references.rounding import Bounded, Roundoffs, gamma, magnitude, stored, summed, together
+from references.tape import Gradients, Node
+
+
+class TanhScores(Node):
+    """S (B, Lq, Lk) of queries Q (B, Lq, U) and keys K (B, Lk, U), with a `vector` w (U,), a `scale` a,
+    (), and a `weight` c, (), all ones where they are None."""
+
+    def __init__(
+        self, u: Roundoffs, query: Node, key: Node, vector: Node | None = None,
+        scale: Node | None = None, weight: Node | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(u, query, key, vector, scale, weight)
+        self.query, self.key, self.vector = query, key, vector
+        self.scale, self.weight = scale, weight
+
+    @cached_property
+    def factors(self) -> Bounded:
+        """w."""
+        if self.vector is not None:
+            return self.vector.output
+        q = self.query.output
+        return Bounded.exact(np.ones(q.shape[-1], q.value.dtype))
+
+    @cached_property
+    def pairs(self) -> Bounded:
+        """x, (B, Lq, Lk, U)."""
+        return stored(self.query.output[:, :, None] + self.key.output[:, None], self.u.output)
+
+    @cached_property
+    def hidden(self) -> Bounded:
+        """h, (B, Lq, Lk, U)."""
+        u, y = self.u, self.pairs
+        if self.scale is not None:
+            y = stored(y * self.scale.output, u.output)
+        h = np.tanh(y.value)
+        error = np.minimum(y.error, 2.0) + 4 * u.accumulate * magnitude(h)
+        return stored(Bounded(h, error), u.score)
+
+    @cached_property
+    def sums(self) -> Bounded:
+        """r, (B, Lq, Lk)."""
+        return self._weighted(self.hidden, self.factors)
+
+    @cached_property
+    def output(self) -> Bounded:
+        """S, (B, Lq, Lk)."""
+        if self.weight is None:
+            return self.sums
+        return stored(self.sums * self.weight.output, self.u.score)
+
+    def _weighted(self, x: Bounded, vector: Bounded) -> Bounded:
+        """sum_u vector_u x_u over the last axis, products and sum stored like scores."""
+        u, n, exact = self.u, vector.shape[0], x @ vector
+        rounding = (gamma(n, u.accumulate) + u.score) * (x.size @ vector.size)
+        error = exact.error + rounding + n * u.product_underflow
+        return stored(Bounded(exact.value, error), u.score)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """dQ, dK, dw, da and dc, the last three where these are arrays."""
+        u, dS = self.u, received
+        dr = dS if self.weight is None else times(dS, self.weight.output, u)
+        dh = dr[..., None] if self.vector is None else times(dr[..., None], self.factors, u)
+        dy = times_slope(dh, self.hidden, u, u.score_floor)  # (B, Lq, Lk, U)
+        dx = dy if self.scale is None else times(dy, self.scale.output, u)
+        sums = [stored(summed(dx, (axis,), u), u.output, u.floor) for axis in (2, 1)]
+        return (
+            sums[0][:, :, 0],
+            sums[1][:, 0],
+            None if self.vector is None else inner(dr[..., None], self.hidden, 1, u),
+            None if self.scale is None else inner(dy, self.pairs, 0, u),
+            None if self.weight is None else inner(dS, self.sums, 0, u),
+        )
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        u, (query, key, vector, scale, weight) = self.u, moved
+        everywhere = self.pairs.shape
+        parts = [
+            None if query is None else query[:, :, None].broadcast_to(everywhere),
+            None if key is None else key[:, None].broadcast_to(everywhere),
+        ]
+        dx = together(parts, u.output, u.floor)
+        if dx is not None and self.scale is not None:
+            dx = times(dx, self.scale.output, u)
+        by_scale = None if scale is None else times(self.pairs, scale, u)
+        dy = together([dx, by_scale], u.output, u.floor)
+        dh = None if dy is None else times_slope(dy, self.hidden, u, u.score_floor)
+        parts = [
+            None if dh is None else self._weighted(dh, self.factors),
+            None if vector is None else self._weighted(self.hidden, vector),
+        ]
+        dr = together(parts, u.score, u.score_floor)
+        if dr is not None and self.weight is not None:
+            dr = times(dr, self.weight.output, u)
+        by_weight = None if weight is None else times(self.sums, weight, u)
+        return together([dr, by_weight], u.score, u.score_floor)
