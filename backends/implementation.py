@@ -55,18 +55,15 @@ class Implementation(ABC):
         self.declared = (declared or self.declared).on(backend.device)
 
     @property
-    def later_dtypes(self) -> tuple[str, ...]:
-        """The short names of the dtypes that are asked a level later: nothing at smoke, smoke's cases at
-        standard, all at full. Of textbook code all but float32: it is the suite's own, in operations
-        that functions and layers are asked in every dtype. Not where a runtime makes kernels of its own
-        of it."""
-        return ALL_BUT_FLOAT32 if self.textbook and not self.backend.runs_models else ()
+    def later(self) -> frozenset[str]:
+        """What is asked a level later: short names of dtypes, and "variations" of cases (see
+        `suite.spec.levels.POSTPONED`).
 
-    @property
-    def varied_later(self) -> bool:
-        """Whether smoke asks for the answers to the cases alone, and standard for those to variations of
-        them. So of textbook code: functions and layers are asked the variations."""
-        return self.textbook and not self.backend.runs_models
+        Textbook code is the suite's own, in operations that functions and layers are asked in every
+        dtype and variation, unless a runtime makes kernels of its own of the code.
+        """
+        own = self.textbook and not self.backend.runs_models
+        return frozenset({*ALL_BUT_FLOAT32, "variations"}) if own else frozenset()
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:

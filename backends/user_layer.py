@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from backends.claims import Claims
@@ -15,7 +16,7 @@ from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.user import check_unused, ends_in
 from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
+from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
 
@@ -86,7 +87,7 @@ class UserLayer(Implementation):
         self.backend, self.operator, self.factory = backend, operator, factory
         self.factory_keywords = _accepted(factory, CONFIGURATION)
         self.kept: dict[tuple[Any, ...], Any] = {}
-        case = Case.parse(next(iter(operator.gradients("smoke"))))
+        case = of_operator(operator, gradient_cases, "smoke")[0]
         layer = self.first_layer(draw(case), name)
         called = ends_in(layer)
         self.call_keywords = _accepted(called, CALL)
@@ -125,10 +126,9 @@ class UserLayer(Implementation):
         """What is wrong with how `load_attention` reads sets of parameters, "" where it reads them
         whole, by the names of the parameters; tried on one case of each set."""
         operator = self.operator
-        ids = dict.fromkeys([*operator.gradients("standard"), *operator.cases("standard")])
+        pools = (of_operator(operator, pool, "standard") for pool in (gradient_cases, cases))
         sets: dict[frozenset[str], Case] = {parameters_of(first): first}
-        for text in ids:
-            case = Case.parse(text)
+        for case in chain.from_iterable(pools):
             sets.setdefault(parameters_of(case), case)
         return {names: self.misread(draw(case)) for names, case in sets.items()}
 

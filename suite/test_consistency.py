@@ -68,7 +68,7 @@ def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], wh
                     f"--elect {names[0]}={got[0]}")  # fmt: skip
 
 
-@check(of_questions(["causal-with-mask"]), whom=persons, stored=True)
+@check(of_questions(["causal-with-mask"]), applies_to=persons, single_answer=True)
 def test_mask_beside_flag(cell: Cell) -> None:
     """The causal flag and a mask, given together, both count, or the call raises."""
     names = ("causal-with-mask",)
@@ -77,7 +77,7 @@ def test_mask_beside_flag(cell: Cell) -> None:
     expect(cell, not ignored, names, (got,), "one of two masks is silently ignored")
 
 
-@check(of_questions(["minus-inf-row"]), whom=persons, stored=True)
+@check(of_questions(["minus-inf-row"]), applies_to=persons, single_answer=True)
 def test_forms_of_empty_rows(cell: Cell) -> None:
     """A row without keys gives the same whether a boolean mask empties it or a bias of -inf."""
     names = ("fully-masked-row", "minus-inf-row")
@@ -86,7 +86,7 @@ def test_forms_of_empty_rows(cell: Cell) -> None:
     expect(cell, got[0] == got[1], names, got, what)
 
 
-@check(of_questions([f"{name}-gradient" for name in ROWS]), whom=persons, stored=True)
+@check(of_questions([f"{name}-gradient" for name in ROWS]), applies_to=persons, single_answer=True)
 def test_gradient_of_finite_rows(cell: Cell) -> None:
     """Where a row without keys is a number, no gradient is NaN."""
     question = question_of(cell)
@@ -105,7 +105,7 @@ def in_several_dtypes(level: str) -> list[ElectionCase]:
     ]
 
 
-@check(in_several_dtypes, whom=persons, stored=True)
+@check(in_several_dtypes, applies_to=persons, single_answer=True)
 def test_one_answer_in_all_dtypes(cell: Cell) -> None:
     """A question has one answer in all dtypes."""
     question = question_of(cell)

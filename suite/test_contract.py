@@ -12,30 +12,12 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import cases, every, thinned
+from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import OPERANDS
 
 LATER = 8
 """Calls after which an answer is looked at again: kernels may hand out a few buffers in turn."""
-
-
-def few(level: str) -> tuple[Case, ...]:
-    """At smoke every second case; from standard on all of these, and some of the others."""
-    return every(cases(level), 2) if level == "smoke" else thinned(cases, level, 4, layers=3)
-
-
-def fewest(level: str) -> tuple[Case, ...]:
-    """Every eighth smoke case in a dtype; from standard on every fourth of an operator, too: whose an
-    answer's buffer is hangs on the kernel, and on little else."""
-    smoke = cases("smoke")
-    if level == "smoke":
-        return every(smoke, 8)
-    of_operators = ([case for case in smoke if case.operator is o] for o in OPERATORS.values())
-    more = (case for own in of_operators for case in own[::4])
-    return tuple(dict.fromkeys((*every(smoke, 8), *more)))
 
 
 def attached(array: Any) -> Any:
@@ -43,7 +25,7 @@ def attached(array: Any) -> Any:
     return getattr(array, "_keras_mask", None)
 
 
-@check(few)
+@check(cases.share("contract"))
 def test_contract(cell: Cell) -> None:
     backend, inputs, implementation = cell.implementation.backend, cell.inputs, cell.implementation
     prepared = cell.prepare(inputs)
@@ -79,7 +61,7 @@ def test_contract(cell: Cell) -> None:
     del held
 
 
-@check(fewest)
+@check(cases.share("kept_answers"))
 def test_kept_answers(cell: Cell) -> None:
     """An answer stays what it was while later ones are held: nobody else has its memory."""
     inputs = cell.inputs

@@ -21,8 +21,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import vjp
 from suite.judge.verdict import Deviation
-from suite.spec.case import Case
-from suite.spec.catalogue import parsed
+from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
@@ -34,34 +33,18 @@ RATE = 0.25
 MEAN_RATE, SEEDS = 0.5, 96
 """The rate of which a mean is taken, and of how many patterns."""
 
-OF_ATTENTION = (
-    "sdpa/none/mha/f32/b32h2q4k4d8",
-    "sdpa/none/mha/bf16/b32h2q4k4d8",
-    "sdpa/none/mha/f16/b32h2q4k4d8",
-    "sdpa/none/mha/f64/b32h2q4k4d8",
-)
-
-CASES = (
-    *OF_ATTENTION,
+ATTENTION = "sdpa/none/mha/{dt}/b32h2q4k4d8"
+LAYERS = (
     "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self",
-    "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self",
     "dot/none/mha/f32/b64h1q4k4d8/e8.8.8.8/unscaled",
     "additive/none/mha/f32/b64h1q4k4d8/e8.8.8.8/identity",
 )
+HALF_LAYER = "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self"
 
-
-def at_level(ids: tuple[str, ...], level: str) -> list[Case]:
-    """float32 at smoke, 16 bits from standard on, float64 at full."""
-    names = {"smoke": {"f32"}, "standard": {"f32", "bf16", "f16"}}.get(level)
-    return [c for c in parsed(ids) if names is None or c.dtype.name in names]
-
-
-def cases(level: str) -> list[Case]:
-    return at_level(CASES, level)
-
-
-def of_attention(level: str) -> list[Case]:
-    return at_level(OF_ATTENTION, level)
+OF_ATTENTION = asked(Ask((ATTENTION,), "growing halves"))
+CASES = asked(
+    Ask((ATTENTION,), "growing halves"), Ask(LAYERS), Ask((HALF_LAYER,), since="standard")
+)
 
 
 def readable(inputs: Inputs, rate: float) -> Inputs:
@@ -148,7 +131,7 @@ def _expect(right: np.ndarray, said: Callable[[tuple[int, ...]], str]) -> None:
         raise Deviation("dropout", f"{said(at)}; {int((~right).sum())} of {right.size}")
 
 
-@check(cases, ("dropout",))
+@check(CASES, ("dropout",))
 def test_dropout(cell: Cell) -> None:
     pattern, rate = cell.implementation.declared.dropout, RATE
     inputs = readable(cell.inputs, rate)
@@ -203,7 +186,7 @@ def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
     return [x for x in variations if cell.implementation.missing(x.needs) is None]
 
 
-@check(cases, ("dropout",))
+@check(CASES, ("dropout",))
 def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with masks or without; at rate 1 it leaves
     zeros."""
@@ -224,7 +207,7 @@ def test_dropout_off(cell: Cell) -> None:
         raise Deviation("dropout", f"at rate 1 an output is {float(got[got != 0][0])!r}, not 0")
 
 
-@check(of_attention, ("gradient", "dropout"))
+@check(OF_ATTENTION, ("gradient", "dropout"))
 def test_dropout_gradients(cell: Cell) -> None:
     """The gradients are those of the pattern that the same seed shows forward.
 
@@ -271,7 +254,7 @@ def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: s
     )
 
 
-@check(of_attention, ("dropout",))
+@check(OF_ATTENTION, ("dropout",))
 def test_dropout_mean(cell: Cell) -> None:
     """Over many seeds the mean is the answer without dropout, whatever the weights are.
 

@@ -21,7 +21,12 @@ def of_compiled(level: str) -> list[ElectionCase]:
     return [case for case in cases if case.dtype.name in names]
 
 
-@check(lambda level: ELECTION_CASES, compiled=of_compiled, own=in_few_dtypes, stored=True)
+@check(
+    lambda level: ELECTION_CASES,
+    compiled=of_compiled,
+    builtin_cases=in_few_dtypes,
+    single_answer=True,
+)
 def test_election(cell: Cell) -> None:
     if not isinstance(cell.case, ElectionCase):
         raise HarnessError(f"{cell.case.id} asks no question")

@@ -14,7 +14,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
 from suite.judge.verdict import NotApplicable
-from suite.spec.catalogue import cases_of, with_plain
+from suite.spec.catalogue import asked, with_plain
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, Window
@@ -55,7 +55,7 @@ def reordered(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
         "sdpa/bool.b11k/mha/{dt}/b5h3q5k17d8/dense",
         "sdpa/bool.qk/mha/{dt}/b3h3q11k17d8/dense",
@@ -69,7 +69,7 @@ def test_boolean_equals_additive(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/bool.b11k/mha/{dt}/b3h3q11k17d8/dense",
         "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
         "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/dense",
@@ -85,7 +85,7 @@ def test_mask_ranks(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/causal/mha/{dt}/b2h3q17k23d8",
         "sdpa/causal+pad/mha/{dt}/b2h3q17k23d8",
@@ -99,7 +99,7 @@ def test_flag_equals_dense(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/none/gqa4/{dt}/b2h8q17k23d8",
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/bool.bhqk/mqa/{dt}/b2h5q17k23d8/dense",
@@ -127,7 +127,7 @@ LAYERS = (
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/bool.b1qk/gqa2/{dt}/b2h6q17k23d8/dense",
         *LAYERS,
@@ -164,7 +164,7 @@ def test_batch_independence(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/bool.1hqk/mha/{dt}/b3h3q11k17d8/dense",
         *LAYERS,
@@ -183,7 +183,7 @@ def test_head_independence(cell: Cell) -> None:
     expect_equal(cell, inputs, other, "reversed heads", reordered(inputs, "h", order))
 
 
-@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
+@check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
 def test_padding_invariance(cell: Cell) -> None:
     """Nine more keys that the mask hides change nothing but rounding."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -198,7 +198,7 @@ def test_padding_invariance(cell: Cell) -> None:
     )
 
 
-@check(cases_of("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
+@check(asked("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
 def test_wide_window(cell: Cell) -> None:
     """A window at least as wide as the sequence equals no window (or causal, where it ends at 0)."""
     window = cell.inputs.mask
@@ -210,7 +210,7 @@ def test_wide_window(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/none/mha/{dt}/b3h3q23k17d10",
@@ -223,7 +223,7 @@ def test_default_scale(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/none/mha/{dt}/b2h3q17k23d8",
         "sdpa/causal/gqa2/{dt}/b2h6q17k23d8",
         "sdpa/bool.bhqk/mha/{dt}/b1h3q129k127d64/dense",
@@ -236,7 +236,7 @@ def test_constant_value(cell: Cell) -> None:
     expect_close(got, np.full_like(got, 0.75), cell.bound(constant), "constant value")
 
 
-@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8"))
+@check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8"))
 def test_equal_rows(cell: Cell) -> None:
     """Queries that are equal and see the same keys give answers that are equal."""
     inputs = cell.inputs

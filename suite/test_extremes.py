@@ -8,7 +8,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import cases_of, filled, parsed
+from suite.spec.catalogue import Ask, asked, filled
 from suite.spec.recipes import generator
 
 
@@ -24,7 +24,7 @@ def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> 
         )
 
 
-@check(cases_of("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
+@check(asked("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
 def test_one_hot_weights(cell: Cell) -> None:
     """Scores so far apart that all other weights underflow: the answer is one value, exactly.
 
@@ -44,8 +44,8 @@ def test_one_hot_weights(cell: Cell) -> None:
 
 
 @check(
-    cases_of("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
-    stored=True,
+    asked("sdpa/none/mha/{dt}/b2h3q17k1d8", "sdpa/none/mqa/{dt}/b2h5q17k1d8"),
+    single_answer=True,
 )
 def test_single_key(cell: Cell) -> None:
     """With one key the weight is 1 and the answer its value, exactly."""
@@ -56,8 +56,8 @@ def test_single_key(cell: Cell) -> None:
 
 
 @check(
-    cases_of("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
-    stored=True,
+    asked("sdpa/causal/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"),
+    single_answer=True,
 )
 def test_first_row(cell: Cell) -> None:
     """Under a causal mask the first row sees the first key alone: its value, exactly."""
@@ -70,7 +70,7 @@ def test_first_row(cell: Cell) -> None:
 
 
 @check(
-    cases_of("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
+    asked("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
 )
 def test_dyadic_mean(cell: Cell) -> None:
     """Zero queries average the values, integers over 2^n keys.
@@ -86,7 +86,7 @@ def test_dyadic_mean(cell: Cell) -> None:
     expect_close(got, want, cell.bound(zeros), "dyadic mean")
 
 
-@check(lambda level: parsed(filled(["sdpa/none/mha/{dt}/b2h3q17k16d8"], ("bf16", "f16"))))
+@check(asked(Ask(filled(["sdpa/none/mha/{dt}/b2h3q17k16d8"], ("bf16", "f16")))))
 def test_nearest(cell: Cell) -> None:
     """A mean three quarters of an ulp up is rounded up: the answer is rounded, not cut off.
 
@@ -109,13 +109,13 @@ def test_nearest(cell: Cell) -> None:
 
 
 @check(
-    cases_of(
+    asked(
         "sdpa/none/mha/{dt}/b0h3q5k7d8",
         "sdpa/causal/mha/{dt}/b0h3q5k7d8",
         "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
         "sdpa/pad/mha/{dt}/b2h4q0k7d8",
     ),
-    stored=True,
+    single_answer=True,
 )
 def test_empty(cell: Cell) -> None:
     """No samples or no queries give an empty answer of the right shape."""

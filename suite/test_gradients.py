@@ -25,20 +25,18 @@ from suite.judge.derivative import (
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.catalogue import (
+    Ask,
+    asked,
     compiled_gradient_cases,
-    filled,
     gradient_cases,
-    parsed,
     plain_beside,
-    thinned,
 )
-from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw_tangents
 from suite.spec.vocabulary import OPERANDS
 from suite.test_masking import last_seen_by_some, never_attended, with_slots
 
 
-@check(gradient_cases, ("gradient",), compiled_gradient_cases, stored=True)
+@check(gradient_cases, ("gradient",), compiled_gradient_cases, single_answer=True)
 def test_gradients(cell: Cell) -> None:
     if not cell.implementation.declared.takes_parameters:
         raise NotApplicable("the layer takes no parameters: its gradients are no one's to know")
@@ -48,26 +46,18 @@ def test_gradients(cell: Cell) -> None:
     judge_gradients(cell, gradients)
 
 
-def biased(level: str) -> list[Case]:
-    cases = (case for case in gradient_cases(level) if not case.operator.is_layer)
-    return [case for case in cases if case.option("bias") not in (None, "none")]
+def biased(case: Case) -> bool:
+    return not case.operator.is_layer and case.option("bias") not in (None, "none")
 
 
-@check(biased, ("gradient", "gradient-of-bias"))
+@check(gradient_cases.where(biased), ("gradient", "gradient-of-bias"))
 def test_gradient_of_bias(cell: Cell) -> None:
     """The bias alone asks for a gradient (pytorch#148476)."""
     _, gradients = vjp(cell, wrt=("bias",))
     judge_gradients(cell, gradients)
 
 
-def moving(level: str) -> tuple[Case, ...]:
-    """The smoke cases, and every eighth of the others: a derivative by the same rules. At smoke itself
-    those in float32."""
-    cases = thinned(gradient_cases, level, 8)
-    return cases if level != "smoke" else tuple(c for c in cases if c.dtype.name == "f32")
-
-
-@check(moving, ("gradient",))
+@check(gradient_cases.share("tangents"), ("gradient",))
 def test_tangents(cell: Cell) -> None:
     """The directional derivative as query, key and value move together."""
     if not cell.implementation.declared.takes_parameters:
@@ -87,12 +77,9 @@ OF_LSE = (
 )
 
 
-def of_lse(level: str) -> tuple[Case, ...]:
-    names = {"smoke": ("f32",), "standard": ("f32", "bf16")}.get(level, tuple(DTYPES))
-    return parsed(filled(OF_LSE[:2] if level == "smoke" else OF_LSE, names))
-
-
-@check(of_lse, ("gradient",))
+@check(
+    asked(Ask(OF_LSE[:2], "growing"), Ask(OF_LSE[2:], "growing", since="standard")), ("gradient",)
+)
 def test_gradient_of_lse(cell: Cell) -> None:
     """The log-sum-exp moves with the scores as the weights say: what merges partial answers by it has
     gradients only so. Asked of those whose log-sum-exp has gradients."""
@@ -112,16 +99,16 @@ ALONE = (
 )
 
 
-def alone(level: str) -> tuple[Case, ...]:
-    """Of plain attention; from standard on the plain case of every operator whose query, key and value
-    are three arrays, too."""
-    names = {"smoke": ("f32",), "standard": ("f32", "bf16")}.get(level, tuple(DTYPES))
-    own = parsed(filled(ALONE, names))
-    if level == "smoke":
-        return own
-    others = parsed(filled(plain_beside(own), names))
-    apart = [case for case in others if set(OPERANDS) <= case.axes.keys()]
-    return (*own, *(case for case in apart if not case.option("self_attention")))
+def apart(case: Case) -> bool:
+    """Whether query, key and value are three arrays."""
+    return set(OPERANDS) <= case.axes.keys() and not case.option("self_attention")
+
+
+alone = asked(
+    Ask(ALONE, "growing"),
+    Ask(lambda: plain_beside(ALONE, apart), "growing", since="standard"),
+)
+"""Plain attention; from standard on the plain case of every other operator of three arrays, too."""
 
 
 @check(alone, ("gradient",))
@@ -184,18 +171,17 @@ def test_gradient_contract(cell: Cell) -> None:
         raise Deviation("mutated-input", "differentiation changed the cotangent")
 
 
-def hiding(level: str) -> list[Case]:
-    """Cases of ordinary values in which some slot is hidden from all rows, or from many."""
-    return [
-        case
-        for case in gradient_cases(level)
-        if case.mask is not None and not case.operator.is_layer
-        if case.recipe in ("normal", "ties", "integers", "onehot")
-        if min(case.sizes.B, case.sizes.Lq, case.sizes.Lk - 1) > 0
-    ]
+def hides(case: Case) -> bool:
+    """Whether ordinary values stand in slots that are hidden from all rows, or from many."""
+    return (
+        case.mask is not None
+        and not case.operator.is_layer
+        and case.recipe in ("normal", "ties", "integers", "onehot")
+        and min(case.sizes.B, case.sizes.Lq, case.sizes.Lk - 1) > 0
+    )
 
 
-@check(hiding, ("gradient",))
+@check(gradient_cases.where(hides), ("gradient",))
 def test_gradient_hidden(cell: Cell) -> None:
     """Other keys and values in hidden slots change no gradient of a row that does not see them, and
     slots that no row sees get exactly no gradient: large numbers, and NaN where that is elected to be

@@ -13,8 +13,6 @@ table. Sizes are few and shared, since JAX compiles for every new shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from references.sdpa import attention
@@ -22,10 +20,8 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.verdict import Deviation
-from suite.spec.case import Case
-from suite.spec.catalogue import cases_of, parsed, with_plain
+from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.inputs import Inputs
-from suite.spec.levels import in_dtypes
 from suite.spec.masks import Causal
 from suite.spec.operators.packed import segments
 from suite.spec.recipes import generator
@@ -57,17 +53,9 @@ CHUNK = 8
 """Rows of the last chunk of a prefill."""
 
 
-Cases = Callable[[str], tuple[Case, ...]]
-
-
-def with_long(cases: Cases, full: str) -> Cases:
-    """Cases of a level; at full in a long form, too."""
-
-    def of_level(level: str) -> tuple[Case, ...]:
-        long = parsed(in_dtypes([full], "full")) if level == "full" else ()
-        return (*cases(level), *long)
-
-    return of_level
+def long(pattern: str) -> Ask:
+    """A long form of the cases, at full alone."""
+    return Ask((pattern,), since="full")
 
 
 def expect_within(
@@ -106,7 +94,7 @@ def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
     return inputs.replace(**arrays)
 
 
-@check(with_long(with_plain(NARROW, *LAYERS), LONG))
+@check(with_plain(NARROW, *LAYERS, long(LONG)))
 def test_invariant_rerun(cell: Cell) -> None:
     """The same call again gives the same bits: on arrays made anew, and after a call on other values.
 
@@ -127,7 +115,7 @@ def test_invariant_rerun(cell: Cell) -> None:
         expect_within(cell, again, first, 2 * bound, what)
 
 
-@check(with_long(with_plain(NARROW, *LAYERS, axes="b"), LONG))
+@check(with_plain(NARROW, *LAYERS, long(LONG), axes="b"))
 def test_invariant_batch(cell: Cell) -> None:
     """A sample's answer is the same alone, elsewhere in the batch, and beside other samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -156,7 +144,7 @@ def counts(Lq: int) -> list[int]:
     return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
 
 
-@check(with_long(with_plain(NARROW, *LAYERS, axes="q"), LONG))
+@check(with_plain(NARROW, *LAYERS, long(LONG), axes="q"))
 def test_invariant_rows(cell: Cell) -> None:
     """A row's answer is the same among fewer rows (mlx#3573), at another place, and beside others."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -177,7 +165,7 @@ def test_invariant_rows(cell: Cell) -> None:
             expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
 
 
-@check(cases_of(*THREADED), needs=("threads",))
+@check(asked(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
     """The answer is the same on one thread and on more."""
     inputs, backend = cell.inputs, cell.implementation.backend
@@ -197,7 +185,7 @@ def seen_by(inputs: Inputs, row: int) -> int:
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
 
 
-@check(with_long(cases_of(GROWING, GROWING_LAYER), LONG_GROWING))
+@check(asked(GROWING, GROWING_LAYER, long(LONG_GROWING)))
 def test_invariant_decode(cell: Cell) -> None:
     """A prefill gives what decoding one token at a time gives: row i, as the only query, over the keys
     that row i sees and no mask; and its last 8 rows are those of a chunk over the keys that it sees.
@@ -221,7 +209,7 @@ def test_invariant_decode(cell: Cell) -> None:
     expect_within(cell, got, rows_of(whole, inputs, last), limit, what)
 
 
-@check(with_long(cases_of(ONE_ROW), LONG_ROW))
+@check(asked(ONE_ROW, long(LONG_ROW)))
 def test_invariant_split(cell: Cell) -> None:
     """The answer over all keys is that over two parts of them, merged by their log-sum-exps.
 
@@ -253,7 +241,7 @@ def test_invariant_split(cell: Cell) -> None:
     expect_within(cell, merged, whole, limit, "two parts of the keys merged, and all keys")
 
 
-@check(cases_of(PACKED, f"{PACKED}/causal"))
+@check(asked(PACKED, f"{PACKED}/causal"))
 def test_invariant_segments(cell: Cell) -> None:
     """A segment's answer is the same alone, and with the segments in another order."""
     inputs = cell.inputs

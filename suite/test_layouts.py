@@ -20,7 +20,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import cases_of, with_plain
+from suite.spec.catalogue import asked, with_plain
 from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
@@ -36,7 +36,7 @@ CASES = with_plain(
     "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     "rotary/none/mha/{dt}/b2h3q17k1d16",
 )
-MASKED = cases_of(
+MASKED = asked(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/none/mha/{dt}/b2h3q31k33d16/bias.bhqk",

@@ -8,15 +8,9 @@ its bound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.spec.case import Case
-from suite.spec.catalogue import filled, parsed
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import HALF
+from suite.spec.catalogue import Ask, asked
 
 SMOKE = ("sdpa/none/mha/{dt}/b1h1q129k513d64v16/needle",)
 STANDARD = (
@@ -28,17 +22,13 @@ STANDARD = (
 FULL = ("sdpa/causalbr/mqa/f32/b1h4q257k32769d64v16/needle",)
 
 
-@lru_cache(maxsize=3)
-def long_rows(level: str) -> Sequence[Case]:
-    """The cases of a level."""
-    ids = filled(SMOKE, HALF)
-    if level != "smoke":
-        ids += filled(SMOKE, DTYPES) + filled(STANDARD, HALF)
-    if level == "full":
-        ids += filled(STANDARD, DTYPES) + list(FULL)
-    return parsed(ids)
-
-
-@check(long_rows, stored=True)
+@check(
+    asked(
+        Ask(SMOKE, "halves first"),
+        Ask(STANDARD, "half", since="standard"),
+        Ask(FULL, since="full"),
+    ),
+    single_answer=True,
+)
 def test_long_rows(cell: Cell) -> None:
     cell.judge(cell.run())

@@ -7,12 +7,12 @@ from suite.judge.answer import parts
 from suite.judge.cell import Cell, first_line
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
-from suite.spec.catalogue import parsed
+from suite.spec.catalogue import Ask, asked
 from suite.spec.inputs import Inputs
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 
 
-@check(lambda level: MALFORMED_CASES, whom=lambda declared: declared.validates)
+@check(lambda level: MALFORMED_CASES, applies_to=lambda declared: declared.validates)
 def test_bad_problem(cell: Cell) -> None:
     """An implementation may raise as a layer is built, as it is called, or as the answer is read.
 
@@ -42,7 +42,7 @@ ARGUMENTS = (
 """Problems that other checks ask, too: what is wrong is an argument that only some frameworks have."""
 
 
-@check(lambda level: parsed(ARGUMENTS), whom=lambda declared: not declared.person)
+@check(asked(Ask(ARGUMENTS)), applies_to=lambda declared: not declared.person)
 def test_bad_argument(cell: Cell) -> None:
     """An implementation raises for each of the arguments that its adapter says have no meaning."""
     backend, calls = cell.implementation.backend, cell.implementation.refused(cell.inputs)

@@ -3,7 +3,7 @@ nothing in the past. Neither needs a reference, nor a layer's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import cases, cases_of, every, parsed
+from suite.spec.catalogue import Ask, asked, cases, filled
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
@@ -22,14 +22,10 @@ RECIPES = ("normal", "ties", "integers", "onehot")
 """Ordinary values: poison must be what stands out."""
 
 
-def masked(level: str) -> list[Case]:
-    """Masked cases of ordinary values, with several keys."""
-    return [
-        case
-        for case in cases(level)
-        if case.mask is not None and case.recipe in RECIPES
-        if case.sizes.Lk > 1 and case.sizes.B and case.sizes.Lq
-    ]
+def masked(case: Case) -> bool:
+    """Whether a mask hides some of several keys of ordinary values."""
+    ordinary = case.mask is not None and case.recipe in RECIPES
+    return ordinary and case.sizes.Lk > 1 and min(case.sizes.B, case.sizes.Lq) > 0
 
 
 def rows_that_see(inputs: Inputs) -> np.ndarray:
@@ -102,12 +98,10 @@ def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) ->
         expect_bitwise(got, want, "leak", of)
 
 
-def hidden(level: str) -> Sequence[Case]:
-    """The masked cases; at smoke every second one."""
-    return every(masked(level), 2) if level == "smoke" else masked(level)
+HIDDEN = cases.where(masked).share("hidden")
 
 
-@check(hidden)
+@check(HIDDEN)
 def test_poison(cell: Cell) -> None:
     """Large finite values in slots that rows cannot see leave these rows as they are."""
     half, inputs = cell.dtype.name == "f16", cell.inputs
@@ -133,7 +127,7 @@ SEGMENTS = (
 )
 
 
-@check(cases_of(*SEGMENTS))
+@check(asked(*SEGMENTS))
 def test_segments_apart(cell: Cell) -> None:
     """What other segments hold leaves the rows of a segment as they are, bit by bit: large numbers in
     the queries, keys and values of all others, and NaN where the implementation elects so."""
@@ -155,13 +149,12 @@ def test_segments_apart(cell: Cell) -> None:
             expect_bitwise(after[rows], before[rows], "leak", what)
 
 
-def masked_heads(level: str) -> list[Case]:
-    """Masked cases of operators that are asked about NaN in hidden slots, heads apart."""
-    candidates = (case for case in hidden(level) if "nan-in-masked-key" in case.operator.elections)
-    return [case for case in candidates if not case.operator.is_layer]
+def asked_of_nan(case: Case) -> bool:
+    """Whether the operator is asked about NaN in hidden slots, heads apart."""
+    return "nan-in-masked-key" in case.operator.elections and not case.operator.is_layer
 
 
-@check(masked_heads)
+@check(HIDDEN.where(asked_of_nan))
 def test_nan(cell: Cell) -> None:
     """NaN in slots that no query sees stays there, where the implementation elects so."""
     implementation = cell.implementation
@@ -186,12 +179,11 @@ def test_nan(cell: Cell) -> None:
 
 
 ATTENTION = tuple(
-    f"sdpa/{mask}/{heads}/{dt}/{sizes}"
-    for dt in ("f32", "bf16", "f16", "f64")
+    f"sdpa/{mask}/{heads}/{{dt}}/{sizes}"
     for mask in ("causal", "causal+pad", "win4.0")
     for heads, sizes in (("gqa2", "b2h6q17k23d8"), ("mha", "b3h3q23k17d10"))
 )
-LAYERS = cases_of(
+LAYERS = (
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/head",
@@ -206,11 +198,13 @@ LAYERS = cases_of(
 )
 
 
-def causal(level: str) -> tuple[Case, ...]:
-    return (*parsed(ATTENTION[:6] if level == "smoke" else ATTENTION), *LAYERS(level))
-
-
-@check(causal)
+@check(
+    asked(
+        Ask(filled(ATTENTION, ("f32",))),
+        Ask(filled(ATTENTION, ("bf16", "f16", "f64")), since="standard"),
+        *LAYERS,
+    )
+)
 def test_future(cell: Cell) -> None:
     """Other keys and values beyond those that the row before t sees change no row before t, bit by bit,
     and do change one after."""

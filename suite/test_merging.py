@@ -7,7 +7,7 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
-from suite.spec.catalogue import cases_of
+from suite.spec.catalogue import asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 
@@ -58,7 +58,7 @@ def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
     return inputs.replace(partial_output=output, partial_lse=lse)
 
 
-@check(cases_of(*CASES), needs=("several-parts",))
+@check(asked(*CASES), needs=("several-parts",))
 def test_nesting(cell: Cell) -> None:
     """Four parts merged at once, one after the other, and two and two, are one answer."""
     parts = parts_of(cell.inputs)

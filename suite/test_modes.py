@@ -6,7 +6,6 @@ the cases of `suite.spec.catalogue`.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,23 +13,25 @@ import numpy as np
 
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.spec.case import Case
-from suite.spec.catalogue import parsed
+from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
-CASES = parsed(
-    (
-        "sdpa/none/mha/f32/b2h3q11k9d6",
-        "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
+FIRST = (
+    "sdpa/none/mha/f32/b2h3q11k9d6",
+    "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
+)
+CASES = asked(
+    Ask(FIRST),
+    Ask((
         "sdpa/none/gqa2/bf16/b2h4q11k9d6/bias.qk",
         "sdpa/causal/gqa2/f32/b2h4q11k9d6",
         "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
         "multi-head/bool.bhqk/mha/f32/b3h3q3k3d4/e12.12.12.12/self/dense",
-    )
-)
+    ), since="standard"),
+)  # fmt: skip
 
 
 def renewed(inputs: Inputs) -> Inputs:
@@ -57,17 +58,12 @@ def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
     return inner.prepare(inputs).arguments
 
 
-def of_level(level: str) -> Sequence[Case]:
-    return CASES[:2] if level == "smoke" else CASES
+UNMASKED = CASES.where(lambda case: case.mask is None)
+"""Whose lengths can be changed without another mask; those of `compiled_again`, so that one program
+is compiled for both."""
 
 
-def unmasked(level: str) -> Sequence[Case]:
-    """Whose lengths can be changed without another mask; those of `compiled_again`, so that one program
-    is compiled for both."""
-    return [case for case in of_level(level) if case.mask is None]
-
-
-@check(lambda level: (), compiled=of_level)
+@check(asked(), compiled=CASES)
 def test_compiled_again(cell: Cell) -> None:
     """One compiled call with other values, another mask, and then the first values again: the life of a
     program, from its compilation."""
@@ -83,7 +79,7 @@ def test_compiled_again(cell: Cell) -> None:
         cell.judge(cell.read(answer, inputs, first), inputs)
 
 
-@check(lambda level: (), needs=("other-shapes",), compiled=unmasked)
+@check(asked(), needs=("other-shapes",), compiled=UNMASKED)
 def test_compiled_lengths(cell: Cell) -> None:
     """One compiled call with fewer queries and keys than it was compiled for, then with more."""
     first = cell.prepare(cell.inputs)

@@ -7,9 +7,7 @@ from dataclasses import replace
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import cases_of, parsed
-from suite.spec.dtypes import DTYPES
+from suite.spec.catalogue import Ask, asked
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 
@@ -65,18 +63,7 @@ MORE = (
 )
 
 
-def cases(level: str) -> tuple[Case, ...]:
-    """The first in float32 at smoke; at standard all in float32, and the first in bfloat16, too; in full
-    all in every dtype. A path through a compiler costs seconds."""
-    if level == "full":
-        pairs = [(text, dt) for text in (*FIRST, *MORE) for dt in DTYPES]
-    else:
-        pairs = [(text, "f32") for text in (FIRST if level == "smoke" else (*FIRST, *MORE))]
-        pairs += [(text, "bf16") for text in FIRST if level == "standard"]
-    return parsed(text.format(dt=dt) for text, dt in pairs)
-
-
-@check(cases)
+@check(asked(Ask(FIRST, "growing"), Ask(MORE, "float32", since="standard")))
 def test_paths(cell: Cell) -> None:
     """Every path is held against the reference, so that the message says which ones are wrong."""
     cell.judge(cell.run())
@@ -104,19 +91,18 @@ def test_paths(cell: Cell) -> None:
 
 
 MEMORY = (
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
 )
 """Keys and values that can be one array, beside queries of their own: as a decoder reads its encoder."""
 
 
-def of_memory(level: str) -> tuple[Case, ...]:
-    """At smoke a layer alone, in float32."""
-    return parsed([MEMORY[0].format(dt="f32")]) if level == "smoke" else cases_of(*MEMORY)(level)
-
-
-@check(of_memory)
+@check(
+    asked(
+        Ask(("multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",), "float32 first"),
+        Ask(MEMORY, "promise", since="standard"),
+    )
+)
 def test_one_memory(cell: Cell) -> None:
     """Keys and values that are one array equal two arrays that are alike."""
     inputs = cell.inputs.replace(value=cell.inputs.key)

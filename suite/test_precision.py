@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.spec.catalogue import parsed
+from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import DTYPES
 
 # Long sums of unit normals read through one-hot values, weight by weight, under a scale that no binary
@@ -41,6 +41,6 @@ OTHERS = (
 )
 
 
-@check(lambda level: parsed((*ATTENTION, *LAYERS, *OTHERS)), stored=True)
+@check(asked(Ask((*ATTENTION, *LAYERS, *OTHERS))), single_answer=True)
 def test_precision(cell: Cell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

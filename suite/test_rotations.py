@@ -12,7 +12,7 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
-from suite.spec.catalogue import cases_of
+from suite.spec.catalogue import asked
 from suite.spec.inputs import Inputs
 
 CASES = (
@@ -33,7 +33,7 @@ def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return y @ y.swapaxes(-1, -2), spread + spread.swapaxes(-1, -2) + e @ e.swapaxes(-1, -2)
 
 
-@check(cases_of(*CASES))
+@check(asked(*CASES))
 def test_norm_kept(cell: Cell) -> None:
     """Every token has the norm that it had."""
     squares, limit = (np.diagonal(x, 0, -2, -1) for x in products(cell, cell.inputs))
@@ -41,7 +41,7 @@ def test_norm_kept(cell: Cell) -> None:
     expect_close(squares, want, limit, "squares of norms before and after the rotation")
 
 
-@check(cases_of(*CASES))
+@check(asked(*CASES))
 def test_relative_positions(cell: Cell) -> None:
     """As all tokens move by as many positions, the products of every two of them stay."""
     inputs = cell.inputs

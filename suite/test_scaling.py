@@ -14,7 +14,7 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import parsed
+from suite.spec.catalogue import Ask, asked
 
 FALSE_ALARM = 1e-9
 NORMAL_QUANTILE = 6.109
@@ -27,7 +27,7 @@ CASES = (
 )
 
 
-@check(lambda level: parsed(CASES), stored=True)
+@check(asked(Ask(CASES)), single_answer=True)
 def test_score_variance(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     if s.Lk > s.Dv or cell.dtype.name in ("f16", "bf16"):

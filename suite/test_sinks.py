@@ -10,7 +10,7 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation
-from suite.spec.catalogue import cases_of
+from suite.spec.catalogue import asked
 from suite.test_equalities import expect_equal
 
 PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks"
@@ -21,7 +21,7 @@ EMPTY = (
 )
 
 
-@check(cases_of(PLAIN, GROUPED), needs=("bias",))
+@check(asked(PLAIN, GROUPED), needs=("bias",))
 def test_sink_equals_key(cell: Cell) -> None:
     """A sink equals a key of zeros under a bias that is the sink, with a value of zeros."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -37,7 +37,7 @@ def test_sink_equals_key(cell: Cell) -> None:
     expect_equal(cell, inputs, other, "a sink and a key of its logit")
 
 
-@check(cases_of(PLAIN, GROUPED))
+@check(asked(PLAIN, GROUPED))
 def test_sink_of_nothing(cell: Cell) -> None:
     """A sink of -inf changes nothing but rounding."""
     nothing = cell.inputs.replace(sinks=np.full(cell.inputs.sizes.H, -np.inf))
@@ -45,7 +45,7 @@ def test_sink_of_nothing(cell: Cell) -> None:
     expect_equal(cell, nothing, plain, "a sink of -inf and no sink")
 
 
-@check(cases_of(*EMPTY), stored=True)
+@check(asked(*EMPTY), single_answer=True)
 def test_sink_without_keys(cell: Cell) -> None:
     """A row that sees its sink alone is exactly 0, whatever is elected for rows without keys."""
     rows = ~cell.inputs.attends.any(-1)

@@ -13,11 +13,8 @@ from suite.judge.derivative import vjp
 from suite.judge.spread import DRAWS, Spread, directions, forward_drawn, gradients_drawn
 from suite.judge.tolerance import RMS_CLASSES
 from suite.judge.verdict import NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import filled, parsed
+from suite.spec.catalogue import Ask, asked, filled
 from suite.spec.inputs import Inputs, draw, draw_cotangent
-
-HALVES = ("bf16", "f16")
 
 MOST_SCORES = 1 << 17
 """Of more scores the reference takes seconds, as in long rows of those who take equal lengths alone."""
@@ -74,21 +71,19 @@ LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
 """What the sums of long rows may lose in the worst case hides a key, or ten."""
 
 
-def short_and_wide(level: str) -> tuple[Case, ...]:
-    if level == "smoke":
-        return parsed(filled(SHORT, ("bf16",)))
-    narrow = (*filled(WIDE_LAYERS, ("bf16",)), *filled(SMALL_LAYERS, ("f16",)))
-    return parsed((*filled((*SHORT, *WIDE, CAPPED), HALVES), *narrow))
+SHORT_AND_WIDE = (
+    Ask(SHORT, "sixteen"),
+    Ask((*WIDE, CAPPED), "sixteen", since="standard"),
+    Ask(filled(WIDE_LAYERS, ("bf16",)), since="standard"),
+    Ask(filled(SMALL_LAYERS, ("f16",)), since="standard"),
+)
+LONG_AND_KINKED = (
+    Ask(KINKED, "sixteen", since="standard"),
+    Ask(filled((LONG,), ("f32", "bf16", "f16")), since="standard"),
+)
 
 
-def with_long_rows(level: str) -> tuple[Case, ...]:
-    if level == "smoke":
-        return short_and_wide(level)
-    more = (*filled(KINKED, HALVES), *filled((LONG,), ("f32", *HALVES)))
-    return (*short_and_wide(level), *parsed(more))
-
-
-@check(with_long_rows)
+@check(asked(*SHORT_AND_WIDE, *LONG_AND_KINKED))
 def test_spread(cell: Cell) -> None:
     """Of the output. Constants that are rounded once, the same for all elements, go with a direction in
     float32: there the size alone is judged."""
@@ -102,7 +97,7 @@ def test_spread(cell: Cell) -> None:
     judge(cell, [output])
 
 
-@check(short_and_wide, ("gradient",))
+@check(asked(*SHORT_AND_WIDE), ("gradient",))
 def test_gradient_spread(cell: Cell) -> None:
     """Of every gradient."""
     refuse_other_models(cell)

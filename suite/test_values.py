@@ -8,7 +8,7 @@ from suite.judge.check import check
 from suite.spec.catalogue import cases, compiled_cases
 
 
-@check(cases, compiled=compiled_cases, stored=True, optimized=True)
+@check(cases, compiled=compiled_cases, single_answer=True)
 def test_values(cell: Cell) -> None:
     prepared = cell.prepare(cell.inputs)
     cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from suite.spec import catalogue
 from suite.spec.case import Case, Widths
+from suite.spec.catalogue import of_operator
 from suite.spec.dtypes import DTYPES, dtype, round_to
 from suite.spec.inputs import draw, draw_cotangent, draw_tangents, dtype_of
 from suite.spec.operator import Operator
@@ -103,8 +104,7 @@ def test_sinks_are_one_number_a_head() -> None:
 def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
     operator: Operator,
 ) -> None:
-    for text in operator.gradients("standard"):
-        case = Case.parse(text)
+    for case in of_operator(operator, catalogue.gradient_cases, "standard"):
         inputs, sizes = draw(case), case.letters
         for name in case.axes:
             assert inputs.arrays[name].shape == tuple(sizes[x] for x in inputs.axes(name)), name

@@ -143,7 +143,7 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
     assert {name: dtypes("smoke", name) for name in expected} == expected
     for name in expected:
         assert dtypes("standard", name) == {*DTYPES}, name
-    with patch.object(type(implementation(backend, "jax-nn")), "later_dtypes", ()):
+    with patch.object(type(implementation(backend, "jax-nn")), "later", frozenset()):
         all_of = {level: cells(level, "jax-nn") for level in LEVELS}
     of = {level: cells(level, "jax-nn") for level in LEVELS}
     assert not of["smoke"]["f16"]

@@ -7,7 +7,7 @@ draws, checks, the oracle, verdicts, records and reports take it as they take an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ from suite.spec import catalogue
 from suite.spec.case import Case
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs, draw
-from suite.spec.levels import designed, listed
+from suite.spec.levels import Ask
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import DRAWS
@@ -55,11 +55,14 @@ MEAN = Operator(
     needs=lambda case, arrays, sizes, widths: {"value-size": sizes.D != sizes.Dv},
     ties=lambda options: ("hg",),
     plain="mean/none/mha/{dt}/b2h3q5k7d8",
-    cases=designed(
-        ("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6"),
-        ("mean/pad/mha/{dt}/b2h3q5k7d8", "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense"),
+    cases=(
+        Ask(("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6")),
+        Ask(
+            ("mean/pad/mha/{dt}/b2h3q5k7d8", "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense"),
+            since="standard",
+        ),
     ),
-    gradients=listed(("mean/causal/mha/f32/b2h3q5k7d8v6",)),
+    gradients=(Ask(("mean/causal/mha/f32/b2h3q5k7d8v6",)),),
 )
 
 
@@ -129,17 +132,11 @@ class Means(NumpyEngine):
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line in the table of operators, and the reference that is found by the operator's name."""
-    caches = (catalogue.cases, catalogue.gradient_cases)
     monkeypatch.setitem(OPERATORS, MEAN.name, MEAN)
     module = SimpleNamespace(reference=Reference(compose))
     monkeypatch.setitem(sys.modules, f"references.{MEAN.module}", module)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
 
 
 def judged(name: str, level: str = "standard") -> Mapping[Cell, Verdict]:

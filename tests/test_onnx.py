@@ -309,10 +309,10 @@ def test_textbook_code_is_asked_every_dtype_where_a_runtime_rewrites_it(runtime:
     """In frameworks it comes a level later in all dtypes but float32."""
     layers = [i for i in runtime.implementations() if i.textbook]
     assert layers
-    assert not any(layer.later_dtypes for layer in layers)
+    assert not any(layer.later for layer in layers)
     one = layers[0]
     with patch.object(one.backend, "runs_models", False):
-        assert one.later_dtypes == ("f64", "bf16", "f16")
+        assert one.later == {"f64", "bf16", "f16", "variations"}
 
 
 def test_of_textbook_code_the_rotation_in_float32_alone_takes_bfloat16(runtime: Any) -> None:
@@ -326,7 +326,7 @@ def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtim
 
     def checks(level: str) -> dict[str, bool]:
         """Whether answers from files would do, of the checks that ask a cell."""
-        return {c.name: c.stored for c in all_checks() if any(c.cells(level, [one]))}
+        return {c.name: c.single_answer for c in all_checks() if any(c.cells(level, [one]))}
 
     standard = checks("standard")
     assert {name: standard[name] for name in ("values", "contract", "poison")} == {

@@ -20,6 +20,7 @@ from references.rounding import NO_ROUNDING, NoExtendedPrecision, precision_for
 from suite.judge.tolerance import roundoffs
 from suite.spec.cache import Cache
 from suite.spec.case import Case
+from suite.spec.catalogue import cases, gradient_cases, of_operator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators import OPERATORS
@@ -291,7 +292,7 @@ def test_a_sink_is_bounded_like_one_more_key_of_value_zero(numerics: str) -> Non
 def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> None:
     for operator in OPERATORS.values():
         reference = references.of(operator)
-        case = Case.parse(next(iter(operator.cases("smoke"))))
+        case = of_operator(operator, cases, "smoke")[0]
         outputs = reference.forward(draw(case), NO_ROUNDING)
         assert set(outputs.arrays) == set(operator.outputs(case))
         for name, array in outputs.arrays.items():
@@ -302,7 +303,7 @@ def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> Non
 @pytest.mark.parametrize("name", [name for name, x in OPERATORS.items() if x.takes_masks])
 def test_unknown_row_elections_are_refused(name: str) -> None:
     operator = OPERATORS[name]
-    inputs = draw(Case.parse(next(iter(operator.gradients("smoke")))))
+    inputs = draw(of_operator(operator, gradient_cases, "smoke")[0])
     cotangent = np.zeros(inputs.full_shape("output"))
     reference = references.of(operator)
     with pytest.raises(ValueError, match=r"zeros, nan, uniform, got .scores."):

@@ -12,6 +12,7 @@ from suite.checks import all_checks
 from suite.judge import trial
 from suite.spec import catalogue, ids
 from suite.spec.case import Case
+from suite.spec.catalogue import asked
 from suite.spec.covering import each_value, feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS, ElectionCase
@@ -41,12 +42,12 @@ PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
 def test_levels_nest(operator: Operator) -> None:
     for part in PARTS:
-        source = getattr(operator, part)
-        smoke, standard, full = (tuple(source(level)) for level in LEVELS)
+        asks = getattr(operator, part)
+        smoke, standard, full = (asked(*asks)(level) for level in LEVELS)
         assert set(smoke) <= set(standard) <= set(full), part
         assert len(set(full)) == len(full), part
-    assert set(operator.cases("smoke")), "an operator that nothing is asked of"
-    assert set(operator.gradients("smoke")), "an operator that is not differentiated"
+    assert asked(*operator.cases)("smoke"), "an operator that nothing is asked of"
+    assert asked(*operator.gradients)("smoke"), "an operator that is not differentiated"
 
 
 def test_unknown_levels_are_refused() -> None:
@@ -121,7 +122,7 @@ def test_covering_arrays_cover_every_pair_that_makes_sense(
             for b in row:
                 if a != b:
                     assert covering.compatible(a, row[a], b, row[b])
-    assert set(covering.ids()) <= {case.id for case in cases("standard")}
+    assert set(covering.ids("standard")) <= {case.id for case in cases("standard")}
 
 
 @covered
@@ -130,12 +131,12 @@ def test_few_rows_show_every_axis_value(
 ) -> None:
     shown = {(k, v) for row in each_value(covering.rows) for k, v in row.items()}
     assert shown == {(name, value) for name, values in covering.axes.items() for value in values}
-    assert set(covering.few()) <= {case.id for case in cases("standard")}
+    assert set(covering.ids("smoke")) <= {case.id for case in cases("standard")}
 
 
 def test_smoke_shows_every_axis_value() -> None:
     smoke = {case.id for case in catalogue.cases("smoke")}
-    assert {*sdpa_cases.COVERING.few(), *multi_head.COVERING.few()} <= smoke
+    assert {*sdpa_cases.COVERING.ids("smoke"), *multi_head.COVERING.ids("smoke")} <= smoke
 
 
 def test_contradictory_forbidden_pairs_are_an_error() -> None:
@@ -260,7 +261,7 @@ def test_fewer_cases_leave_no_operator_and_no_dtype_out(step: int) -> None:
         return {(case.operator.name, case.dtype.name) for case in of}
 
     smoke = catalogue.cases("smoke")
-    fewer = catalogue.every(smoke, step)
+    fewer = catalogue.one_in(step, smoke, by_dtype=True)
     assert kinds(fewer) == kinds(smoke)
     assert {*fewer} < {*smoke}
     assert len(fewer) < 2 * len(smoke) / step + len(kinds(smoke))

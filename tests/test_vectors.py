@@ -275,7 +275,7 @@ def test_the_page_says_what_the_schema_says() -> None:
             assert f"| `{name}` | {field['description']} |" in text, (kind.__name__, name)
     for letter in LETTERS:
         assert re.search(rf"`{letter}`", text), letter
-    stored = {check.name for check in all_checks() if check.stored}
+    stored = {check.name for check in all_checks() if check.single_answer}
     section = text[text.index("## What is judged") :]
     assert stored == set(re.findall(r"`([a-z_]+)`", section[: section.index("Not asked")]))
 

@@ -76,7 +76,7 @@ def test_verdicts_are_those_of_the_implementation_itself(narrow: Path, tmp_path:
             got = plan.judge(cell, 0.0)
             statuses[got.status] += 1
             assert got.status not in BROKEN, (cell.case.id, got.message)
-            if not cell.check.whom(implementation.declared):
+            if not cell.check.applies_to(implementation.declared):
                 continue  # what is asked of persons alone
             want = run(Cell(cell.check, cell.case, implementation))
             if want.status == "unsupported" or got.message == "no answer":

@@ -281,8 +281,8 @@ class JaxNn(Implementation):
         return variations(call, own, changes)
 
     @property
-    def later_dtypes(self) -> tuple[str, ...]:
-        return self.backend.stepwise_dtypes
+    def later(self) -> frozenset[str]:
+        return frozenset(self.backend.stepwise_dtypes)
 
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""

@@ -63,9 +63,9 @@ class FlaxFunction(Implementation):
         return self.call(inputs)
 
     @property
-    def later_dtypes(self) -> tuple[str, ...]:
-        """All but float32: the layers, which are asked the others, call these functions."""
-        return ALL_BUT_FLOAT32
+    def later(self) -> frozenset[str]:
+        """All dtypes but float32: the layers, which are asked the others, call these functions."""
+        return frozenset(ALL_BUT_FLOAT32)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if split_native(inputs, causal=self.causal_flag).causal:

@@ -82,8 +82,8 @@ class FlaxLayer(Implementation):
     calls_native = False
 
     @property
-    def later_dtypes(self) -> tuple[str, ...]:
-        return self.backend.stepwise_dtypes if self.calls_native else super().later_dtypes
+    def later(self) -> frozenset[str]:
+        return frozenset(self.backend.stepwise_dtypes) if self.calls_native else super().later
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("qk_norm") and case.option("epsilon") != EPSILON:

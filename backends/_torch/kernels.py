@@ -16,9 +16,9 @@ class Forced(Sdpa):
     """`scaled_dot_product_attention` with one kernel, or an error."""
 
     @property
-    def varied_later(self) -> bool:
-        """On a CPU: `sdpa` takes the one or the other of the two there are, and is asked all."""
-        return self.backend.device == "cpu"
+    def later(self) -> frozenset[str]:
+        """Variations on a CPU: `sdpa` takes one of the two kernels there, and is asked all."""
+        return frozenset({"variations"} if self.backend.device == "cpu" else ())
 
 
 class SdpaMath(Forced):

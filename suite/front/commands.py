@@ -16,13 +16,14 @@ from suite.measure.releases import add_releases_parser
 from suite.report.commands import add_diff_parser, add_partial, add_report_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase, everything, find
+from suite.spec.catalogue import AnyCase, Selection, everything, find
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import draw
+from suite.spec.levels import POSTPONED
 from suite.spec.text import printed
-from suite.spec.vocabulary import FEATURES, KINDS, NUMERICS, STATUSES
+from suite.spec.vocabulary import FEATURES, KINDS, LEVELS, NUMERICS, STATUSES
 from suite.sweep.command import add_sweep_parser
 from suite.vectors.command import add_vectors_parser
 
@@ -72,12 +73,18 @@ def _add_list(commands: argparse._SubParsersAction) -> None:
         "--words", action="store_true",
         help="list the words of declarations: features, questions with their answers, classes",
     )  # fmt: skip
+    parser.add_argument(
+        "--why", metavar="ID", help="say which checks ask a case, since which level, and why"
+    )
     parser.set_defaults(run=_list)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from suite.checks import all_checks
 
+    if arguments.why:
+        print(_why(find(arguments.why).id))
+        return 0
     if arguments.words:
         print(_words())
         return 0
@@ -91,6 +98,23 @@ def _list(arguments: argparse.Namespace) -> int:
     ids = [case.id for case in everything(arguments.level)]
     print("\n".join(dict.fromkeys([*ids, *ids_of_checks])))
     return 0
+
+
+def _why(case_id: str) -> str:
+    """The checks that ask a case, the level since which each does, and the reasons."""
+    from suite.checks import all_checks
+
+    lines = [case_id]
+    for check in all_checks():
+        for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
+            levels = [at for at in LEVELS if cases and any(c.id == case_id for c in cases(at))]
+            if cases and levels:
+                chosen = isinstance(cases, Selection)
+                why = cases.why(levels[0])[Case.parse(case_id)] if chosen else ""
+                lines.append(f"  {name:28} since {levels[0]:9} {why}".rstrip())
+    lines += [] if len(lines) > 1 else ["  no check asks it: --case of search and bench does"]
+    lines += ["Implementations that say so are asked later:"]
+    return "\n".join([*lines, *(f"  {what:28} {why}" for what, why in POSTPONED.items())])
 
 
 def _words() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from backends.protocol import Declared, Implementation
 from suite.judge.cell import Cell
 from suite.spec.catalogue import AnyCase
+from suite.spec.levels import postponed
 
 CasesOf = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""
@@ -26,24 +27,24 @@ def everybody(declared: Declared) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """A promise: its name, the function that judges it, the cases of a level it is asked on, the features
-    it needs besides those of its cases, and the cases of a level that it is asked on of compiled
-    implementations, which pay for every new shape; None for none. `whom` says of which implementations it
-    is asked at all, by what they declare. `own` are the cases of a level that frameworks' own
-    implementations are asked, where a person's is asked more; None where all are asked the same.
-    `stored`: it asks for one answer to each of its cases, and none to a variation, so that it can be
-    asked of answers that lie in files. At smoke, textbook code is asked these checks alone. `optimized`:
-    a share of its cases asks frameworks' own code as people compile it (see `Cell.quick`)."""
+    """A promise: its name, the function that judges it, the cases of a level, the features that it needs
+    besides those of its cases, and the cases of a level for compiled implementations, which pay for
+    every new shape; None for none.
+
+    `applies_to`: the implementations that it is asked of, by what they declare. `builtin_cases`: the
+    cases of a level for frameworks' own implementations, where a person's is asked more; None where all
+    are asked the same. `single_answer`: it asks for one answer to each of its cases, and none to a
+    variation, so that answers in files can be asked, too.
+    """
 
     name: str
     function: Callable[[Cell], None]
     cases: CasesOf
     needs: tuple[str, ...] = ()
     compiled: CasesOf | None = None
-    whom: Callable[[Declared], bool] = everybody
-    own: CasesOf | None = None
-    stored: bool = False
-    optimized: bool = False
+    applies_to: Callable[[Declared], bool] = everybody
+    builtin_cases: CasesOf | None = None
+    single_answer: bool = False
 
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
@@ -51,39 +52,41 @@ class Check:
         """The cells of the level, case by case: every implementation is asked what its operator is.
 
         A case beyond the limits that an implementation declares is unsupported; its twin within the
-        limits is asked besides. Dtypes that an implementation names are asked a level later, and so are
-        variations of textbook code's cases.
+        limits is asked besides. `suite.spec.levels.postponed` says which cells wait for a later level.
         """
-        of_these = [i for i in implementations if self.whom(i.declared)]
-        if level == "smoke" and not self.stored:
-            of_these = [i for i in of_these if not i.varied_later]
+        of_these = [i for i in implementations if self.applies_to(i.declared)]
         eager = [i for i in of_these if i.mode == "eager"]
         compiled = [i for i in of_these if i.mode != "eager"]
         for cases, group in ((self.cases, eager), (self.compiled, compiled)):
-            if cases is None or not group:
-                continue
-            of_level = tuple(cases(level))
-            ids = {case.id for case in of_level}
-            own = {case.id for case in self.own(level)} if self.own else ids
-            later = {i: i.later_dtypes for i in group if level != "full"}
-            waits = level == "standard" and any(later.values())
-            in_every_dtype = {case.id for case in cases("smoke")} if waits else set()
-            twins: set[tuple[Implementation, str]] = set()
-            for case in of_level:
-                for implementation in group:
-                    if implementation.operator is not case.operator:
-                        continue
-                    dtypes = later.get(implementation, ())
-                    if case.dtype.name in dtypes and case.id not in in_every_dtype:
-                        continue
-                    if case.id not in own and not implementation.declared.person:
-                        continue
-                    yield Cell(self, case, implementation, seed)
-                    twin = implementation.twin(case)
-                    if twin is None or twin.id in ids or (implementation, twin.id) in twins:
-                        continue
-                    twins.add((implementation, twin.id))
-                    yield Cell(self, twin, implementation, seed)
+            if cases is not None and group:
+                yield from self._of_cases(cases, level, group, seed)
+
+    def _of_cases(
+        self, cases: CasesOf, level: str, group: Sequence[Implementation], seed: int
+    ) -> Iterator[Cell]:
+        of_level = tuple(cases(level))
+        ids = {case.id for case in of_level}
+        builtin = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
+        later = {i: i.later for i in group}
+        smoke = {case.id for case in cases("smoke")} if any(later.values()) else set()
+        twins: set[tuple[Implementation, str]] = set()
+        for case in of_level:
+            for implementation in group:
+                if implementation.operator is not case.operator:
+                    continue
+                if case.id not in builtin and not implementation.declared.person:
+                    continue
+                if postponed(
+                    level, later[implementation], case.dtype.name, not self.single_answer,
+                    case.id in smoke,
+                ):  # fmt: skip
+                    continue
+                yield Cell(self, case, implementation, seed)
+                twin = implementation.twin(case)
+                if twin is None or twin.id in ids or (implementation, twin.id) in twins:
+                    continue
+                twins.add((implementation, twin.id))
+                yield Cell(self, twin, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
@@ -91,28 +94,16 @@ class Check:
 
 
 def check(
-    cases: CasesOf,
-    needs: tuple[str, ...] = (),
-    compiled: CasesOf | None = None,
-    whom: Callable[[Declared], bool] = everybody,
-    own: CasesOf | None = None,
-    stored: bool = False,
-    optimized: bool = False,
+    cases: CasesOf, needs: tuple[str, ...] = (), compiled: CasesOf | None = None, **facts: Any
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
-    The check is called what the function is, without `test_`. `needs` are the features it needs besides
-    those of its cases, `compiled` the cases of a level that it is asked on of compiled implementations,
-    `whom` says of which implementations it is asked at all, `own` what frameworks' own are asked where
-    that is less, `stored` that answers from files will do, `optimized` that a share of the cases asks
-    what compilers make of frameworks' own code.
+    The check is called what the function is, without `test_`. The arguments are fields of `Check`.
     """
 
     def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:
         name = function.__name__.removeprefix("test_")
-        CHECKS[function] = Check(
-            name, function, cases, needs, compiled, whom, own, stored, optimized
-        )
+        CHECKS[function] = Check(name, function, cases, needs, compiled, **facts)
         return function
 
     return mark

@@ -13,6 +13,7 @@ from suite.judge import leaks
 from suite.judge.cell import first_line
 from suite.judge.elections.probe import Probe
 from suite.spec.case import Case
+from suite.spec.catalogue import gradient_cases, of_operator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.vocabulary import OPERANDS
@@ -59,7 +60,8 @@ def _tried(implementation: Implementation) -> str | None:
 def _cases(implementation: Implementation) -> list[Case]:
     """The cases to try: in float32, then in the other dtypes; those that are declared."""
     operator = implementation.operator
-    first = operator.probe or next(iter(operator.gradients("smoke"))).replace("/f32/", "/{dt}/")
+    plain = of_operator(operator, gradient_cases, "smoke")[0].id
+    first = operator.probe or plain.replace("/f32/", "/{dt}/")
     texts = [first.replace("{mask}", "none"), *operator.trials]
     ids = [text.format(dt="f32") for text in texts]
     ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]

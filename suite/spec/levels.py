@@ -1,45 +1,104 @@
-"""How the cases of a level are put together: designed ids, and rows of covering arrays."""
+"""Levels: the one table that says what is asked at which level, and why.
+
+An operator or a check lists patterns of ids, with {dt} where the dtype stands, each list with the level
+that asks it first and a row of `DTYPES_AT` (`Ask`). Promises that do not depend on values are asked on a
+share of such cases (`SHARES`), and costly implementations are asked a part of them later (`POSTPONED`).
+A level asks all that the levels before it ask. `python -m suite list --why ID` reads the tables for one
+case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
+from typing import NamedTuple
 
 from suite.spec.covering import Compatible, Row, each_value, pairwise
 from suite.spec.dtypes import DTYPES
 from suite.spec.ids import part
+from suite.spec.vocabulary import LEVELS
 
+ALL = tuple(DTYPES)
 HALF = ("f32", "bf16")
-"""The dtypes of the level smoke, where a pattern is asked in one of the two, by turns."""
+TURNS: tuple[str, ...] = ("turns",)
+"""One dtype of `HALF` for each pattern of an operator, by turns."""
+OWN: tuple[str, ...] = ("own",)
+"""The dtypes that the rows of a covering array have."""
 
 
-def unique(*parts: Iterable[str]) -> tuple[str, ...]:
-    """The ids of all parts, each once."""
-    return tuple(dict.fromkeys(text for part in parts for text in part))
+class DtypesAt(NamedTuple):
+    """The dtypes in which patterns are asked at each level.
+
+    `whole` says which patterns standard asks in all dtypes: "common", those whose sizes are among
+    `Operator.common_sizes`; "promise", those and the patterns of all that is no layer; "", none.
+    """
+
+    smoke: tuple[str, ...]
+    standard: tuple[str, ...]
+    full: tuple[str, ...]
+    why: str
+    whole: str = ""
 
 
-def filled(patterns: Iterable[str], dtypes: Iterable[str]) -> list[str]:
-    """The ids that `patterns` give with {dt} replaced by each of `dtypes`."""
-    names = list(dtypes)
-    return [pattern.replace("{dt}", dt) for pattern in patterns for dt in names]
+DTYPES_AT: Mapping[str, DtypesAt] = {
+    "common": DtypesAt(
+        TURNS, HALF, ALL, "what depends on sizes alone shows in few dtypes", whole="common"
+    ),
+    "promise": DtypesAt(
+        TURNS, HALF, ALL, "a promise is cheap in sizes that are asked anyway", whole="promise"
+    ),
+    "every": DtypesAt(TURNS, ALL, ALL, "a feature rounds otherwise in each dtype"),
+    "half": DtypesAt(HALF, HALF, ALL, "a derivative costs three calls"),
+    "halves first": DtypesAt(HALF, ALL, ALL, "long rows lose keys in one dtype and not in another"),
+    "float32": DtypesAt(("f32",), ("f32",), ALL, "float32 has the narrowest bounds"),
+    "growing": DtypesAt(("f32",), HALF, ALL, "each case makes several calls, or compiles"),
+    "float32 first": DtypesAt(("f32",), ALL, ALL, "one dtype shows the kind at smoke"),
+    "growing halves": DtypesAt(
+        ("f32",), ("f32", "bf16", "f16"), ALL, "dropout is drawn often, and scales in each dtype"
+    ),
+    "sixteen": DtypesAt(
+        ("bf16",), ("bf16", "f16"), ("bf16", "f16"), "the spread of roundings is known in 16 bits"
+    ),
+    "array": DtypesAt(OWN, OWN, OWN, "a covering array pairs dtypes with all else"),
+    "array x dtypes": DtypesAt(OWN, OWN, ALL, "a covering array, at full in every dtype"),
+}
+"""The dtypes of each level, by the kind of patterns. Patterns without {dt} are asked as they stand."""
+
+POSTPONED = {
+    "variations": "smoke asks one answer to each case, standard variations of cases: the same code is "
+    "asked them through another implementation",
+    "dtypes": "smoke leaves the dtype out, standard asks smoke's cases in it, full all",
+}
+"""What an implementation may have asked later, by `Implementation.later`, and the reason."""
+
+OPTIMIZED = {"values": 6}
+"""Where programs are compiled quickly, one in so many cases of a check is compiled as people do."""
 
 
-def in_turns(patterns: Iterable[str]) -> list[str]:
-    """The ids that `patterns` give with {dt} replaced by one of `HALF`, by turns."""
-    return [pattern.replace("{dt}", dt) for pattern, dt in zip(patterns, cycle(HALF), strict=False)]
+class Share(NamedTuple):
+    """Which part of a pool of cases a check is asked, operator by operator.
+
+    At smoke one in `smoke` of the smoke cases in each of `dtypes`. From standard on also one in `again`
+    of all smoke cases, and one in `others` of the rest (in `layers` of layers'); 0: none.
+    """
+
+    smoke: int
+    again: int
+    others: int
+    why: str
+    layers: int = 0
+    dtypes: tuple[str, ...] = ALL
 
 
-def in_dtypes(patterns: Iterable[str], level: str, everywhere: Sequence[str] = ()) -> list[str]:
-    """The ids that `patterns` give in the dtypes of a level: `in_turns` at smoke, at full in all, at
-    standard in all where the sizes are among `everywhere`, else in `HALF`: what hangs on the sizes alone
-    is asked in few dtypes."""
-    if level == "smoke":
-        return in_turns(patterns)
-    ids = filled(patterns, DTYPES)
-    if level != "standard":
-        return ids
-    return [x for x in ids if part(x, "DTYPE") in HALF or part(x, "SIZES") in everywhere]
+SHARES: Mapping[str, Share] = {
+    "contract": Share(2, 1, 4, "types, purity and determinism do not depend on values", layers=3),
+    "kept_answers": Share(8, 4, 0, "who owns an answer's memory depends on the kernel"),
+    "hidden": Share(2, 1, 1, "masks of one kind hide alike"),
+    "tangents": Share(1, 1, 8, "the derivative follows the rules of the gradient", dtypes=("f32",)),
+}
+"""The checks that are asked on a share of the cases."""
 
 
 class Covering:
@@ -56,17 +115,13 @@ class Covering:
         """The rows: every compatible pair of values of two axes stands in one of them."""
         return _rows(self)
 
-    def ids(self, **changes: object) -> list[str]:
-        """The ids of all rows, with some values changed."""
-        return [self.id_of(row | changes) for row in self.rows]
-
-    def in_every_dtype(self) -> list[str]:
-        """The ids of all rows in all dtypes."""
-        return [self.id_of(row | {"dtype": dt}) for row in self.rows for dt in DTYPES]
-
-    def few(self) -> list[str]:
-        """The ids of a few rows in which every value of every axis occurs."""
-        return [self.id_of(row) for row in each_value(self.rows)]
+    def ids(self, level: str, dtypes: tuple[str, ...] = OWN) -> list[str]:
+        """The ids of a level: at smoke of few rows in which every value of every axis occurs, else of all
+        rows; each row in its own dtype or in all of `dtypes`."""
+        rows = each_value(self.rows) if level == "smoke" else self.rows
+        if dtypes == OWN:
+            return [self.id_of(row) for row in rows]
+        return [self.id_of(row | {"dtype": dt}) for row in rows for dt in dtypes]
 
 
 @lru_cache
@@ -74,32 +129,65 @@ def _rows(covering: Covering) -> tuple[Row, ...]:
     return tuple(pairwise(covering.axes, covering.compatible, spread=covering.spread))
 
 
-def designed(
-    smoke: Sequence[str], standard: Sequence[str] = (), everywhere: Sequence[str] = (),
-    covering: Covering | None = None,
-) -> Callable[[str], tuple[str, ...]]:  # fmt: skip
-    """The ids of a level from patterns with {dt}, and from a covering array where there is one: at smoke
-    few rows of it, at standard all, at full all in every dtype. `everywhere` as in `in_dtypes`."""
+@dataclass(frozen=True)
+class Ask:
+    """Ids that a level asks: patterns, a function that gives them, or a covering array; the row of
+    `DTYPES_AT`; and the level that asks them first."""
 
-    def ids(level: str) -> tuple[str, ...]:
-        case_ids = unique(in_dtypes(smoke, "smoke"), covering.few() if covering else ())
-        if level != "smoke":
-            more = in_dtypes((*smoke, *standard), level, everywhere)
-            case_ids = unique(case_ids, more, covering.ids() if covering else ())
-        if level == "full" and covering:
-            case_ids = unique(case_ids, covering.in_every_dtype())
-        return case_ids
+    ids: Sequence[str] | Callable[[], Iterable[str]] | Covering
+    dtypes: str = "common"
+    since: str = "smoke"
 
-    return ids
+    def at(self, level: str, whole: Callable[[str, str], bool]) -> dict[str, str]:
+        """The ids that a level adds, with the reasons.
+
+        `whole(kind, pattern)` says whether standard asks a pattern in all dtypes.
+        """
+        if LEVELS.index(level) < LEVELS.index(self.since):
+            return {}
+        row = DTYPES_AT[self.dtypes]
+        why, names = f"{self.dtypes}: {row.why}", getattr(row, level)
+        if isinstance(self.ids, Covering):
+            return dict.fromkeys(self.ids.ids(level, names), why)
+        ids: dict[str, str] = {}
+        turns: Counter[str] = Counter()
+        for pattern in self.ids() if callable(self.ids) else self.ids:
+            own = names
+            if names == TURNS:
+                operator = part(pattern, "OPERATOR")
+                own = (HALF[turns[operator] % len(HALF)],)
+                turns[operator] += 1
+            elif level == "standard" and row.whole and whole(row.whole, pattern):
+                own = ALL
+            ids |= dict.fromkeys(
+                filled([pattern], own), why if "{dt}" in pattern else "written out"
+            )
+        return ids
 
 
-def listed(
-    smoke: Sequence[str], standard: Sequence[str] = (), full: Sequence[str] = ()
-) -> Callable[[str], tuple[str, ...]]:
-    """The ids of a level, written out; each level has those of the levels before."""
+def filled(patterns: Iterable[str], dtypes: Iterable[str]) -> list[str]:
+    """The ids that `patterns` give with {dt} replaced by each of `dtypes`."""
+    names = list(dtypes)
+    return [pattern.replace("{dt}", dt) for pattern in patterns for dt in names]
 
-    def ids(level: str) -> tuple[str, ...]:
-        case_ids = unique(smoke, standard if level != "smoke" else ())
-        return unique(case_ids, full if level == "full" else ())
 
-    return ids
+def levels_up_to(level: str) -> tuple[str, ...]:
+    """The level and those before it. Raises ValueError with the valid levels."""
+    if level not in LEVELS:
+        raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
+    return LEVELS[: LEVELS.index(level) + 1]
+
+
+def postponed(
+    level: str, later: Collection[str], dtype: str, variation: bool, in_smoke: bool
+) -> str:
+    """Why a level does not ask a cell yet: a reason of `POSTPONED`, or "".
+
+    `later` is what the implementation postpones, `variation` whether the check asks for answers to
+    variations of the case, `in_smoke` whether smoke has the case.
+    """
+    if level == "smoke" and variation and "variations" in later:
+        return POSTPONED["variations"]
+    if dtype in later and (level == "smoke" or (level == "standard" and not in_smoke)):
+        return POSTPONED["dtypes"]
+    return ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from suite.spec.levels import Ask
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
@@ -127,15 +128,13 @@ class Operator:
     problem that malformed ones are made of. `trials` are ids, with {dt}, on which a person's function is
     tried besides the probe: sizes that most kernels take.
 
-    `cases`, `gradients` and `compiled` give the ids of a level whose values are judged, that are
-    differentiated, and that are asked through compilers; `compiled_gradients` those that are
-    differentiated through compilers.
+    `cases` list the ids whose values are judged, `gradients` the ids that are differentiated, `compiled`
+    and `compiled_gradients` the same for compilers (see `suite.spec.levels.Ask`).
 
     `plain` is the id, with {dt}, of a case without a mask whose sizes are asked anyway: what checks ask
     that hang on no values, but on where arrays lie, what else is computed, or what was computed before.
 
-    `every_dtype` are the sizes that are asked in every dtype at standard; of others a case asks what
-    hangs on the sizes, not on the dtype.
+    `common_sizes` are the sizes that many cases share: these are asked in every dtype at standard.
 
     `completed(sizes, numbers)` gives a random search other sizes, and the options that every case must
     have, of sizes and of two whole numbers or more.
@@ -164,13 +163,13 @@ class Operator:
     draw: Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
     outputs: Callable[[Case], Axes]
     needs: Callable[[Case, Collection[str], Sizes, Any], Mapping[str, bool]]
-    cases: Callable[[str], Iterable[str]]
+    cases: tuple[Ask, ...]
     options: tuple[Option, ...] = ()
     ties: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing
     validate: Callable[[Case], object] = nothing
-    gradients: Callable[[str], Iterable[str]] = nothing
-    compiled: Callable[[str], Iterable[str]] = nothing
-    compiled_gradients: Callable[[str], Iterable[str]] = nothing
+    gradients: tuple[Ask, ...] = ()
+    compiled: tuple[Ask, ...] = ()
+    compiled_gradients: tuple[Ask, ...] = ()
     group: Callable[[Case], str] | None = None
     plain: str = ""
     elections: tuple[str, ...] = ()
@@ -190,7 +189,7 @@ class Operator:
     has_keys: bool = True
     squeezed_axis: str = "b"
     conjunctions_are_arrays: bool = False
-    every_dtype: tuple[str, ...] = ()
+    common_sizes: tuple[str, ...] = ()
     large_scores: Callable[[Inputs], Inputs] | None = None
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs] | None = None
     completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]] | None = None

@@ -158,7 +158,7 @@ def problems_of(selection: Selection) -> list[StoredProblem]:
     cases: dict[str, StoredCase] = {}
     differentiated = set()
     for check in all_checks():
-        for case in check.cases(selection.level) if check.stored else ():
+        for case in check.cases(selection.level) if check.single_answer else ():
             if not isinstance(case, StoredCase) or not selection.takes(case) or not _is_put(case):
                 continue
             cases.setdefault(case.id, case)

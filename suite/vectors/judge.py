@@ -32,14 +32,14 @@ class StoredPlan(Plan):
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
         """The cells of a check that needs no more than one answer to each case."""
-        if not check.stored:
+        if not check.single_answer:
             return []
         return [cell for cell in super().cells(check, whole) if cell.case.id in self.ids]
 
     def candidates(self, present: Sequence[Implementation]) -> Iterator[tuple[str, str, str]]:
         """Whatever a runtime may be asked at any level, answered here or not."""
         for check in all_checks():
-            for case in check.cases("full") if check.stored else ():
+            for case in check.cases("full") if check.single_answer else ():
                 yield from ((i.name, check.name, case.id) for i in present)
 
     def every_cell(self) -> list[Cell]:

@@ -7,25 +7,123 @@ full      standard, and products of axes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from zlib import crc32
 
 from suite.spec.case import Case
 from suite.spec.elections import ELECTION_CASES, ElectionCase
 from suite.spec.ids import part
-from suite.spec.levels import filled, in_dtypes
+from suite.spec.levels import SHARES, Ask, filled, levels_up_to
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
+from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import LEVELS
 
 AnyCase = Case | ElectionCase | MalformedCase
 
 
-def _all(level: str, part: str) -> tuple[Case, ...]:
-    if level not in LEVELS:
-        raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
-    ids = (text for operator in OPERATORS.values() for text in getattr(operator, part)(level))
-    return parsed(ids)
+class Selection:
+    """Cases by level: `selection(level)` gives them, each once; `why(level)` the reason of each.
+
+    `select(level)` gives cases with reasons; it is called once a level while the operators are the same.
+    """
+
+    def __init__(self, select: Callable[[str], dict[Case, str]]) -> None:
+        self._select = select
+        self._known: dict[tuple[str, ...], dict[Case, str]] = {}
+
+    def __call__(self, level: str = "standard") -> tuple[Case, ...]:
+        """The cases of a level. Raises ValueError with the valid levels."""
+        return tuple(self.why(level))
+
+    def why(self, level: str) -> Mapping[Case, str]:
+        """The cases of a level with the reasons. Raises ValueError with the valid levels."""
+        key = (level, *OPERATORS)
+        if key not in self._known:
+            self._known[key] = self._select(level)
+        return self._known[key]
+
+    def where(self, keep: Callable[[Case], bool]) -> Selection:
+        """Those of the cases that `keep` holds for."""
+        return Selection(lambda at: {case: why for case, why in self.why(at).items() if keep(case)})
+
+    def share(self, name: str) -> Selection:
+        """The share of the cases that `SHARES` gives to this name."""
+        share = SHARES[name]
+
+        def select(level: str) -> dict[Case, str]:
+            smoke = self("smoke")
+            smoke_cases = {*smoke}
+            in_dtypes = [case for case in smoke if case.dtype.name in share.dtypes]
+            chosen = one_in(share.smoke, in_dtypes, by_dtype=True)
+            for at in levels_up_to(level)[1:]:
+                others = (case for case in self(at) if case not in smoke_cases)
+                chosen += one_in(share.again, smoke)
+                chosen += one_in(share.others, others, layers=share.layers)
+            kept, reason = {*chosen}, f"share {name}: {share.why}"
+            return {c: f"{why}; {reason}" for c, why in self.why(level).items() if c in kept}
+
+        return Selection(select)
+
+
+def one_in(
+    step: int, cases: Iterable[Case], by_dtype: bool = False, layers: int = 0
+) -> tuple[Case, ...]:
+    """One in `step` of the cases of each operator (one in `layers` of a layer's), or of each dtype of it.
+
+    A step of 0 gives none, any other at least one of each group. A checksum of the id decides, so that
+    most choices stay as cases are added. The id is read from its end, where ids differ most.
+    """
+    if not step:
+        return ()
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        dtype = case.dtype.name if by_dtype else ""
+        groups.setdefault((case.operator.name, dtype), []).append(case)
+    chosen: list[Case] = []
+    for group in groups.values():
+        of = layers if layers and group[0].operator.is_layer else step
+        group.sort(key=lambda case: crc32(case.id[::-1].encode()))
+        chosen += group[: -(-len(group) // of)]
+    return tuple(chosen)
+
+
+def asked(*asks: Ask | str) -> Selection:
+    """The cases that a check lists itself; a pattern by itself has the dtypes of a promise."""
+    patterns = tuple(ask for ask in asks if isinstance(ask, str))
+    group = [Ask(patterns, "promise"), *(ask for ask in asks if isinstance(ask, Ask))]
+    return _selection(lambda: [group])
+
+
+def of_operator(operator: Operator, selection: Selection, level: str) -> list[Case]:
+    """The cases of a selection that are the operator's."""
+    return [case for case in selection(level) if case.operator is operator]
+
+
+def _of_operators(pool: str) -> Selection:
+    return _selection(lambda: [getattr(operator, pool) for operator in OPERATORS.values()])
+
+
+def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
+    """The cases of groups of asks: group by group, those of a level behind those of the levels before."""
+
+    def select(level: str) -> dict[Case, str]:
+        reasons: dict[str, str] = {}
+        for asks in groups():
+            for at in levels_up_to(level):
+                for ask in asks:
+                    for text, why in ask.at(at, whole).items():
+                        reasons.setdefault(text, why)
+        return {Case.parse(text): why for text, why in reasons.items()}
+
+    return Selection(select)
+
+
+def whole(kind: str, pattern: str) -> bool:
+    """Whether a pattern is asked in all dtypes at standard (see `DtypesAt`)."""
+    operator = OPERATORS[part(pattern, "OPERATOR")]
+    promise = kind == "promise" and not operator.is_layer
+    return promise or part(pattern, "SIZES") in operator.common_sizes
 
 
 def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
@@ -33,93 +131,32 @@ def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
     return tuple(Case.parse(text) for text in dict.fromkeys(ids))
 
 
-@lru_cache(maxsize=3)
-def cases(level: str = "standard") -> tuple[Case, ...]:
-    """The cases of a level whose values are judged, each once. Raises ValueError with the valid
-    levels."""
-    return _all(level, "cases")
+cases = _of_operators("cases")
+"""The cases whose values are judged."""
+
+gradient_cases = _of_operators("gradients")
+"""The cases that are differentiated."""
+
+compiled_cases = _of_operators("compiled")
+"""The cases that are asked of compiled implementations."""
+
+compiled_gradient_cases = _of_operators("compiled_gradients")
+"""The cases that compiled implementations are differentiated on."""
 
 
-@lru_cache(maxsize=3)
-def gradient_cases(level: str = "standard") -> tuple[Case, ...]:
-    """The cases of a level that are differentiated."""
-    return _all(level, "gradients")
+def with_plain(*asks: Ask | str, axes: str = "") -> Selection:
+    """The cases of `asked`; from standard on also the plain one of every operator that no pattern is of,
+    and whose output has the `axes`, letters, none of them tied to another axis."""
+    patterns = [ask for ask in asks if isinstance(ask, str)]
+    plain = partial(plain_beside, patterns, lambda case: _apart(case, axes))
+    return asked(*asks, Ask(plain, "promise", since="standard"))
 
 
-@lru_cache(maxsize=3)
-def compiled_cases(level: str = "standard") -> tuple[Case, ...]:
-    """The cases of a level that are asked of compiled implementations."""
-    return _all(level, "compiled")
-
-
-@lru_cache(maxsize=3)
-def compiled_gradient_cases(level: str = "standard") -> tuple[Case, ...]:
-    """The cases of a level that compiled implementations are differentiated on."""
-    return _all(level, "compiled_gradients")
-
-
-def thinned(
-    of: Callable[[str], Sequence[Case]], level: str, step: int, layers: int = 0
-) -> tuple[Case, ...]:
-    """The smoke cases that `of` gives, and of every operator each `step`-th of the others (of layers each
-    `layers`-th): for promises that do not hang on values."""
-    first = {case.id for case in of("smoke")}
-    chosen = list(of("smoke"))
-    for operator in OPERATORS.values():
-        own = [case for case in of(level) if case.operator is operator]
-        every = own[:: (layers or step) if operator.is_layer else step]
-        chosen += [case for case in every if case.id not in first]
-    return tuple(chosen)
-
-
-def every(of: Iterable[Case], step: int) -> tuple[Case, ...]:
-    """Of the cases of each operator in each dtype every `step`-th, the first among them: no operator and
-    no dtype is left out."""
-    groups: dict[tuple[str, str], list[Case]] = {}
-    for case in of:
-        groups.setdefault((case.operator.name, case.dtype.name), []).append(case)
-    return tuple(case for group in groups.values() for case in group[::step])
-
-
-def cases_of(*patterns: str) -> Callable[[str], tuple[Case, ...]]:
-    """The cases whose ids are `patterns` with {dt} replaced: by all dtypes; of layers at standard by few
-    where their sizes are asked elsewhere (`Operator.every_dtype`). At smoke the patterns of an operator
-    take turns (`in_turns`)."""
-
-    @lru_cache(maxsize=3)
-    def cases_at(level: str) -> tuple[Case, ...]:
-        ids: list[str] = []
-        patterns_of: dict[str, list[str]] = {name: [] for name in OPERATORS}
-        for pattern in patterns:
-            patterns_of[part(pattern, "OPERATOR")].append(pattern)
-        for name, own in patterns_of.items():
-            operator = OPERATORS[name]
-            sizes = operator.every_dtype if operator.is_layer else [part(p, "SIZES") for p in own]
-            ids += in_dtypes(own, level, sizes)
-        return parsed(ids)
-
-    return cases_at
-
-
-def with_plain(*patterns: str, axes: str = "") -> Callable[[str], tuple[Case, ...]]:
-    """The cases of `patterns` (see `cases_of`); from standard on also the plain one of every other
-    operator whose output has the `axes`, letters, and none of them tied to another axis."""
-    designed = cases_of(*patterns)
-
-    def cases_at(level: str) -> tuple[Case, ...]:
-        few = designed(level)
-        if level == "smoke":
-            return few
-        more = cases_of(*plain_beside(few))(level)
-        return (*few, *(case for case in more if _apart(case, axes)))
-
-    return cases_at
-
-
-def plain_beside(few: Iterable[Case]) -> list[str]:
-    """The plain ids, with {dt}, of the operators that none of `few` is of."""
-    names = {case.operator.name for case in few}
-    return [o.plain for name, o in OPERATORS.items() if o.plain and name not in names]
+def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[str]:
+    """The plain ids, with {dt}, of the operators that none of `patterns` is of, where `keep` holds."""
+    names = {part(pattern, "OPERATOR") for pattern in patterns}
+    plain = [o.plain for name, o in OPERATORS.items() if o.plain and name not in names]
+    return [pattern for pattern in plain if keep(Case.parse(pattern.replace("{dt}", "f32")))]
 
 
 def _apart(case: Case, axes: str) -> bool:
@@ -146,7 +183,7 @@ def find(case_id: str) -> AnyCase:
 
 
 __all__ = [
-    "AnyCase", "cases", "cases_of", "compiled_cases", "compiled_gradient_cases", "every", "everything",
-    "filled", "find", "gradient_cases", "parsed", "plain_beside", "thinned",
+    "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
+    "everything", "filled", "find", "gradient_cases", "of_operator", "one_in", "parsed", "plain_beside",
     "with_plain",
 ]  # fmt: skip

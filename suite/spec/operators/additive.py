@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator, Work, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layers import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from suite.spec.case import Case
     from suite.spec.inputs import Inputs
 
-EVERY_DTYPE = ("b2h1q5k9d16v14",)
+COMMON_SIZES = ("b2h1q5k9d16v14",)
 
 
 def axes(case: Case) -> Axes:
@@ -78,41 +78,58 @@ ADDITIVE = Operator(
     ties=ties,
     validate=validate,
     plain="additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    cases=designed(
-        (
-            # widths that are equal, so that exchanged projections fit
-            "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
-            "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
-            "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+    cases=(
+        Ask(
+            (
+                # widths that are equal, so that exchanged projections fit
+                "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
+                "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
+                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+            )
         ),
-        (
-            "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-            "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
-            "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
-            "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
-        ),
-        EVERY_DTYPE,
-    ),
-    gradients=listed(
-        (
-            "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
-            "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-        ),
-        (
-            "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
-            "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-            "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
-        ),
-        filled(
-            [
-                f"additive/{mask}/mha/{{dt}}/{rest}"
-                for mask in ("none", "padempty")
-                for rest in ("b2h1q5k9d16v14/e12.10.14.14", "b2h1q5k9d16v14/e16.16.14.14/identity")
-            ],
-            ("f64", "f16"),
+        Ask(
+            (
+                "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
+                "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+                "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
+            ),
+            since="standard",
         ),
     ),
-    compiled=listed((), ("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",)),
+    gradients=(
+        Ask(
+            (
+                "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+            )
+        ),
+        Ask(
+            (
+                "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+                "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
+            ),
+            since="standard",
+        ),
+        Ask(
+            filled(
+                [
+                    f"additive/{mask}/mha/{{dt}}/{rest}"
+                    for mask in ("none", "padempty")
+                    for rest in (
+                        "b2h1q5k9d16v14/e12.10.14.14",
+                        "b2h1q5k9d16v14/e16.16.14.14/identity",
+                    )
+                ],
+                ("f64", "f16"),
+            ),
+            since="full",
+        ),
+    ),
+    compiled=(
+        Ask(("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",), since="standard"),
+    ),
     options=options("without_projections", "identity", flag("vector", "vector")),
     elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
     probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
@@ -120,6 +137,6 @@ ADDITIVE = Operator(
     gradient_probe="additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
     is_layer=True,
     squeezed_axis="q",
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
     work=work,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator, number
 from suite.spec.operators import layer_norm, layers
 from suite.spec.operators.layers import options
@@ -53,31 +53,40 @@ BATCH_NORM = Operator(
     ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
     plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-    cases=designed(
-        (
-            "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
-            "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+    cases=(
+        Ask(
+            (
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+            )
         ),
-        (
-            "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-            "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-        ),
-        layer_norm.EVERY_DTYPE,
-    ),
-    gradients=listed(
-        (
-            "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
-            "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
-        ),
-        (
-            "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-            *filled(
-                [
-                    f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
-                    for training in ("/train", "")
-                ],
-                DTYPES,
+        Ask(
+            (
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
             ),
+            since="standard",
+        ),
+    ),
+    gradients=(
+        Ask(
+            (
+                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
+                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+            )
+        ),
+        Ask(
+            (
+                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+                *filled(
+                    [
+                        f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
+                        for training in ("/train", "")
+                    ],
+                    DTYPES,
+                ),
+            ),
+            since="standard",
         ),
     ),
     options=options("without_affine", "plain", layer_norm.ADDED, AVERAGED, trains=True),
@@ -85,5 +94,5 @@ BATCH_NORM = Operator(
     is_layer=True,
     has_keys=False,
     squeezed_axis="q",
-    every_dtype=layer_norm.EVERY_DTYPE,
+    common_sizes=layer_norm.COMMON_SIZES,
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
@@ -14,7 +14,7 @@ from suite.spec.operators.layers import draw_sequences, one_head_outputs, option
 if TYPE_CHECKING:
     from suite.spec.case import Case
 
-EVERY_DTYPE = ("b2h1q5k9d8v6",)
+COMMON_SIZES = ("b2h1q5k9d8v6",)
 
 
 def axes(case: Case) -> Axes:
@@ -38,27 +38,33 @@ CONCAT = Operator(
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
     plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    cases=designed(
-        (
-            "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
-            "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+    cases=(
+        Ask(
+            (
+                "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+                "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+            )
         ),
-        (),
-        EVERY_DTYPE,
     ),
-    gradients=listed(
-        ("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",),
-        (
-            "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-            "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+    gradients=(
+        Ask(("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+        Ask(
+            (
+                "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+                "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+            ),
+            since="standard",
         ),
-        filled(
-            [
-                f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
-                for mask in ("none", "padempty")
-                for scaled in ("/unscaled", "")
-            ],
-            ("f64", "f16"),
+        Ask(
+            filled(
+                [
+                    f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
+                    for mask in ("none", "padempty")
+                    for scaled in ("/unscaled", "")
+                ],
+                ("f64", "f16"),
+            ),
+            since="full",
         ),
     ),
     options=options("without_scale", "unscaled"),
@@ -71,5 +77,5 @@ CONCAT = Operator(
     gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     is_layer=True,
     squeezed_axis="q",
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
 )

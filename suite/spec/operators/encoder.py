@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator, choice, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("relu", "gelu")
 """max(x, 0), and x Phi(x) with the normal distribution Phi (Hendrycks, Gimpel 2016)."""
 
-EVERY_DTYPE = ("b2h4q7k7d3",)
+COMMON_SIZES = ("b2h4q7k7d3",)
 
 PARAMETERS = {
     "query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv", "output_kernel": "hvx",
@@ -88,37 +88,44 @@ ENCODER = Operator(
     ties=lambda options: ("hg", "dv", "xyz", "qk"),
     validate=validate,
     plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-    cases=designed(
-        (
-            "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-            "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
-            "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
-            "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-            # The activation to the last digits.
-            "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
+    cases=(
+        Ask(
+            (
+                "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+                "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                # The activation to the last digits.
+                "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
+            )
         ),
-        (
-            "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-            "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
-            "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-            "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-            "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-            "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-            "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-            "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-            "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
-            "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
-            "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
+        Ask(
+            (
+                "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+                "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+                "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
+                "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
+                "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
+            ),
+            since="standard",
         ),
-        EVERY_DTYPE,
     ),
-    gradients=listed(
-        ("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",),
-        (
-            *filled(["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")),
-            "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+    gradients=(
+        Ask(("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",)),
+        Ask(
+            (
+                *filled(["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")),
+                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+            ),
+            since="standard",
         ),
-        ("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",),
+        Ask(("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",), since="full"),
     ),
     options=(
         flag("pre", "pre"),
@@ -130,5 +137,5 @@ ENCODER = Operator(
     elections=("fully-masked-row", "padded-sample"),
     probe="encoder/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
     is_layer=True,
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import NUMBER, Axes, Operator, Option
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, options
@@ -27,7 +27,7 @@ ADDED = Option(
 )
 """Another number to be added: frameworks are asked their defaults, each as a path."""
 
-EVERY_DTYPE = ("b32h1q3k3d64",)
+COMMON_SIZES = ("b32h1q3k3d64",)
 
 GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
@@ -65,24 +65,27 @@ LAYER_NORM = Operator(
     ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
     plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-    cases=designed(
-        (
-            "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-            "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
+    cases=(
+        Ask(
+            (
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
+            )
         ),
-        (),
-        EVERY_DTYPE,
     ),
-    gradients=listed(
-        filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16")),
-        (
-            "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
-            *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
+    gradients=(
+        Ask(filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16"))),
+        Ask(
+            (
+                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
+                *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
+            ),
+            since="standard",
         ),
     ),
     options=options("without_affine", "plain", ADDED),
     is_layer=True,
     has_keys=False,
     squeezed_axis="q",
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
 )

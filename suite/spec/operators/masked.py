@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
@@ -15,7 +15,7 @@ from suite.spec.operators.layers import draw_sequences, one_head_outputs, option
 if TYPE_CHECKING:
     from suite.spec.case import Case
 
-EVERY_DTYPE = ("b2h1q5k9d8v6",)
+COMMON_SIZES = ("b2h1q5k9d8v6",)
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -31,24 +31,31 @@ MASKED = Operator(
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
     plain="masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    cases=designed(
-        (
-            "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
-            "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    cases=(
+        Ask(
+            (
+                "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+                "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+            )
         ),
-        (
-            "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-            "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
-            "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-            "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
+        Ask(
+            (
+                "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
+                "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
+            ),
+            since="standard",
         ),
-        EVERY_DTYPE,
     ),
-    gradients=listed(
-        ("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",),
-        (
-            *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
-            "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+    gradients=(
+        Ask(("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+        Ask(
+            (
+                *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
+                "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+            ),
+            since="standard",
         ),
     ),
     options=options("without_biases", "nobias"),
@@ -57,5 +64,5 @@ MASKED = Operator(
     gradient_probe="masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
     is_layer=True,
     squeezed_axis="q",
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator, choice, flag
 from suite.spec.sizes import Sizes
 
@@ -31,7 +31,7 @@ is not taken off first."""
 SPREAD, APART = 3.0, 40.0
 """The standard deviation of log-sum-exps, and that of those that are apart: most parts weigh nothing."""
 
-EVERY_DTYPE = ("b2h3q5k2d8",)
+COMMON_SIZES = ("b2h3q5k2d8",)
 
 
 def axes(case: Case) -> Axes:
@@ -79,31 +79,38 @@ MERGE = Operator(
     ties=lambda options: ("dv", "hg"),
     validate=validate,
     plain="merge/none/mha/{dt}/b2h3q5k2d8",
-    cases=designed(
-        (
-            "merge/none/mha/{dt}/b2h3q5k2d8",
-            "merge/none/mha/{dt}/b2h3q5k2d8/empty",
-            "merge/none/mha/{dt}/b2h3q5k2d8/high",
-            "merge/none/mha/f32/b2h3q5k4d8",
+    cases=(
+        Ask(
+            (
+                "merge/none/mha/{dt}/b2h3q5k2d8",
+                "merge/none/mha/{dt}/b2h3q5k2d8/empty",
+                "merge/none/mha/{dt}/b2h3q5k2d8/high",
+                "merge/none/mha/f32/b2h3q5k4d8",
+            )
         ),
-        (
-            "merge/none/mha/{dt}/b2h3q5k2d8/low",
-            "merge/none/mha/{dt}/b2h3q5k2d8/apart",
-            "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
-            "merge/none/mha/{dt}/b2h3q5k4d8",
-            "merge/none/mha/{dt}/b2h3q5k4d8/empty",
-            "merge/none/mha/{dt}/b2h3q5k1d8/empty",
-            "merge/none/mha/{dt}/b1h2q17k9d64/apart",
+        Ask(
+            (
+                "merge/none/mha/{dt}/b2h3q5k2d8/low",
+                "merge/none/mha/{dt}/b2h3q5k2d8/apart",
+                "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
+                "merge/none/mha/{dt}/b2h3q5k4d8",
+                "merge/none/mha/{dt}/b2h3q5k4d8/empty",
+                "merge/none/mha/{dt}/b2h3q5k1d8/empty",
+                "merge/none/mha/{dt}/b1h2q17k9d64/apart",
+            ),
+            since="standard",
         ),
-        EVERY_DTYPE,
     ),
-    gradients=listed(
-        ("merge/none/mha/f32/b2h3q5k2d8",),
-        filled(
-            ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"], ("f32", "f64")
+    gradients=(
+        Ask(("merge/none/mha/f32/b2h3q5k2d8",)),
+        Ask(
+            filled(
+                ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"], ("f32", "f64")
+            ),
+            since="standard",
         ),
     ),
     options=(choice("height", HEIGHTS), flag("apart", "apart"), flag("empty", "empty")),
     has_keys=False,
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
 )

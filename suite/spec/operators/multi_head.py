@@ -11,7 +11,7 @@ import numpy as np
 
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Covering, designed, filled, listed
+from suite.spec.levels import Ask, Covering, filled
 from suite.spec.operator import Axes, Operator, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
@@ -113,41 +113,54 @@ STANDARD = (
     "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
 )
 
-EVERY_DTYPE = tuple(sizes_of(shape).token for shape in SHAPES)
+COMMON_SIZES = tuple(sizes_of(shape).token for shape in SHAPES)
 
 # Mostly three inputs of their own, so that each has a gradient of its own; one tensor as all three takes
 # other paths in some libraries.
-GRADIENTS = listed(
-    (
-        *filled(["multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12"], ("f32", "bf16")),
-        "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
-        "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
+GRADIENTS = (
+    Ask(
+        (
+            *filled(["multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12"], ("f32", "bf16")),
+            "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
+            "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
+        )
     ),
-    (
-        "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
-        "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
-        "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
-        "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-        *filled(
-            ["multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"], ("f32", "f64")
+    Ask(
+        (
+            "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
+            "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
+            "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
+            "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+            *filled(
+                ["multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"], ("f32", "f64")
+            ),
+            "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
         ),
-        "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
+        since="standard",
     ),
-    (
-        "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
-        "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
-        "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
+    Ask(
+        (
+            "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
+            "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
+            "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
+        ),
+        since="full",
     ),
 )
 
-COMPILED = listed(
-    (
-        "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-        "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+COMPILED = (
+    Ask(
+        (
+            "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+            "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+        )
     ),
-    (
-        "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
-        "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
+    Ask(
+        (
+            "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
+            "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
+        ),
+        since="standard",
     ),
 )
 
@@ -224,15 +237,10 @@ MULTI_HEAD = Operator(
     ties=layers.ties(),
     validate=validate,
     plain="multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-    cases=designed(
-        SMOKE,
-        STANDARD,
-        EVERY_DTYPE,
-        COVERING,
-    ),
+    cases=(Ask(SMOKE), Ask(STANDARD, since="standard"), Ask(COVERING, "array x dtypes")),
     gradients=GRADIENTS,
     compiled=COMPILED,
-    compiled_gradients=listed((), ("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",)),
+    compiled_gradients=(Ask(("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",), since="standard"),),
     options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
     elections=(
         "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
@@ -243,6 +251,6 @@ MULTI_HEAD = Operator(
     well_formed="multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12",
     gradient_probe="multi-head/bool.qk.empty/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
     is_layer=True,
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
     work=projections_work,
 )  # fmt: skip

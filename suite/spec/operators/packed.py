@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator, Option, choice, number
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
@@ -36,7 +36,7 @@ ALIGNMENTS = ("all", "causal", "causalbr")
 """Which keys of its segment a query attends: all; those up to its own place; or so that the last query
 attends all (bottom-right). Where queries and keys are as many, the latter two are one, called causal."""
 
-EVERY_DTYPE = ("b3h4q24k24d8",)
+COMMON_SIZES = ("b3h4q24k24d8",)
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -193,17 +193,22 @@ PACKED = Operator(
     needs=needs,
     validate=validate,
     plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-    cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
-    gradients=listed(
-        (
-            "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
-            "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
+    cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
+    gradients=(
+        Ask(
+            (
+                "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
+                "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
+            )
         ),
-        (
-            *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
-            *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),
-            *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
-            "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+        Ask(
+            (
+                *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
+                *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),
+                *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
+                "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+            ),
+            since="standard",
         ),
     ),
     options=(
@@ -217,7 +222,7 @@ PACKED = Operator(
     probe="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
     well_formed="packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
     integers=("query_lengths", "key_lengths"),
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
     completed=completed,
     choose=choose,
 )

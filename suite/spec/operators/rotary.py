@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator, Option, choice, flag, number
 from suite.spec.sizes import Sizes
 
@@ -53,7 +53,7 @@ FAR = 100003
 REACH = 3
 """Gathered positions are drawn from so many times the length of a sequence."""
 
-EVERY_DTYPE = ("b2h3q17k1d16",)
+COMMON_SIZES = ("b2h3q17k1d16",)
 
 _OFFSET = Option(
     "offset", r"at(\d+)", int, lambda value: f"at{value}", 0, (1, 255, 4097, FAR, 10**6)
@@ -202,19 +202,22 @@ ROTARY = Operator(
     ties=lambda options: ("1k", "dv", "hg"),
     validate=validate,
     plain="rotary/none/mha/{dt}/b2h3q17k1d16",
-    cases=designed(SMOKE, STANDARD, EVERY_DTYPE),
-    gradients=listed(
-        ("rotary/none/mha/f32/b2h3q17k1d16",),
-        (
-            *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
-            *filled(
-                [
-                    "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
-                    "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
-                ],
-                ("f32", "bf16"),
+    cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
+    gradients=(
+        Ask(("rotary/none/mha/f32/b2h3q17k1d16",)),
+        Ask(
+            (
+                *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
+                *filled(
+                    [
+                        "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
+                        "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
+                    ],
+                    ("f32", "bf16"),
+                ),
+                "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
             ),
-            "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+            since="standard",
         ),
     ),
     options=(
@@ -229,5 +232,5 @@ ROTARY = Operator(
     has_keys=False,
     axis_orders=("bhld", "blhd"),
     integers=("position",),
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
 )

@@ -28,8 +28,8 @@ import numpy as np
 
 from suite.spec.operator import Axes, Operator, Work, choice, flag, number
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
-from suite.spec.operators.sdpa_cases import cases
-from suite.spec.operators.sdpa_derived import compiled, compiled_gradients, gradients
+from suite.spec.operators.sdpa_cases import CASES
+from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRADIENTS
 from suite.spec.recipes import DRAWS, RECIPES, alibi_slopes
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, BIASES, BY_HEAD, OPERANDS
@@ -144,10 +144,10 @@ SDPA = Operator(
     needs=needs,
     validate=validate,
     plain="sdpa/none/mha/{dt}/b3h2q18k34d8",
-    cases=cases,
-    gradients=gradients,
-    compiled=compiled,
-    compiled_gradients=compiled_gradients,
+    cases=CASES,
+    gradients=GRADIENTS,
+    compiled=COMPILED,
+    compiled_gradients=COMPILED_GRADIENTS,
     options=(
         choice("bias", BIASES, "bias."),
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0, 0.125, 3.0, -3.0),

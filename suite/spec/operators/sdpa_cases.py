@@ -14,7 +14,7 @@ from typing import cast
 
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import HALF, Covering, filled, in_turns, unique
+from suite.spec.levels import Ask, Covering
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES, HIDING
@@ -249,7 +249,7 @@ TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
 
 
 def _designed() -> list[str]:
-    ids = [*COINCIDENCES, *SMOKE_DESIGNED]
+    ids = []
     for n, length in enumerate(TAILS):
         dt = ("f32", "bf16", "f16")[n % 3]
         # Few shapes a length: JAX compiles for each.
@@ -305,16 +305,18 @@ def _products() -> Iterable[str]:
     return map(id_of, rows)
 
 
-def cases(level: str) -> tuple[str, ...]:
-    """The ids of a level, each once; those with sinks, lse and ALiBi, those for their sizes, and those
-    with the lowest number last."""
-    ids = unique(SMOKE_DESIGNED, COINCIDENCES, COVERING.few())
-    if level == "smoke":
-        options = (SMOKE_SINKS, SMOKE_LSE, SMOKE_SLOPES)
-        return unique(ids, *map(in_turns, options), SMOKE_ALIBI, in_turns(SMOKE_LOWEST))
-    ids = unique(ids, _designed(), COVERING.ids())
-    if level == "full":
-        ids = unique(ids, _products())
-    later = SMOKE_SINKS + SINKS + SMOKE_LSE + LSE + ALIBI + SMOKE_SLOPES + SLOPES
-    sizes = filled(SIZES, DTYPES if level == "full" else HALF)
-    return unique(ids, filled(later, DTYPES), sizes, filled(SMOKE_LOWEST + LOWEST, DTYPES))
+CASES = (
+    Ask(SMOKE_DESIGNED),
+    Ask(COINCIDENCES),
+    Ask(COVERING, "array"),
+    Ask(_designed, since="standard"),
+    Ask(_products, since="full"),
+    Ask(SMOKE_SINKS, "every"),
+    Ask(SMOKE_LSE, "every"),
+    Ask(SMOKE_SLOPES, "every"),
+    Ask(SMOKE_ALIBI),
+    Ask(SMOKE_LOWEST, "every"),
+    Ask(SINKS + LSE + ALIBI + SLOPES + LOWEST, "every", since="standard"),
+    Ask(SIZES, since="standard"),
+)
+"""What is asked of values."""

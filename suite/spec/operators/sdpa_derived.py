@@ -11,7 +11,7 @@ a tail, sizes that all coincide, an empty batch.
 from __future__ import annotations
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import HALF, Covering, filled, in_turns, unique
+from suite.spec.levels import Ask, Covering
 from suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {
@@ -93,23 +93,15 @@ def paired(a: str, x: object, b: str, y: object) -> bool:
 GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "dtype"), id_of)
 
 
-def gradients(level: str) -> tuple[str, ...]:
-    """The ids that are differentiated, each once; those with sinks, lse and slopes, and those for
-    their sizes last."""
-    if level == "smoke":
-        return unique(
-            in_turns(SMOKE_GRADIENTS), GRADIENT_COVERING.few(), in_turns(SMOKE_SINKS + LSE + SLOPES)
-        )
-    ids = unique(
-        filled(SMOKE_GRADIENTS, HALF), GRADIENT_COVERING.few(),
-        filled(DESIGNED_GRADIENTS, ("f32",)), GRADIENT_COVERING.ids(),
-    )  # fmt: skip
-    last = filled(SMOKE_SINKS + LSE + SLOPES + SINKS + SIZES + LOWEST, HALF)
-    if level == "full":
-        designed = (*SMOKE_GRADIENTS, *DESIGNED_GRADIENTS, "sdpa/pad/mha/{dt}/b2h3q31k33d7")
-        ids = unique(ids, filled(designed, DTYPES), GRADIENT_COVERING.in_every_dtype())
-        last += filled(SMOKE_SINKS + SINKS + LSE + SLOPES + SIZES + LOWEST, DTYPES)
-    return unique(ids, last)
+GRADIENTS = (
+    Ask(SMOKE_GRADIENTS),
+    Ask(GRADIENT_COVERING, "array x dtypes"),
+    Ask(SMOKE_SINKS + LSE + SLOPES),
+    Ask(DESIGNED_GRADIENTS, "float32", since="standard"),
+    Ask(SINKS + SIZES + LOWEST, since="standard"),
+    Ask(("sdpa/pad/mha/{dt}/b2h3q31k33d7",), since="full"),
+)
+"""What is differentiated."""
 
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
@@ -156,7 +148,7 @@ FULL_COMPILED = (
     "sdpa/bool.b1qk/gqa2/f32/b2h4q5k13d8v10/bias.bhqk/dense",
 )
 
-COMPILED_GRADIENTS = (
+DIFFERENTIATED = (
     "sdpa/none/mha/f32/b4h4q4k4d4",
     "sdpa/causal/gqa2/f32/b2h4q11k9d6",
     "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
@@ -171,18 +163,16 @@ COMPILED_GRADIENTS = (
 COMPILED_COVERING = Covering(COMPILED_AXES, compatible, ("mask", "shape", "heads", "dtype"), id_of)
 
 
-def compiled(level: str) -> tuple[str, ...]:
-    """The ids whose values are judged through compilers, each once; at smoke the first few."""
-    if level == "smoke":
-        return SMOKE_COMPILED
-    ids = unique(
-        SMOKE_COMPILED, DESIGNED_COMPILED, COMPILED_COVERING.few(), COMPILED_COVERING.ids()
-    )
-    if level == "full":
-        ids = unique(ids, FULL_COMPILED, COMPILED_COVERING.in_every_dtype())
-    return ids
+COMPILED = (
+    Ask(SMOKE_COMPILED),
+    Ask(DESIGNED_COMPILED, since="standard"),
+    Ask(COMPILED_COVERING, "array x dtypes", since="standard"),
+    Ask(FULL_COMPILED, since="full"),
+)
+"""What is asked of values through compilers."""
 
-
-def compiled_gradients(level: str) -> tuple[str, ...]:
-    """The ids that are differentiated through compilers; at smoke two."""
-    return COMPILED_GRADIENTS[:2] if level == "smoke" else COMPILED_GRADIENTS
+COMPILED_GRADIENTS = (
+    Ask(DIFFERENTIATED[:2]),
+    Ask(DIFFERENTIATED[2:], since="standard"),
+)
+"""What is differentiated through compilers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import designed, filled, listed
+from suite.spec.levels import Ask, filled
 from suite.spec.operator import Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import one_head_outputs, options, projections_work
@@ -14,7 +14,7 @@ from suite.spec.operators.multi_head import draw
 if TYPE_CHECKING:
     from suite.spec.case import Case
 
-EVERY_DTYPE = ("b2h1q7k7d5v6",)
+COMMON_SIZES = ("b2h1q7k7d5v6",)
 
 
 def axes(case: Case) -> Axes:
@@ -32,28 +32,35 @@ SELF_ATTENTION = Operator(
     needs=layers.needs,
     ties=layers.ties("1hg", "vo"),
     plain="self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-    cases=designed(
-        (
-            "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-            "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    cases=(
+        Ask(
+            (
+                "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+            )
         ),
-        (
-            "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-            "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
-            "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
+        Ask(
+            (
+                "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+                "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
+            ),
+            since="standard",
         ),
-        EVERY_DTYPE,
     ),
-    gradients=listed(
-        ("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self",),
-        (
-            *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
-            "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+    gradients=(
+        Ask(("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self",)),
+        Ask(
+            (
+                *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
+                "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+            ),
+            since="standard",
         ),
     ),
     options=options("without_biases", "nobias"),
     is_layer=True,
     squeezed_axis="q",
-    every_dtype=EVERY_DTYPE,
+    common_sizes=COMMON_SIZES,
     work=projections_work,
 )
