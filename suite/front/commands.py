@@ -109,8 +109,8 @@ def _why(case_id: str) -> str:
         for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
             levels = [at for at in LEVELS if cases and any(c.id == case_id for c in cases(at))]
             if cases and levels:
-                chosen = isinstance(cases, Selection)
-                why = cases.why(levels[0])[Case.parse(case_id)] if chosen else ""
+                selected = cases.why(levels[0]) if isinstance(cases, Selection) else {}
+                why = next((why for case, why in selected.items() if case.id == case_id), "")
                 lines.append(f"  {name:28} since {levels[0]:9} {why}".rstrip())
     lines += [] if len(lines) > 1 else ["  no check asks it: --case of search and bench does"]
     lines += ["Implementations that say so are asked later:"]
