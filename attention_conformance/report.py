@@ -61,9 +61,9 @@ class Report:
     def elections(self) -> pd.DataFrame:
         """How the function answers where the field has no single answer, beside the framework's own
         attention: a row per question. An answer that is another one is marked."""
-        from suite.report import semantics
+        from suite.report.semantics import BY_QUESTION
 
-        return semantics.by_question(semantics.probes_of(self.table))
+        return BY_QUESTION.of(self.table)
 
     def save(self, path: str | Path) -> Path:
         """Write the records as `pytest suite --results` does, for `python -m suite report` and `diff`.

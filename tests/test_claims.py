@@ -287,7 +287,7 @@ def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Pa
 def test_elections_stand_beside_those_of_the_framework() -> None:
     of = plan("textbook", dtype=("f32",))
     cells = [record(cell, verdict) for cell, verdict in judged(of, "election")]
-    table = semantics.by_question(frame(*cells))
+    table = semantics.BY_QUESTION.of(frame(*cells))
     assert table.loc["fully-masked-row"].tolist() == ["nan *", "zeros"]
     assert table.loc["causal-alignment"].tolist() == ["top-left", "top-left"]
 
@@ -311,7 +311,7 @@ def test_the_frameworks_own_attention_is_right_as_a_function(backend: str, name:
             unknown.append(f"{cell.check.name} {cell.case}: {verdict.message}")
     assert not unknown
     cells = [record(cell, v) for cell, v in verdicts if cell.check.name == "election"]
-    table = semantics.by_question(frame(*cells))
+    table = semantics.BY_QUESTION.of(frame(*cells))
     differing = table[table.map(lambda answer: "*" in str(answer)).any(axis=1)]
     assert differing.empty, differing
 

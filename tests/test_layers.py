@@ -246,7 +246,7 @@ def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
 
 def test_the_table_of_layers_says_what_each_does() -> None:
     elect = "elect/multi-head/mask-polarity/f32"
-    table = semantics.layers(
+    table = semantics.LAYERS.of(
         frames.cells(
             run(
                 cell("sdpa/none/mha/f32/b2h3q5k7d8"),

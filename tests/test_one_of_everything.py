@@ -188,7 +188,7 @@ def test_its_records_are_rows_of_the_reports() -> None:
     records = [record(cell, verdict) for cell, verdict in verdicts.items()]
     assert {cell.operator for cell in records} == {"mean"}
     assert {cell.group for cell in records} == {"mean"}
-    table = conformance.conformance(frames.cells(run_of(*records)))
+    table = conformance.CONFORMANCE.of(frames.cells(run_of(*records)))
     assert "mean" in table.to_string()
 
 

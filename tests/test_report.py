@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from suite.records.cells import CellRecord
-from suite.report import conformance, frames, precision, tables
-from suite.report.kinds import CONFORMANCE
+from suite.report import conformance, frames, precision
+from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.summary import lines
 from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, frame, run
@@ -37,7 +37,7 @@ def test_nothing_measured_is_nan_and_a_measured_nan_is_infinite() -> None:
 
 
 def test_every_status_is_counted() -> None:
-    table = conformance.statuses(
+    table = conformance.OF_STATUSES.of(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
     assert table.columns.tolist() == ["score", "coverage", "cells", *STATUSES]
@@ -45,16 +45,16 @@ def test_every_status_is_counted() -> None:
 
 
 def test_statuses_that_do_not_occur_have_columns() -> None:
-    table = conformance.statuses(frame(cell()))
+    table = conformance.OF_STATUSES.of(frame(cell()))
     assert table.loc["torch:sdpa", list(STATUSES)].tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_an_implementation_that_supports_nothing_has_no_score() -> None:
     cells = frame(*(cell(c, "mute:all", "unsupported", message="no") for c in CASES), cell())
-    for table in (conformance.statuses(cells), conformance.conformance(cells)):
+    for table in (conformance.OF_STATUSES.of(cells), conformance.CONFORMANCE.of(cells)):
         assert table.loc[["mute:all", "torch:sdpa"], "coverage"].tolist() == [0, 1]
         assert table["score"].fillna(-1).loc[["mute:all", "torch:sdpa"]].tolist() == [-1, 1]
-    assert conformance.conformance(cells).loc["mute:all", "none"] == "0/0 (6 unsupported)"
+    assert conformance.CONFORMANCE.of(cells).loc["mute:all", "none"] == "0/0 (6 unsupported)"
     shown = "\n".join(lines(run(*(cell(c, "mute:all", "unsupported") for c in CASES)), {}))
     (row,) = (line.split() for line in shown.splitlines() if line.startswith("mute:all"))
     assert row[:4] == ["mute:all", "-", "0.00%", "6"]
@@ -66,7 +66,11 @@ def test_what_is_unsupported_counts_in_the_coverage_alone(status: str) -> None:
     rest = [cell(CASES[0]), cell(CASES[1], status="fail")]
 
     def shares(*cells: CellRecord) -> list[float]:
-        return conformance.statuses(frame(*cells)).loc["torch:sdpa", ["score", "coverage"]].tolist()
+        return (
+            conformance.OF_STATUSES.of(frame(*cells))
+            .loc["torch:sdpa", ["score", "coverage"]]
+            .tolist()
+        )
 
     assert shares(*rest, cell(CASES[2], status="unsupported")) == [1 / 2, 2 / 3]
     if status != "unsupported":
@@ -79,7 +83,7 @@ def test_unsupported_cells_are_tabled_by_reason() -> None:
     flag = [cell(CASES[0], name, "unsupported", message="has no flag") for name in names]
     cap = [cell(c, names[0], "unsupported", message="has no softcap") for c in CASES]
     one = cell(CASES[0], names[1], "unsupported", message="has no sinks", check="contract")
-    table = conformance.unsupported(frame(one, *flag, *cap, cell(CASES[1], message="fine")))
+    table = conformance.OF_UNSUPPORTED.of(frame(one, *flag, *cap, cell(CASES[1], message="fine")))
     assert table.index.tolist() == ["has no softcap", "has no flag", "has no sinks"]
     assert table["cells"].tolist() == [6, 4, 1]
     assert table["implementations"].tolist() == ["torch:a", "torch:a and 3 more", "torch:b"]
@@ -109,17 +113,13 @@ def test_conformance_counts_by_group() -> None:
         cell(CASES[5], "jax:jax-nn", group="bias"),
         cell(CASES[0], "jax:jax-nn", group=""),
     )
-    shown = conformance.conformance(cells)
+    shown = conformance.CONFORMANCE.of(cells)
     shares = ["score", "coverage", "cells"]
     assert shown.columns.tolist() == [*shares, *STATUSES, "causal", "bias", "other"]
     assert shown.loc["torch:sdpa", ["causal", "bias", "other"]].tolist() == [
         "1/2 (1 fail, 1 unsupported)", "0/2 (1 crash, 1 known)", "",
     ]  # fmt: skip
     assert shown.loc["jax:jax-nn", ["causal", "bias", "other"]].tolist() == ["", "1/1", "1/1"]
-    long = conformance.conformance_long(cells)
-    assert long.columns.tolist() == ["implementation", "group", "status", "cells"]
-    assert long["cells"].sum() == len(cells)
-    assert ("torch:sdpa", "causal", "fail", 1) in list(long.itertuples(index=False, name=None))
 
 
 @pytest.mark.parametrize(
@@ -130,23 +130,23 @@ def test_one_name_in_two_modes_or_devices_is_two_rows(field: str, values: tuple[
     cells = [
         cell(**{field: value}, status=s) for value, s in zip(values, ("pass", "fail"), strict=True)
     ]
-    table = conformance.statuses(frame(*cells, cell(CASES[1], "jax:jax-nn")))
+    table = conformance.OF_STATUSES.of(frame(*cells, cell(CASES[1], "jax:jax-nn")))
     assert table.index.tolist() == [f"torch:sdpa [{value}]" for value in values] + ["jax:jax-nn"]
     assert table["score"].tolist() == [1, 0, 1]
 
 
 def test_one_name_in_two_files_is_two_rows() -> None:
     runs = [run(cell(), source="old/r.jsonl"), run(cell(status="fail"), source="new/r.jsonl")]
-    table = conformance.statuses(frames.cells(runs))
+    table = conformance.OF_STATUSES.of(frames.cells(runs))
     assert table.index.tolist() == ["torch:sdpa [old/r.jsonl]", "torch:sdpa [new/r.jsonl]"]
     renamed = [runs[0], run(cell(status="fail"), source="new/nightly.jsonl")]
-    table = conformance.statuses(frames.cells(renamed))
+    table = conformance.OF_STATUSES.of(frames.cells(renamed))
     assert table.index.tolist() == ["torch:sdpa [r]", "torch:sdpa [nightly]"]
 
 
 def test_accuracy() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
-    table = precision.accuracy(
+    table = precision.ACCURACY.of(
         frame(
             cell(cases[0], error_ratio=0.5, rms=0.9, grade="fused", numerics="eager"),
             cell(cases[1], error_ratio=0.8, rms=1.2, grade="eager", numerics="eager"),
@@ -182,7 +182,7 @@ def test_accuracy() -> None:
 def test_accuracy_of_failures(
     broken: CellRecord, grade: str, beyond: int, unmeasured: int, largest: float
 ) -> None:
-    row = precision.accuracy(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
+    row = precision.ACCURACY.of(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
     assert (row["grade"], row["beyond"], row["unmeasured"]) == (grade, beyond, unmeasured)
     assert row["max"] == largest
 
@@ -199,13 +199,13 @@ def test_accuracy_of_failures(
 def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
     cells = [cell(c, grade=g, error_ratio=0.5) for c, g in zip(CASES[:2], grades, strict=True)]
     for order in (cells, cells[::-1]):
-        assert precision.accuracy(frame(*order)).iloc[0]["grade"] == widest
+        assert precision.ACCURACY.of(frame(*order)).iloc[0]["grade"] == widest
 
 
 def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
     layer = "multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12"
-    table = precision.gradients(
+    table = precision.OF_GRADIENTS.of(
         frame(
             cell(cases[0], check="gradients", ratios={"query": 0.5, "key": 0.25}, grade="fused"),
             cell(cases[1], check="gradient_of_bias", ratios={"query": 0.25, "bias": 2.0},
@@ -226,7 +226,7 @@ def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
 
 def test_kernels_are_counted_where_values_are_judged() -> None:
     compiled = {"mode": "compiled", "implementation": "torch:sdpa@inductor"}
-    table = precision.kernels(
+    table = precision.KERNELS.of(
         frame(
             *(cell(c, **compiled, kernels="triton") for c in CASES[:2]),
             cell(CASES[2], **compiled, kernels="aten::bmm"),
@@ -267,7 +267,7 @@ def test_the_summary_names_operators_where_there_are_several() -> None:
 
 
 def test_failures_are_listed_gravest_first() -> None:
-    table = conformance.failures(
+    table = conformance.FAILURES.of(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))
     )
     assert table["status"].tolist() == ["crash", "error", "fail", "known"]
@@ -300,21 +300,21 @@ def test_failures_here_and_everywhere(
     statuses: tuple[str, ...], alone: list[str], everywhere: int
 ) -> None:
     cells = three(*statuses)
-    assert conformance.only_here(cells)["implementation"].tolist() == alone
-    assert conformance.everywhere(cells)["implementations"].tolist() == [everywhere] * bool(
+    assert conformance.ONLY_HERE.of(cells)["implementation"].tolist() == alone
+    assert conformance.EVERYWHERE.of(cells)["implementations"].tolist() == [everywhere] * bool(
         everywhere
     )
 
 
 def test_only_here_says_how_many_pass() -> None:
-    row = conformance.only_here(three("pass", "fail", "pass")).iloc[0]
+    row = conformance.ONLY_HERE.of(three("pass", "fail", "pass")).iloc[0]
     assert (row["passed"], row["message"], row["case"]) == (2, "tf:eager", CASES[0])
 
 
 def test_slowest() -> None:
     seconds = (0.1, 3.0, 0.2, 9.0, 0.3, 0.0)
     cells = frame(*(cell(c, seconds=s) for c, s in zip(CASES, seconds, strict=True)))
-    assert conformance.slowest(cells, 2)["case"].tolist() == [CASES[3], CASES[1]]
+    assert conformance.SLOWEST.of(cells)["case"].tolist()[:2] == [CASES[3], CASES[1]]
 
 
 def test_runs_say_what_they_are_not() -> None:
@@ -338,22 +338,18 @@ def test_runs_say_what_they_are_not() -> None:
 
 @pytest.mark.parametrize("cells", [[], [cell(status="unsupported")], [cell()]])
 def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
-    report = tables.tables_of_cells(run(*cells), CONFORMANCE.tables)
+    report = CONFORMANCE.of(frames_of(run(*cells)), CONFORMANCE.tables)
     assert list(report) == list(CONFORMANCE.tables)
     assert len(report["statuses"]) == len(cells)
     assert len(report["failures"]) == len(report["only_here"]) == len(report["everywhere"]) == 0
 
 
 def test_tables_are_chosen_by_name() -> None:
-    assert list(tables.tables_of_cells(run(cell()))) == [
-        name for name in CONFORMANCE.tables if name != "cells"
-    ]
-    assert list(tables.tables_of_cells(run(cell()), ["failures", "statuses"])) == [
-        "statuses",
-        "failures",
-    ]
+    frames = frames_of(run(cell()))
+    assert list(CONFORMANCE.of(frames)) == [name for name in CONFORMANCE.tables if name != "cells"]
+    assert list(CONFORMANCE.of(frames, ["failures", "statuses"])) == ["statuses", "failures"]
     with pytest.raises(KeyError, match=r"'speed'.*statuses"):
-        tables.tables_of_cells(run(cell()), ["speed"])
+        CONFORMANCE.of(frames, ["speed"])
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -365,7 +361,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
     everything = (
-        "import suite.report.tables, suite.report.diff, suite.report.render, suite.report.asv"
+        "import suite.report.frames, suite.report.diff, suite.report.render, suite.report.asv"
     )
     frameworks = {"torch", "tensorflow", "jax", "keras", "backends", "references", "pytest"}
     modules = loaded_by(everything)

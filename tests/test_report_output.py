@@ -12,10 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from suite.report import FORMATS, tables
-from suite.report.build import load_runs
+from suite.report import FORMATS
 from suite.report.commands import add_diff_parser, add_report_parser
-from suite.report.kinds import CONFORMANCE, KINDS, TABLES
+from suite.report.kinds import CONFORMANCE, KINDS, TABLES, frames_of, load_runs
 from suite.report.render import render
 from suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, header, run, write
@@ -40,7 +39,7 @@ def report() -> dict[str, pd.DataFrame]:
         ("pad", "pass"),
     ):
         cells.append(cell(f"sdpa/{len(cells)}", "tf:eager", status, group=group, message=NASTY))
-    return tables.tables_of_cells(run(*cells), CONFORMANCE.tables)
+    return CONFORMANCE.of(frames_of(run(*cells)), CONFORMANCE.tables)
 
 
 def test_text_is_complete_and_aligned(report: dict[str, pd.DataFrame], tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_the_page_marks_elections_that_differ_from_the_usual_one(tmp_path: Path)
         for name, answer in zip(names, answers, strict=True)
         for record in elect("no-keys", {"f32": answer}, name)
     ]
-    render(tables.tables_of_cells(run(*cells), ["elections"]), "html", tmp_path / "r.html")
+    render(CONFORMANCE.of(frames_of(run(*cells)), ["elections"]), "html", tmp_path / "r.html")
     entries = _Page((tmp_path / "r.html").read_text()).entries
     assert [text for text, classes in entries if "differs" in classes] == ["nan"]
 
@@ -196,8 +195,8 @@ def test_no_text_in_csv_is_taken_for_a_formula(tmp_path: Path) -> None:
 def test_every_table_belongs_to_one_kind_of_results() -> None:
     assert len(TABLES) == sum(len(kind.tables) for kind in KINDS)
     for kind in KINDS:
-        assert set(kind.rare) < set(kind.tables)
-        assert kind.chosen() == [name for name in kind.tables if name not in kind.rare]
+        assert all(table.name == name for name, table in kind.tables.items())
+        assert kind.chosen() == [table for table in kind.tables.values() if not table.rare]
 
 
 @pytest.mark.parametrize("fmt", ["text", "markdown", "html"])

@@ -11,7 +11,7 @@ from tests.records_by_hand import cell, elect, frame
 
 
 def test_elections() -> None:
-    table = semantics.elections(
+    table = semantics.ELECTIONS.of(
         frame(
             *elect("no-keys", {"f32": "zeros", "bf16": "zeros", "f16": "nan"}),
             *elect("value-size", {"f32": "raises", "f64": "unsupported"}),
@@ -41,7 +41,7 @@ def graded(check: str, grades: dict[str, str], status: str = "pass") -> list[Cel
 
 
 def test_invariance_is_the_worst_grade() -> None:
-    table = semantics.invariance(
+    table = semantics.INVARIANCE.of(
         frame(
             *graded("invariant_rows", {"f32": "bitwise", "bf16": "bitwise", "f16": "within bound"}),
             cell("sdpa/none/mha/f32/b2h4q129k161d64", check="invariant_rows", observed="broken",
@@ -56,7 +56,7 @@ def test_invariance_is_the_worst_grade() -> None:
     assert table.loc["torch:sdpa"].tolist() == [
         "bitwise", "broken (bf16: bitwise, f16: within bound)", "-", "crash",
     ]  # fmt: skip
-    assert semantics.invariance(frame(cell())).empty
+    assert semantics.INVARIANCE.of(frame(cell())).empty
 
 
 def test_every_check_of_invariance_is_in_the_table() -> None:
@@ -68,4 +68,4 @@ def test_every_check_of_invariance_is_in_the_table() -> None:
 def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> None:
     (lied,) = elect("no-keys", {"f32": "nan"})
     lied = replace(lied, status="fail")
-    assert semantics.elections(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
+    assert semantics.ELECTIONS.of(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"

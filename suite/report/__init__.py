@@ -3,21 +3,22 @@
 Works on result files alone, on a machine that has none of the frameworks. Nothing is parsed: every fact
 is a column of a record.
 
-kinds        which kinds of result files there are, and the tables that are made of each
-frames       runs -> one pandas DataFrame, a row per cell: cells, runs, labels
-conformance  statuses, conformance, conformance_long, failures, only_here, everywhere, slowest
+commands     the command line: add_report_parser, add_diff_parser
+kinds        what a path holds, the frames that are read of it, and its tables, each by its name
+frames       result files -> DataFrames with documented columns: cells, runs, measurements
+table        what a table is: Table
+conformance  statuses, unsupported, conformance, explained, only_here, everywhere, failures, slowest
 precision    accuracy, gradients, kernels
 semantics    elections, invariance, layers
-tables       the tables of judged cells by name: tables_of_cells
-build        result files of a kind -> its tables: tables_of
-speed        speed records -> DataFrames; asv, the results of asv; plots, pictures of speed
+speed        speed, speedup, exactness, cost_law, refused, samples; asv's tables
+explanation  why cells fail, by separation; laws, laws of cost; plots, pictures of speed
 swept        sweeps, read run by run; sweeps, their tables; sweep_diff, what changed between two
 diff         what changed between two runs: compare, new_failures, summary, header_changes
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
 summary      what a person who just ran the suite wants to see
-commands     the command line: add_report_parser, add_diff_parser
 
-Importing the package, `kinds`, `build` or `commands` does not yet load pandas.
+A table is a declaration over one frame. Importing the package, `kinds`, `commands` or the declarations
+does not yet load pandas.
 """
 
 from __future__ import annotations

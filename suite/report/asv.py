@@ -1,10 +1,10 @@
-"""Tables of asv's results: speed over time."""
+"""asv's results as a DataFrame: speed over time."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,6 @@ import pandas as pd
 from suite.records.lines import RecordError
 
 
-def tables_of_asv(folders: Iterable[Path], names: Iterable[str]) -> dict[str, pd.DataFrame]:
-    """The tables of `suite.report.kinds.ASV` called `names`. Raises RecordError."""
-    results = pd.concat([asv_results(folder) for folder in folders], ignore_index=True)
-    return {name: asv_history(results) if name == "asv_history" else results for name in names}
-
-
 def asv_results(folder: str | Path) -> pd.DataFrame:
     """asv's results: a row per commit, machine, environment, benchmark and parameters.
 
@@ -27,60 +21,42 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
     failed or has no value; `low` and `high` are asv's 99 % interval where it has one. `folder` is asv's
     results_dir. Raises RecordError where it holds no results.
     """
-    rows: list[dict[str, Any]] = []
-    for path in sorted(Path(folder).glob("*/*.json")):
-        if path.name == "machine.json":
-            continue
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            columns = stored["result_columns"]
-            for name, values in stored["results"].items():
-                rows += _asv_rows(path, stored, name, dict(zip(columns, values, strict=False)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise RecordError(f"{path}: not a result file of asv: {error}") from error
+    files = (path for path in sorted(Path(folder).glob("*/*.json")) if path.name != "machine.json")
+    rows = [row for path in files for row in _read(path)]
     if not rows:
         raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")
     return pd.DataFrame(rows)
 
 
-def asv_history(results: pd.DataFrame) -> pd.DataFrame:
-    """asv's values side by side, a column per commit in the order of their dates.
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        of_file = {
+            "commit": stored["commit_hash"],
+            "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
+            "machine": stored["params"].get("machine", path.parent.name),
+            "environment": stored["env_name"],
+        }
+        return [
+            of_file | {"benchmark": name} | row
+            for name, values in stored["results"].items()
+            for row in _rows(dict(zip(stored["result_columns"], values, strict=False)))
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError(f"{path}: not a result file of asv: {error}") from error
 
-    `results` is what `asv_results` gives. A row per benchmark, parameters, machine and environment; what
-    asv is no longer asked, because its version changed, has a row of its own.
-    """
-    day = results["date"].dt.strftime("%Y-%m-%d")
-    column = day + " " + results["commit"].str[:8]
-    order = column.loc[results.sort_values("date", kind="stable").index].drop_duplicates()
-    index = ["benchmark", "parameters", "machine", "environment", "version"]
-    grouped = results.assign(column=column).groupby([*index, "column"], sort=False)["value"]
-    wide = grouped.first().unstack("column")
-    once: list[Hashable] = [name for name in index[2:] if results[name].nunique() == 1]
-    return wide.reindex(columns=order).droplevel(once).rename_axis(columns=None)
 
-
-def _asv_rows(
-    path: Path, stored: dict[str, Any], name: str, entry: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _rows(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row per combination of a benchmark's parameters."""
     combinations = list(itertools.product(*(entry.get("params") or [])))
-    results = entry["result"] or [None] * len(combinations)
-    lows = entry.get("stats_ci_99_a") or [None] * len(results)
-    highs = entry.get("stats_ci_99_b") or [None] * len(results)
-    rows = []
-    for chosen, value, low, high in zip(combinations, results, lows, highs, strict=True):
-        texts = [str(text).strip("'") for text in chosen]
-        rows.append(
-            {
-                "commit": stored["commit_hash"],
-                "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
-                "machine": stored["params"].get("machine", path.parent.name),
-                "environment": stored["env_name"],
-                "benchmark": name,
-                "parameters": ", ".join(texts),
-                "value": np.nan if value is None else float(value),
-                "low": np.nan if low is None else float(low),
-                "high": np.nan if high is None else float(high),
-                "version": entry.get("version", ""),
-            }
-        )
-    return rows
+    figures = (entry["result"], entry.get("stats_ci_99_a"), entry.get("stats_ci_99_b"))
+    columns = [values or [None] * len(combinations) for values in figures]
+    for parameters, *numbers in zip(combinations, *columns, strict=True):
+        value, low, high = (np.nan if number is None else float(number) for number in numbers)
+        yield {
+            "parameters": ", ".join(str(text).strip("'") for text in parameters),
+            "value": value,
+            "low": low,
+            "high": high,
+            "version": entry.get("version", ""),
+        }

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.build import Request, tables_of
-from suite.report.kinds import KINDS, SPEED, TABLES, Kind, kind_of
+from suite.report.kinds import KINDS, SPEED, TABLES, Kind, Request, kind_of
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -35,7 +34,7 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         choices=list(TABLES),
         metavar="NAME",
         help=f"only these tables: {', '.join(TABLES)}; default: all but "
-        f"{', '.join(name for kind in KINDS for name in kind.rare)}, in csv and parquet all",
+        f"{', '.join(table.name for table in TABLES.values() if table.rare)}, in csv and parquet all",
     )
     parser.add_argument(
         "--baseline", default="", metavar="NAME", help="of the table speedup, as torch:sdpa"
@@ -91,7 +90,7 @@ def report(args: argparse.Namespace) -> int:
         from suite.report.render import render
 
         paths_of = _by_kind(args.results)
-        request = Request(args.partial, args.baseline, args.plots)
+        request = Request(args.partial, args.baseline)
         for kind in KINDS:
             names = [name for name in kind.tables if name in (args.table or ())]
             if kind not in paths_of and names:
@@ -100,7 +99,12 @@ def report(args: argparse.Namespace) -> int:
             raise RecordError(f"--plots draws {SPEED.name}, and none is given")
         tables: dict[str, Any] = {}
         for kind, paths in paths_of.items():
-            tables |= tables_of(kind, paths, _names(args, kind), request)
+            frames = kind.read(paths, request)
+            tables |= kind.of(frames, _names(args, kind))
+            if kind is SPEED and args.plots:
+                from suite.report.plots import draw
+
+                draw(frames["measurements"], args.plots)
         render(tables, args.format, args.output, next(iter(paths_of)).title)
         return 0
 
@@ -119,11 +123,11 @@ def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
     return {kind: mine for kind, mine in paths_of.items() if mine}
 
 
-def _names(args: argparse.Namespace, kind: Kind) -> list[str]:
+def _names(args: argparse.Namespace, kind: Kind) -> Iterable[str] | None:
     """The tables of a kind that the options ask for: in files of data the rare ones, too."""
     if args.table:
-        return kind.chosen(set(args.table) & set(kind.tables))
-    return kind.chosen(kind.tables if args.format in DATA_FORMATS else None)
+        return set(args.table) & set(kind.tables)
+    return kind.tables if args.format in DATA_FORMATS else None
 
 
 def diff(args: argparse.Namespace) -> int:

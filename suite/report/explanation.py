@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from suite.report.frames import by_fact, labels
+from suite.report.frames import expanded
 from suite.report.precision import GRADIENTS, VALUES
 from suite.report.separation import axes, separation
 from suite.spec.vocabulary import BROKEN
@@ -45,9 +45,11 @@ def groups(cells: pd.DataFrame) -> list[Group]:
         return []
     known = axes(cells)
     entries = []
-    for (check, label), same in cells.groupby(["check", labels(cells)], sort=False):
-        passing = known.loc[same["case"][same["status"] == "pass"]]
+    for (check, label), same in cells.groupby(["check", "label"], sort=False):
         failing = same[same["status"].isin(BROKEN)]
+        if failing.empty:
+            continue
+        passing = known.loc[same["case"][same["status"] == "pass"]]
         for kind, block in failing.groupby("kind", sort=False):
             text = separation(known.loc[block["case"]], passing)
             rows = tuple(map(int, _by_size(block).index))
@@ -89,7 +91,7 @@ def _place(check: str) -> int:
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells, those of the smallest cases first: by the product of their sizes, what they need, and
     the length of their names."""
-    facts = by_fact(cells)
+    facts = expanded(cells["facts"])
     sizes = facts[[name for name in _EXTENT if name in facts]].astype("float64")
     keys = pd.DataFrame(
         {

@@ -1,8 +1,20 @@
-"""Frames: runs as pandas DataFrames, and the labels of implementations.
+"""Frames: what result files hold as pandas DataFrames, of which every table is made.
 
-`cells` makes one frame of all runs, a row per cell; every table is a function of that frame. An
-implementation is labelled "backend:name", with its mode, device or source added in brackets where the
-frame holds the same name in more than one of them; no cell counts under two labels.
+`cells` has a row for every judged cell. Its columns are the fields of `suite.records.cells.CellRecord`:
+
+text            case, check, backend, implementation, mode, device, dtype, status, kind, message, grade,
+                observed, group, numerics, operator, question, kernels, native; "" for what is not known
+float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was measured, infinity for a
+                measured error ratio of NaN, which is beyond every bound
+int64           seed
+tuple of text   features
+dict            ratios (float by operand), facts (text, number, flag or None by name); see `expanded`
+
+and two more of text: source, the file; label, what the implementation is called in tables:
+"backend:name", with its mode, device or source in brackets where the frame holds the same name in more
+than one of them. No cell counts under two labels.
+
+`runs` has a row for every field of the headers. `measurements` has a row for every speed record.
 """
 
 from __future__ import annotations
@@ -11,116 +23,154 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from suite.records.cells import CellRecord, Run
+from suite.records.lines import RecordError
+from suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
-FIGURES = ("error_ratio", "rms", "max_abs_error", "seconds")
+MEASURED = ("workload", "direction", "dtype", "device", "threads")
+"""What measurements that are held against each other agree in."""
 
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
-    """One row per cell with every field of `CellRecord` and the run's `source`.
-
-    Figures are float64, NaN where nothing was measured. A measured error ratio of NaN is beyond every
-    bound and becomes infinite. Entries of `ratios` and `facts` are dicts, those of `features` tuples.
-    """
-    every = [(cell, run.source) for run in listed(loaded) for cell in run.cells]
-    columns = {f.name: [getattr(cell, f.name) for cell, _ in every] for f in fields(CellRecord)}
-    columns["error_ratio"] = [
-        math.inf if ratio is not None and math.isnan(ratio) else ratio
-        for ratio in columns["error_ratio"]
+    """A row for every cell of one run, or of several, with the columns that this module describes."""
+    rows = [(cell, run.source) for run in _listed(loaded) for cell in run.cells]
+    columns: dict[str, Any] = {
+        f.name: [getattr(cell, f.name) for cell, _ in rows] for f in fields(CellRecord)
+    }
+    columns["error_ratio"] = [_beyond(ratio) for ratio in columns["error_ratio"]]
+    columns["ratios"] = [
+        {name: _beyond(ratio) for name, ratio in ratios.items()} for ratios in columns["ratios"]
     ]
-    frame = pd.DataFrame(columns | {"source": [source for _, source in every]})
-    return frame.astype(dict.fromkeys(FIGURES, "float64"))
+    frame = pd.DataFrame(columns | {"source": [source for _, source in rows]})
+    frame = frame.astype(
+        dict.fromkeys(("error_ratio", "rms", "max_abs_error", "seconds"), "float64")
+    )
+    return frame.assign(label=_labels(frame))
+
+
+def _beyond(ratio: float | None) -> float | None:
+    """The ratio, infinite if it is NaN."""
+    return math.inf if ratio is not None and math.isnan(ratio) else ratio
+
+
+def _labels(cells: pd.DataFrame) -> pd.Series:
+    name = cells["backend"].astype(str) + ":" + cells["implementation"].astype(str)
+    shown = cells[["mode", "device"]].assign(source=_short(cells["source"]))
+    label = name
+    for column in shown:
+        varies = shown[column].groupby(name).transform("nunique") > 1
+        label = label.where(~varies, label + " [" + shown[column].astype(str) + "]")
+    return label
+
+
+def _short(sources: pd.Series) -> pd.Series:
+    """Sources without folder and suffix, or as they are where two of them would be called alike."""
+    short = sources.map(lambda source: "+".join(Path(part).stem for part in source.split("+")))
+    return short if short.nunique() == sources.nunique() else sources
+
+
+def expanded(entries: pd.Series) -> pd.DataFrame:
+    """A column of dicts (`ratios`, `facts`) as a column for every name in it, in the order of occurrence:
+    Int64 for whole numbers, float64 for others, else objects; NA, NaN or None where a row has none.
+    """
+    columns = {}
+    for name in dict.fromkeys(name for entry in entries for name in entry):
+        values = [entry.get(name) for entry in entries]
+        types = {type(value) for value in values if value is not None}
+        dtype = "Int64" if types == {int} else "float64" if types == {float} else "object"
+        columns[name] = pd.Series(values, entries.index, dtype=dtype)
+    return pd.DataFrame(columns, index=entries.index)
 
 
 def recorded(cells: pd.DataFrame) -> pd.DataFrame:
     """The frame of `cells` for files: a column for every ratio and every fact, features as one text."""
-    ratios = by_operand(cells).add_prefix("ratio_of_")
-    facts = by_fact(cells).add_prefix("fact_")
-    for name in facts.columns.drop(facts.select_dtypes("Int64").columns):
-        facts[name] = ["" if value is None else str(value) for value in facts[name]]
-    features = [" ".join(needed) for needed in cells["features"]]
-    return cells.drop(columns=["ratios", "facts"]).assign(features=features).join([ratios, facts])
-
-
-def by_operand(cells: pd.DataFrame) -> pd.DataFrame:
-    """The error ratios, a column per operand or parameter in the order they occur in; NaN where none."""
-    names = list(dict.fromkeys(name for ratios in cells["ratios"] for name in ratios))
-    columns = {name: [r.get(name, np.nan) for r in cells["ratios"]] for name in names}
-    return pd.DataFrame(columns, index=cells.index, dtype="float64")
-
-
-def by_fact(cells: pd.DataFrame) -> pd.DataFrame:
-    """What cases ask, a column per fact in the order they occur in; None where a case has no such fact.
-
-    Columns of whole numbers are Int64; all others hold objects.
-    """
-    names = list(dict.fromkeys(name for facts in cells["facts"] for name in facts))
-    columns = {}
-    for name in names:
-        values = [facts.get(name) for facts in cells["facts"]]
-        whole = {type(value) for value in values} - {type(None)} == {int}
-        columns[name] = pd.Series(values, cells.index, dtype="Int64" if whole else "object")
-    return pd.DataFrame(columns, index=cells.index)
+    ratios, facts = (expanded(cells[name]) for name in ("ratios", "facts"))
+    texts = facts.select_dtypes("object")
+    facts[[*texts]] = texts.map(lambda value: "" if value is None else str(value))
+    frame = cells.drop(columns=["ratios", "facts", "label"])
+    frame["features"] = [" ".join(needed) for needed in cells["features"]]
+    return frame.join([ratios.add_prefix("ratio_of_"), facts.add_prefix("fact_")])
 
 
 def runs(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """What the runs were: a row per header field, a column per run, all text."""
-    columns = {}
-    for run in listed(loaded):
-        h = run.header
-        extent = [f"shard {h.shard}"] if h.shard else []
-        extent += ["partial: cells were left out by a filter"] if h.partial else []
-        short = not (h.shard or h.partial) and len(run.cells) != h.cells
-        if short or not run.complete:
-            extent.append(f"unfinished: {len(run.cells)} of {h.cells} cells")
-        columns[run.source] = {
-            "started": h.started,
-            "extent": "; ".join(extent) or "whole",
-            "cells": str(len(run.cells)),
-            "suite": f"{h.suite_version} {h.commit}{' (modified)' if h.dirty else ''}".strip(),
-            "python": h.python,
-            **{str(k): str(v) for k, v in h.versions.items()},
-            **{str(k): str(v) for k, v in h.machine.items()},
-            "options": " ".join(f"{k}={v}" for k, v in h.options.items() if v or v == 0),
-        }
+    columns = {run.source: _described(run) for run in _listed(loaded)}
     order = dict.fromkeys(name for column in columns.values() for name in column)
     frame = pd.DataFrame(columns, index=pd.Index(list(order), name="field"), dtype=object)
     return frame.fillna("")
 
 
-def labels(cells: pd.DataFrame) -> pd.Series:
-    """The label of the implementation of every cell (see the module's docstring)."""
-    name = cells["backend"].astype(str) + ":" + cells["implementation"].astype(str)
-    shown = cells[["mode", "device"]].assign(source=cells["source"].map(_short(cells["source"])))
-    label = name
-    for column in shown:
-        varies = shown[column].groupby(name).transform("nunique") > 1
-        label = label.where(~varies, label + " [" + shown[column].astype(str) + "]")
-    return label.rename("implementation").astype(object)
+def _described(run: Run) -> dict[str, str]:
+    h = run.header
+    extent = [f"shard {h.shard}"] if h.shard else []
+    extent += ["partial: cells were left out by a filter"] if h.partial else []
+    short = not (h.shard or h.partial) and len(run.cells) != h.cells
+    if short or not run.complete:
+        extent.append(f"unfinished: {len(run.cells)} of {h.cells} cells")
+    return {
+        "started": h.started,
+        "extent": "; ".join(extent) or "whole",
+        "cells": str(len(run.cells)),
+        "suite": f"{h.suite_version} {h.commit}{' (modified)' if h.dirty else ''}".strip(),
+        "python": h.python,
+        **{str(name): str(value) for name, value in {**h.versions, **h.machine}.items()},
+        "options": " ".join(f"{k}={v}" for k, v in h.options.items() if v or v == 0),
+    }
 
 
-def listed(loaded: Run | Sequence[Run]) -> list[Run]:
-    """One run or several, as a list."""
+def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
+    """A row for every speed record: the fields of `suite.records.speed.SpeedRecord`, and
+
+    seconds, low, high            float64: the median of the samples and their quartiles; NaN: no time
+    share_of_gemm, share_of_copy  float64: parts of the machine's best matrix product and copy
+    speedup                       float64: seconds of the baseline over seconds
+    label, source                 text: "backend:name", with the file if files hold the same measurement
+
+    The baseline is the label that `baseline` names; by default, for each workload, the first that was
+    timed. Raises RecordError if there is no record, or the baseline was never timed.
+    """
+    rows = [_measured(record) | {"source": run.source} for run in runs for record in run.records]
+    if not rows:
+        raise RecordError("the speed records hold no measurement")
+    frame = pd.DataFrame(rows)
+    figures = (
+        "seconds",
+        "share_of_gemm",
+        "share_of_copy",
+        "error_ratio",
+        "peak_bytes",
+        "first_call",
+    )
+    frame = frame.astype(dict.fromkeys(figures, "float64"))
+    twice = frame.duplicated([*MEASURED, "case", "label"], keep=False)
+    frame.loc[twice, "label"] += " [" + frame.loc[twice, "source"].map(lambda s: Path(s).stem) + "]"
+    timed = frame[frame["status"].isin(TIMED)]
+    labels = list(dict.fromkeys(timed["label"]))
+    if baseline and baseline not in labels:
+        raise RecordError(f"unknown baseline {baseline!r}; timed: {', '.join(labels)}")
+    held = timed[timed["label"] == baseline] if baseline else timed
+    held = held.sort_values("label", key=lambda names: names.map(labels.index), kind="stable")
+    base = held.groupby([*MEASURED])["seconds"].first()
+    seconds = base.reindex(pd.MultiIndex.from_frame(frame[[*MEASURED]])).to_numpy()
+    return frame.assign(speedup=seconds / frame["seconds"])
+
+
+def _measured(record: SpeedRecord) -> dict[str, Any]:
+    low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
+    return vars(record) | {
+        "label": f"{record.backend}:{record.implementation}",
+        "seconds": record.seconds,
+        "low": float(low),
+        "high": float(high),
+        "share_of_gemm": record.share_of_gemm,
+        "share_of_copy": record.share_of_copy,
+    }
+
+
+def _listed(loaded: Run | Sequence[Run]) -> list[Run]:
     return [loaded] if isinstance(loaded, Run) else list(loaded)
-
-
-def order(names: pd.Series) -> pd.Index:
-    """The index of a table of implementations, in the order they occur in."""
-    return pd.Index(names.drop_duplicates(), name="implementation", dtype=object)
-
-
-def groups(frame: pd.DataFrame, by: list[str]) -> Iterable[tuple[tuple[str, str], pd.DataFrame]]:
-    """The blocks of rows that agree in two columns, with what they agree in."""
-    return cast(Iterable[tuple[tuple[str, str], pd.DataFrame]], frame.groupby(by, sort=False))
-
-
-def _short(sources: pd.Series) -> dict[str, str]:
-    """Sources without folder and suffix, or as they are where that would make two of them alike."""
-    full = list(sources.drop_duplicates())
-    stems = {s: "+".join(Path(part).stem for part in s.split("+")) for s in full}
-    return stems if len(set(stems.values())) == len(full) else {s: s for s in full}

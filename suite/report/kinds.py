@@ -1,44 +1,158 @@
-"""Kinds of results: what a path holds, and which tables are made of it.
+"""Kinds of results: what a path holds, which frames are read of it, and which tables are made of them.
 
-The one place that knows them: the commands, their help, captions and errors ask here. `build` beside it
-makes the tables.
+The one place that knows every table by name; the commands, their help, captions and errors ask here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from suite.records import cells, speed
+from suite.records import cells
+from suite.records import speed as times
+from suite.records.cells import IncompleteShards, Run, load, merge
 from suite.records.lines import is_of
+from suite.report import conformance, precision, semantics, speed
+from suite.report.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
+class Request:
+    """What the command line says of results: also read unfinished runs; the baseline of `speedup`."""
+
+    partial: bool = False
+    baseline: str = ""
+
+
+Frames = Mapping[str, Any]
+"""What tables are made of, by the names that they use (`Table.over`)."""
+
+
+@dataclass(frozen=True, eq=False)
 class Kind:
     """One kind of results.
 
-    `accepts` says whether a path holds such results. `tables` are the names of its tables, in their
-    order, with what they say; the `rare` ones are made only where they are asked for by name, or for
-    files of data.
+    `accepts` says whether a path holds such results, `read` reads several paths, and raises RecordError
+    where one cannot be used. `tables` are its tables by name, in their order.
     """
 
     name: str
     title: str
     accepts: Callable[[Path], bool]
-    rare: tuple[str, ...]
-    tables: dict[str, str] = field(hash=False)
+    read: Callable[[list[Path], Request], Frames]
+    tables: Mapping[str, Table]
 
-    def chosen(self, names: Iterable[str] | None = None) -> list[str]:
+    def chosen(self, names: Iterable[str] | None = None) -> list[Table]:
         """The tables of these names in their order; without names all but the rare ones.
 
         Raises KeyError with the valid names.
         """
-        wanted = set(self.tables) - set(self.rare) if names is None else set(names)
+        if names is None:
+            return [table for table in self.tables.values() if not table.rare]
+        wanted = set(names)
         if unknown := sorted(wanted - set(self.tables)):
             raise KeyError(f"unknown table {unknown[0]!r}; valid: {', '.join(self.tables)}")
-        return [name for name in self.tables if name in wanted]
+        return [table for name, table in self.tables.items() if name in wanted]
+
+    def of(self, frames: Frames, names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
+        """The tables that `chosen` gives for these names, made of what was read."""
+        return {table.name: table.of(frames[table.over]) for table in self.chosen(names)}
+
+
+def _named(*tables: Table) -> dict[str, Table]:
+    return {table.name: table for table in tables}
+
+
+def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
+    """The runs of these files, the shards of one run merged into one.
+
+    Shards belong together where their case lists, commits and versions are the same. Raises
+    RecordError where a file cannot be used, or shards are missing; with `partial`, files without a
+    footer and incomplete shards stand for themselves.
+    """
+    groups: dict[str, list[Run]] = {}
+    for number, path in enumerate(paths):
+        run = load(path, partial)
+        h = run.header
+        identity = json.dumps([h.digest, h.commit, h.dirty, h.versions, h.python], sort_keys=True)
+        groups.setdefault(identity if h.shard else f"whole {number}", []).append(run)
+    runs: list[Run] = []
+    for group in groups.values():
+        try:
+            runs += [merge(group)] if group[0].header.shard else group
+        except IncompleteShards:
+            if not partial:
+                raise
+            runs += group
+    return runs
+
+
+def frames_of(runs: Run | list[Run]) -> Frames:
+    """What the tables of judged cells are made of."""
+    from suite.report import frames
+
+    return {"cells": frames.cells(runs), "runs": frames.runs(runs)}
+
+
+def _conformance(paths: list[Path], request: Request) -> Frames:
+    return frames_of(load_runs(paths, request.partial))
+
+
+CONFORMANCE = Kind(
+    name="records of conformance",
+    title="Attention conformance",
+    accepts=partial(is_of, form=cells.FORM),
+    read=_conformance,
+    tables=_named(
+        conformance.RUNS, conformance.OF_STATUSES, conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
+        precision.ACCURACY, precision.OF_GRADIENTS, precision.KERNELS,
+        semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
+        conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
+        conformance.SLOWEST, conformance.CELLS,
+    ),
+)  # fmt: skip
+
+
+def _speed(paths: list[Path], request: Request) -> Frames:
+    from suite.report.frames import measurements
+
+    runs = [times.load(path, request.partial) for path in paths]
+    return {"measurements": measurements(runs, request.baseline)}
+
+
+SPEED = Kind(
+    name="records of speed",
+    title="Attention speed",
+    accepts=partial(is_of, form=times.FORM),
+    read=_speed,
+    tables=_named(
+        speed.SPEED, speed.SPEEDUP, speed.EXACTNESS, speed.COST_LAW, speed.REFUSED, speed.SAMPLES
+    ),
+)
+
+
+def _asv(paths: list[Path], request: Request) -> Frames:
+    import pandas as pd
+
+    from suite.report.asv import asv_results
+
+    return {"asv": pd.concat([asv_results(path) for path in paths], ignore_index=True)}
+
+
+ASV = Kind(
+    name="a folder of asv's results",
+    title="Attention speed",
+    accepts=Path.is_dir,
+    read=_asv,
+    tables=_named(speed.ASV_HISTORY, speed.ASV),
+)
 
 
 def _is_sweep(path: Path) -> bool:
@@ -50,94 +164,24 @@ def _is_sweep(path: Path) -> bool:
     return is_sweep(path)
 
 
-CONFORMANCE = Kind(
-    name="records of conformance",
-    title="Attention conformance",
-    accepts=partial(is_of, form=cells.FORM),
-    rare=("cells",),
-    tables={
-        "runs": "What was run: versions, machine, options.",
-        "statuses": (
-            "Cells per status. The score is pass / asked; what is unsupported was not asked, and "
-            "coverage is asked / all cells. - where nothing was asked."
-        ),
-        "unsupported": "Why cells were not asked, by reason.",
-        "conformance": (
-            "Cells passed / asked in every group of cases, with what else became of them in "
-            "brackets; what is unsupported was not asked."
-        ),
-        "accuracy": (
-            "The check values: error ratio = max |error| / bound of the declared numerics "
-            "class; the grade is the narrowest class whose bounds hold for all cells (exact, "
-            "fused and eager coincide for f32 and f64); beyond counts the cells outside their "
-            "bound."
-        ),
-        "gradients": (
-            "The checks gradients and gradient_of_bias: the largest error ratio of the gradient "
-            "by each operand and parameter, in the bound that is derived for the declared "
-            "class, and the widest grade."
-        ),
-        "kernels": (
-            "Which kernels compiled implementations ran, in their framework's own words, with "
-            "the number of cells."
-        ),
-        "elections": (
-            "Answers as observed where the field has no single right one, by dtype where dtypes "
-            "differ; - where the question cannot be put; * where the framework's own attention "
-            "answers otherwise."
-        ),
-        "invariance": (
-            "Whether answers hang on what is computed beside them: a second call, other "
-            "samples, other rows, the number of threads, decoding one token at a time, keys in "
-            "two parts that are merged. The worst grade, by dtype where dtypes differ: bitwise "
-            "the same; within bound, other bits as near as rounding explains; broken. - where "
-            "it cannot be asked."
-        ),
-        "layers": (
-            "What each layer does where layers differ: rows and samples without keys, what True "
-            "means in a mask, the causal flag beside a mask, which weights it returns while "
-            "dropout is on, and what it can be asked for."
-        ),
-        "explained": (
-            "Failures by check, kind and implementation: what separates them from the cells of the "
-            "same check that pass, and the smallest case."
-        ),
-        "only_here": "Failures of exactly one implementation where at least one other passes.",
-        "everywhere": "Failures of every implementation that supports the case, at least two.",
-        "failures": "Every cell that crashed, broke or failed, expected or not.",
-        "slowest": "The cells that took longest to judge.",
-        "cells": "One row per cell, as recorded.",
-    },
-)
+def _swept(paths: list[Path], request: Request) -> Frames:
+    from suite.report.swept import Swept
 
-SPEED = Kind(
-    name="records of speed",
-    title="Attention speed",
-    accepts=partial(is_of, form=speed.FORM),
-    rare=("samples",),
-    tables={
-        "speed": (
-            "What was timed, for answers judged right: the median of a call and its quartiles "
-            "in ms, shares of the machine's best matrix product and copy, the first call, the "
-            "most memory held."
-        ),
-        "speedup": "Seconds of the baseline over those of each implementation: 2 is twice as fast.",
-        "exactness": "The largest error ratio beside the share of the best matrix product.",
-        "cost_law": (
-            "T(L) = a + b L + c L^2 of the sweep, with 95 % intervals: a and b in microseconds, "
-            "c in nanoseconds a pair of a query and a key."
-        ),
-        "refused": "Times that were not kept, and why.",
-        "samples": "Every sample, in seconds.",
-    },
-)
+    return {"swept": Swept(paths)}
+
+
+def _of_sweeps(name: str, swept: Any) -> pd.DataFrame:
+    from suite.report.sweeps import _TABLES
+
+    return _TABLES[name](swept)
+
 
 SWEEPS = Kind(
     name="a folder of a sweep",
     title="Attention conformance: sweeps",
     accepts=_is_sweep,
-    rare=(),
-    tables={
+    read=_swept,
+    tables=_named(*(Table(name, text, "swept", partial(_of_sweeps, name)) for name, text in {
         "swept": "What was swept: runs that differ in their seeds, and what they took.",
         "by_release": "Cells per status and release, over all seeds. The score is pass / asked, coverage "
         "asked / all cells.",
@@ -173,25 +217,25 @@ SWEEPS = Kind(
             "What searches found, each cause once: the smallest case, and the name of the files in "
             "search/findings."
         ),
-    },
-)
-
-ASV = Kind(
-    name="a folder of asv's results",
-    title="Attention speed",
-    accepts=Path.is_dir,
-    rare=("asv",),
-    tables={
-        "asv_history": "asv's values, a column per commit: seconds, bytes, or what the benchmark counts.",
-        "asv": "asv's results, in asv's units; value NaN where a benchmark failed or has no value.",
-    },
-)
+    }.items())),
+)  # fmt: skip
 
 KINDS = (CONFORMANCE, SPEED, SWEEPS, ASV)
 """Every kind, in the order of a report."""
 
-TABLES = {name: text for kind in KINDS for name, text in kind.tables.items()}
-"""Every table, with what it says."""
+TABLES = {name: table for kind in KINDS for name, table in kind.tables.items()}
+"""Every table of results."""
+
+DIFFERENCES = {
+    "summary": "Cells that changed between the two runs.",
+    "changes": "Every changed cell, new failures first.",
+    "alone": "Runs that only one of the sweeps has; they are not compared.",
+    "headers": "What else differs: versions, options, machine, commit.",
+}
+"""The tables of a comparison (`suite.report.diff`), with the sentences above them."""
+
+CAPTIONS = {name: table.text for name, table in TABLES.items()} | DIFFERENCES
+"""The sentences above every table."""
 
 
 def kind_of(path: Path) -> Kind:

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from suite.records.files import new_folder
+from suite.records.lines import RecordError
 from suite.records.speed import TIMED
-from suite.report.speed import LENGTHS, fit, law
+from suite.report.laws import LENGTHS, fit, law
 
 MISSING = (
     "plots are drawn by matplotlib, which is not installed: "
@@ -19,19 +20,15 @@ MISSING = (
 )
 
 
-class NoPlots(Exception):
-    """matplotlib is missing; the message says how to get it."""
+def draw(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
+    """Draw measurements (`suite.report.frames.measurements`) into a new or empty folder.
 
-
-def plots(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
-    """Draw what the measurements hold (see `speed.measurements`) into a new or empty folder.
-
-    Raises NoPlots without matplotlib, and FileExistsError where the folder holds anything.
+    Raises RecordError without matplotlib, and FileExistsError where the folder holds anything.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise NoPlots(MISSING) from error
+        raise RecordError(MISSING) from error
     folder = new_folder(Path(folder))
     timed = frame[frame["status"].isin(TIMED)]
     swept = timed["swept"].astype(bool)

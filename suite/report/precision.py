@@ -1,13 +1,16 @@
-"""How precise answers and gradients are, and which kernels gave them."""
+"""Tables of judged cells: how precise answers and gradients are, and which kernels gave them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from suite.report.frames import by_operand, groups, labels
+from suite.report.table import Columns, Table
 from suite.spec.vocabulary import GRADES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 VALUES = "values"
 """The check that holds answers against the reference."""
@@ -15,100 +18,98 @@ VALUES = "values"
 GRADIENTS = ("gradients", "gradient_of_bias")
 """The checks that hold gradients against their reference."""
 
+BY_DTYPE = {"implementation": "label", "dtype": "dtype"}
 
-def accuracy(cells: pd.DataFrame) -> pd.DataFrame:
-    """How precise the answers of the check `VALUES` are; index (implementation, dtype).
 
-    Columns: numerics (the class declared); cells (judged on numbers); beyond (outside their bound);
-    unmeasured (failed before any number could be compared); median, max (of the error ratio), case
-    (of the max), rms (the largest), grade: the widest over the cells, "none" where no class holds,
-    "" where nothing was graded. NaN or infinity where a number was due is an infinite error ratio
-    and the grade "none". Cells that fail as expected count like any other.
-    """
-    judged = cells[(cells["check"] == VALUES) & (cells["status"] != "unsupported")]
-    failed = judged["status"] != "pass"
-    ratio = judged["error_ratio"].where(judged["kind"] != "non-finite", math.inf)
-    ungraded = failed & judged["kind"].isin(("non-finite", "value")) & (judged["grade"] == "")
-    frame = pd.DataFrame(
-        {
-            "implementation": labels(cells).loc[judged.index],
-            "dtype": judged["dtype"],
-            "numerics": judged["numerics"],
-            "case": judged["case"],
-            "ratio": ratio,
-            "rms": judged["rms"],
-            "grade": judged["grade"].mask(ungraded, "none"),
-        }
+def _classes(rows: pd.DataFrame) -> str:
+    """The numerics classes that cells were held to."""
+    return ", ".join(dict.fromkeys(filter(None, rows["numerics"])))
+
+
+def _widest(rows: pd.DataFrame) -> str:
+    """The widest grade; one that another version of the suite gave is wider than all but "none"."""
+    width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
+    unknown = len(GRADES) - 0.5
+    return max(filter(None, rows["grade"]), key=lambda grade: width.get(grade, unknown), default="")
+
+
+def _number(condition: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], int]:
+    return lambda rows: int(condition(rows).sum())
+
+
+def _measured(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the check `VALUES` that were asked. An answer that is not finite where it should be
+    has an infinite error ratio, and the grade "none"; so has a wrong answer without a grade."""
+    rows = cells.query(f"check == '{VALUES}' and status != 'unsupported'")
+    wrong = (rows["status"] != "pass") & rows["kind"].isin(["non-finite", "value"])
+    return rows.assign(
+        error_ratio=rows["error_ratio"].where(rows["kind"] != "non-finite", math.inf),
+        grade=rows["grade"].mask(wrong & (rows["grade"] == ""), "none"),
     )
-    rows = [_accuracy_of(key, block) for key, block in groups(frame, ["implementation", "dtype"])]
-    columns = ["implementation", "dtype", "numerics", "grade", "cells", "beyond", "unmeasured"]
-    columns += ["median", "max", "rms", "case"]
-    return pd.DataFrame(rows, columns=columns).set_index(["implementation", "dtype"])
 
 
-def _accuracy_of(key: tuple[str, str], block: pd.DataFrame) -> dict[str, object]:
-    ratio = block["ratio"].dropna()
+def _worst_case(rows: pd.DataFrame) -> str:
+    measured = rows[rows["error_ratio"].notna()]
+    return "".join(measured.nlargest(1, "error_ratio")["case"])
+
+
+ACCURACY = Table(
+    "accuracy",
+    "The check values: error ratio = max |error| / bound of the declared numerics class; the grade is "
+    "the narrowest class whose bounds hold for all cells (exact, fused and eager coincide for f32 and "
+    "f64); beyond counts the cells outside their bound.",
+    rows=_measured,
+    by=BY_DTYPE,
+    columns={
+        "numerics": _classes,
+        "grade": _widest,
+        "cells": ("error_ratio", "count"),
+        "beyond": _number(lambda rows: rows["error_ratio"] > 1),
+        "unmeasured": _number(lambda rows: rows["error_ratio"].isna()),
+        "median": ("error_ratio", "median"),
+        "max": ("error_ratio", "max"),
+        "rms": ("rms", "max"),
+        "case": _worst_case,
+    },
+)
+
+
+_RATIO = "ratio of "
+
+
+def _differentiated(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the checks `GRADIENTS` that were asked, with a column for every error ratio."""
+    from suite.report.frames import expanded
+
+    rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != "unsupported")]
+    return rows.join(expanded(rows["ratios"]).add_prefix(_RATIO))
+
+
+def _of_gradients(rows: pd.DataFrame) -> Columns:
+    ratios = [str(name) for name in rows.filter(like=_RATIO)]
     return {
-        "implementation": key[0],
-        "dtype": key[1],
-        **_class_of(block),
-        "cells": len(ratio),
-        "beyond": int((ratio > 1).sum()),
-        "unmeasured": len(block) - len(ratio),
-        "median": ratio.median(),
-        "max": ratio.max(),
-        "rms": block["rms"].max(),
-        "case": block["case"].to_numpy()[block.index.get_loc(ratio.idxmax())] if len(ratio) else "",
+        "numerics": _classes,
+        "grade": _widest,
+        "cells": len,
+        "beyond": _number(lambda rows: rows["status"] != "pass"),
+        **{name.removeprefix(_RATIO): (name, "max") for name in ratios},
     }
 
 
-def _width(grade: str) -> float:
-    """Where a grade stands; one that another version of the suite gave is widest but none."""
-    return GRADES.index(grade) if grade in GRADES else GRADES.index("none") - 0.5
+OF_GRADIENTS = Table(
+    "gradients",
+    "The checks gradients and gradient_of_bias: the largest error ratio of the gradient by each operand "
+    "and parameter, in the bound that is derived for the declared class, and the widest grade.",
+    rows=_differentiated,
+    by=BY_DTYPE,
+    columns=_of_gradients,
+)
 
-
-def gradients(cells: pd.DataFrame) -> pd.DataFrame:
-    """How precise gradients are; index (implementation, dtype).
-
-    Columns: numerics, grade (the widest), cells (differentiated), beyond (outside their bound), and the
-    largest error ratio of the gradient by every operand and parameter; NaN where none was asked.
-    """
-    judged = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != "unsupported")]
-    ratios = by_operand(judged)
-    frame = pd.DataFrame(
-        {
-            "implementation": labels(cells).loc[judged.index],
-            "dtype": judged["dtype"],
-            "numerics": judged["numerics"],
-            "grade": judged["grade"],
-            "beyond": judged["status"] != "pass",
-        }
-    ).join(ratios)
-    rows = [
-        {
-            "implementation": key[0],
-            "dtype": key[1],
-            **_class_of(block),
-            "cells": len(block),
-            "beyond": int(block["beyond"].sum()),
-            **block[ratios.columns].max().to_dict(),
-        }
-        for key, block in groups(frame, ["implementation", "dtype"])
-    ]
-    columns = ["implementation", "dtype", "numerics", "grade", "cells", "beyond", *ratios]
-    return pd.DataFrame(rows, columns=columns).set_index(["implementation", "dtype"])
-
-
-def kernels(cells: pd.DataFrame) -> pd.DataFrame:
-    """Index (implementation, kernels): the cells of the check `VALUES` in which those ran."""
-    compiled = cells[(cells["check"] == VALUES) & (cells["kernels"] != "")]
-    keys = [labels(cells).loc[compiled.index], compiled["kernels"]]
-    return compiled.groupby(keys, sort=False).size().rename("cells").to_frame()
-
-
-def _class_of(block: pd.DataFrame) -> dict[str, str]:
-    """The classes that cells were held to, and the widest that they reached."""
-    return {
-        "numerics": ", ".join(dict.fromkeys(n for n in block["numerics"] if n)),
-        "grade": max((grade for grade in block["grade"] if grade), key=_width, default=""),
-    }
+KERNELS = Table(
+    "kernels",
+    "Which kernels compiled implementations ran, in their framework's own words, with the number of "
+    "cells.",
+    rows=f"check == '{VALUES}' and kernels != ''",
+    by={"implementation": "label", "kernels": "kernels"},
+    columns={"cells": len},
+)

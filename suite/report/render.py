@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,11 @@ import pandas as pd
 
 from suite.records.files import new_file, new_folder
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.conformance import Tally
-from suite.report.kinds import TABLES
+from suite.report.conformance import FAILING, UNSUPPORTED
+from suite.report.kinds import CAPTIONS
+from suite.report.table import heading
 from suite.spec.text import printable
 from suite.spec.vocabulary import STATUSES
-
-CAPTIONS = TABLES | {
-    "summary": "Cells that changed between the two runs.",
-    "changes": "Every changed cell, new failures first.",
-    "alone": "Runs that only one of the sweeps has; they are not compared.",
-    "headers": "What else differs: versions, options, machine, commit.",
-}
 
 
 def render(
@@ -52,14 +47,175 @@ def render(
             raise ValueError(f"{fmt} is one file per table: pass a folder with --output")
         _write_folder(tables, fmt, Path(out))
         return
-    text = printable(
-        {"text": as_text, "markdown": as_markdown, "html": as_html}[fmt](tables, title)
-    )
+    texts = {"text": as_text, "markdown": as_markdown, "html": as_html}
+    text = printable(texts[fmt](tables, title))
     if out is None:
         sys.stdout.write(text)
         return
     with new_file(out) as file:
         file.write(text)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table as people are shown it: `rows` are the texts of its entries, `values` the entries."""
+
+    name: str
+    heading: str
+    caption: str
+    columns: list[str]
+    numeric: list[bool]
+    values: list[list[Any]]
+    rows: list[list[str]]
+
+
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+    """The tables, their entries as texts."""
+    return [_section(name, _flat(frame)) for name, frame in tables.items()]
+
+
+def _section(name: str, flat: pd.DataFrame) -> Section:
+    values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
+    return Section(
+        name=name,
+        heading=heading(name),
+        caption=CAPTIONS.get(name, ""),
+        columns=list(flat.columns),
+        numeric=[pd.api.types.is_numeric_dtype(flat[column]) for column in flat],
+        values=values,
+        rows=[[_text(v, c) for v, c in zip(row, flat.columns, strict=True)] for row in values],
+    )
+
+
+def _flat(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its index, where that says something, as its first columns."""
+    named = any(name is not None for name in frame.index.names)
+    flat = frame.reset_index() if named else frame.copy()
+    return flat.set_axis([str(column) for column in flat.columns], axis=1)
+
+
+_SHARES = ("score", "coverage")
+"""Columns that hold parts of one, shown in percent; "-" where there is no whole."""
+
+_LIMITS = {"max": 1, "error_ratio": 1, "old_ratio": 1, "new_ratio": 1, "beyond": 0}
+"""Columns whose entries are marked above a limit. A ratio just above 1 does not read 1."""
+
+
+def _text(value: Any, column: str) -> str:
+    if value is None or value is pd.NA:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "-" if column in _SHARES else ""
+        if column in _SHARES:
+            return f"{math.floor(value * 10000) / 100:.2f}%"
+        short = f"{value:.4g}"
+        return ">1" if column in _LIMITS and value > 1 and short == "1" else short
+    # Keras colours its messages with terminal codes.
+    return printable(re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines())))
+
+
+def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
+    """Aligned columns, numbers to the right."""
+    blocks = [f"{title}\n{'=' * len(title)}"]
+    for section in sections(tables):
+        head = f"{section.heading}\n{'-' * len(section.heading)}\n{section.caption}".rstrip()
+        widths = [
+            max(map(len, column)) for column in zip(section.columns, *section.rows, strict=True)
+        ]
+        widths[-1:] = [min(width, 40) for width in widths[-1:]]  # the last column may overhang
+        rows = [section.columns, ["-" * width for width in widths], *section.rows]
+        lines = [
+            "  ".join(
+                entry.rjust(width) if right else entry.ljust(width)
+                for entry, width, right in zip(row, widths, section.numeric, strict=True)
+            ).rstrip()
+            for row in rows
+        ]
+        blocks.append("\n".join([head, "", *(lines if section.rows else ["none"])]))
+    return "\n\n\n".join(blocks) + "\n"
+
+
+def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:
+    """GitHub-flavoured Markdown: a section and a table each."""
+    blocks = [f"# {_escaped(title)}"]
+    for section in sections(tables):
+        blocks += [f"## {section.heading}", _escaped(section.caption)]
+        columns, *rows = [
+            [_escaped(text) for text in row] for row in (section.columns, *section.rows)
+        ]
+        marks = ["---:" if right else "---" for right in section.numeric]
+        lines = ["| " + " | ".join(row) + " |" for row in (columns, marks, *rows)]
+        blocks.append("\n".join(lines) if rows else "none")
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_<>|\[\]~#&])", r"\\\1", text)
+
+
+def as_html(tables: Mapping[str, pd.DataFrame], title: str) -> str:
+    """One page that needs nothing from elsewhere; statuses and counts are coloured."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {"statuses": STATUSES, "styled": _styled, "bars": _bars}
+    page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text("utf-8"))
+    return page.render(title=title, sections=sections(tables)) + "\n"
+
+
+_CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}
+"""Changes that are coloured like a status."""
+
+
+def _classes(column: str, value: Any, text: str) -> str:
+    """The style classes of one entry; what they look like stands in the template."""
+    classes = ["number"] if isinstance(value, (int, float)) else []
+    if column in ("message", "case", "check", "implementation", "field"):
+        classes.append(f"is-a-{column}")
+    elif (column, text) == ("grade", "none") or (column in _LIMITS and value > _LIMITS[column]):
+        classes.append("beyond")
+    elif column in STATUSES:
+        classes += [f"is-{column}"] if text != "0" else ["zero"]
+    elif text in STATUSES and column.endswith("status"):
+        classes.append(f"is-{text}")
+    elif text in _CHANGES:
+        classes.append(f"is-{_CHANGES[text]}")
+    elif text in ("", "-"):
+        classes.append("zero")
+    return " ".join(classes)
+
+
+def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
+    """The rows of a table, each entry with its style classes. A tally is coloured by its gravest status;
+    an election that is not the usual one of its column is marked."""
+    usual = [
+        min(texts, key=lambda t: (-texts.count(t), t)) for texts in zip(*section.rows, strict=True)
+    ]
+    for texts, values in zip(section.rows, section.values, strict=True):
+        classes = [*map(_classes, section.columns, values, texts)]
+        for n, text in enumerate(texts[1:], 1):
+            if section.name == "conformance" and "/" in text:
+                gravest = next((s for s in (*FAILING, UNSUPPORTED) if s in text), "pass")
+                classes[n] = f"is-{gravest}"
+            elif section.name == "elections" and text not in (usual[n], "", "-"):
+                classes[n] += " differs"
+        yield list(zip(texts, classes, strict=True))
+
+
+def _bars(section: Section) -> Iterator[dict[str, Any]]:
+    """For each row of the table of statuses the share of every status, in percent."""
+    for texts, values in zip(section.rows, section.values, strict=True):
+        row = dict(zip(section.columns, values, strict=True))
+        yield {
+            "label": row["implementation"],
+            "score": f"{texts[1]} of {texts[2]}",
+            "parts": [(s, 100.0 * row[s] / row["cells"], row[s]) for s in STATUSES if row[s]],
+        }
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
@@ -90,164 +246,3 @@ def _harmless(flat: pd.DataFrame) -> pd.DataFrame:
         return value
 
     return flat.map(safe).set_axis([safe(column) for column in flat.columns], axis=1)
-
-
-def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """Aligned columns, numbers to the right."""
-    blocks = [f"{title}\n{'=' * len(title)}"]
-    for name, frame in tables.items():
-        head = f"{_heading(name)}\n{'-' * len(_heading(name))}\n{CAPTIONS.get(name, '')}".rstrip()
-        flat = _flat(frame)
-        if flat.empty:
-            blocks.append(f"{head}\n\nnone")
-            continue
-        rows = [list(flat.columns), *_shown(flat)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        numeric = [_is_numeric(flat[column]) for column in flat]
-        widths[-1] = min(widths[-1], 40)  # nothing stands to its right: long messages may overhang
-        rows.insert(1, ["-" * width for width in widths])
-        lines = [
-            "  ".join(
-                entry.rjust(width) if right else entry.ljust(width)
-                for entry, width, right in zip(row, widths, numeric, strict=True)
-            ).rstrip()
-            for row in rows
-        ]
-        blocks.append(f"{head}\n\n" + "\n".join(lines))
-    return "\n\n\n".join(blocks) + "\n"
-
-
-def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """GitHub-flavoured Markdown: a section and a table each."""
-    blocks = [f"# {_escaped(title)}"]
-    for name, frame in tables.items():
-        blocks.append(f"## {_heading(name)}")
-        if name in CAPTIONS:
-            blocks.append(_escaped(CAPTIONS[name]))
-        flat = _flat(frame)
-        if flat.empty:
-            blocks.append("none")
-            continue
-        marks = ["---:" if _is_numeric(flat[column]) else "---" for column in flat]
-        rows = [[_escaped(entry) for entry in row] for row in [list(flat.columns), *_shown(flat)]]
-        rows.insert(1, marks)
-        blocks.append("\n".join("| " + " | ".join(row) + " |" for row in rows))
-    return "\n\n".join(blocks) + "\n"
-
-
-def as_html(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """One page that needs nothing from elsewhere; statuses and counts are coloured."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text("utf-8"))
-    sections = [_section(name, frame) for name, frame in tables.items()]
-    return page.render(title=title, sections=sections, statuses=STATUSES) + "\n"
-
-
-def _section(name: str, frame: pd.DataFrame) -> dict[str, Any]:
-    flat = _flat(frame)
-    columns = list(flat.columns)
-    numeric = [_is_numeric(flat[column]) for column in columns]
-    rows = [
-        [
-            {"text": text, "classes": _classes(column, value, text)}
-            for column, value, text in zip(columns, values, texts, strict=True)
-        ]
-        for values, texts in zip(flat.itertuples(index=False), _shown(flat), strict=True)
-    ]
-    if name == "elections":
-        for n, column in enumerate(columns[1:], 1):
-            usual = flat[column].mode().iloc[:1].item() if len(flat) else ""
-            for row in rows:
-                row[n]["classes"] += " differs" if row[n]["text"] not in (usual, "", "-") else ""
-    return {
-        "name": name,
-        "heading": _heading(name),
-        "caption": CAPTIONS.get(name, ""),
-        "columns": list(zip(columns, numeric, strict=True)),
-        "rows": rows,
-        "bars": _bars(flat) if name == "statuses" else [],
-    }
-
-
-def _bars(flat: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per implementation the share of every status, in percent."""
-    return [
-        {
-            "label": row["implementation"],
-            "score": f"{_text(row['score'], 'score')} of {_text(row['coverage'], 'coverage')}",
-            "parts": [(s, 100.0 * row[s] / row["cells"], row[s]) for s in STATUSES if row[s]],
-        }
-        for row in flat.to_dict("records")
-    ]
-
-
-_SHARES = ("score", "coverage")
-"""Columns that hold parts of one, shown in percent; "-" where there is no whole."""
-
-_RATIOS = {"max", "error_ratio", "old_ratio", "new_ratio"}
-_LIMITS = dict.fromkeys(_RATIOS, 1) | {"beyond": 0}
-_CHANGE_CLASS = {"new failure": "fail", "fixed": "pass", "gone": "known"}
-
-
-def _classes(column: str, value: Any, text: str) -> str:
-    """The style classes of one entry; what they look like stands in the template."""
-    classes = ["number"] if isinstance(value, (int, float)) else []
-    if column in ("message", "case", "check", "implementation", "field"):
-        classes.append(f"is-a-{column}")
-    elif (column, text) == ("grade", "none") or (column in _LIMITS and value > _LIMITS[column]):
-        classes.append("beyond")
-    elif column in STATUSES:
-        classes += [f"is-{column}"] if text != "0" else ["zero"]
-    elif text in STATUSES and column.endswith("status"):
-        classes.append(f"is-{text}")
-    elif text in _CHANGE_CLASS:
-        classes.append(f"is-{_CHANGE_CLASS[text]}")
-    elif isinstance(value, Tally):
-        classes.append(f"is-{value.status}")
-    elif text in ("", "-"):
-        classes.append("zero")
-    return " ".join(classes)
-
-
-def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with its index, where that says something, as its first columns."""
-    named = any(name is not None for name in frame.index.names)
-    flat = frame.reset_index() if named else frame.copy()
-    return flat.set_axis([str(column) for column in flat.columns], axis=1)
-
-
-def _shown(flat: pd.DataFrame) -> list[list[str]]:
-    columns = [[_text(value, str(name)) for value in flat[name]] for name in flat]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _text(value: Any, column: str) -> str:
-    if value is None or value is pd.NA:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        if math.isnan(value):
-            return "-" if column in _SHARES else ""
-        if column in _SHARES:
-            return f"{math.floor(value * 10000) / 100:.2f}%"
-        short = f"{value:.4g}"
-        return ">1" if column in _RATIOS and value > 1 and short == "1" else short
-    # Keras colours its messages with terminal codes.
-    return printable(re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines())))
-
-
-def _is_numeric(column: pd.Series) -> bool:
-    return pd.api.types.is_numeric_dtype(column)
-
-
-def _heading(name: str) -> str:
-    return name.replace("_", " ").capitalize()
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_<>|\[\]~#&])", r"\\\1", text)

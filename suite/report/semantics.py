@@ -1,12 +1,87 @@
-"""What implementations elect where the field has no single right answer, and whether answers vary."""
+"""Tables of judged cells: what implementations elect where the field has no single right answer, whether
+answers vary, and how layers differ."""
 
 from __future__ import annotations
 
-import pandas as pd
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
-from suite.report.frames import groups, labels, order
+from suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
 from suite.report.precision import VALUES
+from suite.report.table import Columns, Table, across, same
 from suite.spec.vocabulary import INVARIANCE_GRADES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PROBES = "question != '' and check == 'election'"
+"""The cells that put a question; other checks ask whether answers hang together."""
+
+DIFFERS = " *"
+"""Follows an answer that is not the one of the framework's own attention."""
+
+NOT_ASKED = "-"
+
+
+def _by_dtype(answers: Mapping[str, str]) -> str:
+    """The answer of most dtypes, with those of the others: "zeros (f16: unmasked)". A dtype in which the
+    question was not put is left out."""
+    put = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
+    if not put:
+        return NOT_ASKED
+    most = max(put.values(), key=list(put.values()).count)
+    others = [f"{dtype}: {answer}" for dtype, answer in put.items() if answer != most]
+    return f"{most} ({', '.join(others)})" if others else most
+
+
+def _observed(rows: pd.DataFrame) -> pd.Series:
+    """What was observed; the status where nothing was."""
+    observed = rows["observed"].where(rows["observed"] != "", rows["status"])
+    return observed.mask(rows["status"] == UNSUPPORTED, UNSUPPORTED)
+
+
+def _answer(rows: pd.DataFrame) -> str:
+    return _by_dtype(dict(zip(rows["dtype"], _observed(rows), strict=True)))
+
+
+ELECTIONS = Table(
+    "elections",
+    "Answers as observed where the field has no single right one, by dtype where dtypes differ; - where "
+    "the question cannot be put; * where the framework's own attention answers otherwise.",
+    rows=PROBES,
+    by=BY_IMPLEMENTATION,
+    columns=across("question", _answer),
+)
+
+
+def _marked(rows: pd.DataFrame) -> str:
+    """The answer, with `DIFFERS` if the framework's own attention gives another one in any dtype."""
+    both = (rows["observed"] != "") & (rows["native"] != "")
+    differs = (both & (rows["observed"] != rows["native"])).any()
+    return f"{_answer(rows)}{DIFFERS if differs else ''}"
+
+
+def _native(rows: pd.DataFrame) -> str:
+    rows = rows[rows["native"] != ""]
+    return _by_dtype(dict(zip(rows["dtype"], rows["native"], strict=True)))
+
+
+def _beside_native(rows: pd.DataFrame) -> Columns:
+    columns = across("label", _marked)(rows)
+    native = {"the framework's own": _native} if (rows["native"] != "").any() else {}
+    return {**columns, **native}
+
+
+BY_QUESTION = Table(
+    "elections",
+    ELECTIONS.text,
+    rows=PROBES,
+    by={"question": "question"},
+    columns=_beside_native,
+)
+"""`ELECTIONS` with a row per question, and beside people's functions the answers of their framework's own
+attention."""
 
 INVARIANT = {
     "invariant_rerun": "a second call",
@@ -18,6 +93,30 @@ INVARIANT = {
     "invariant_segments": "packed segments",
 }
 """The checks of `suite.test_invariance`, with what they are called in the table."""
+
+
+def _worst(rows: pd.DataFrame) -> str:
+    """The worst grade by dtype. A cell that observed no grade counts as its status, which is worse than
+    every grade; what was not asked is best."""
+    grades = (UNSUPPORTED, *INVARIANCE_GRADES)
+    severity = {grade: n for n, grade in enumerate(grades)}
+    worst: dict[str, str] = {}
+    for dtype, grade in zip(rows["dtype"], _observed(rows), strict=True):
+        known = worst.setdefault(dtype, grade)
+        worst[dtype] = max(known, grade, key=lambda g: severity.get(g, len(grades)))
+    return _by_dtype(worst)
+
+
+INVARIANCE = Table(
+    "invariance",
+    "Whether answers hang on what is computed beside them: a second call, other samples, other rows, "
+    "the number of threads, decoding one token at a time, keys in two parts that are merged. The worst "
+    "grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near as rounding "
+    "explains; broken. - where it cannot be asked.",
+    rows=f"check in {list(INVARIANT)}",
+    by=BY_IMPLEMENTATION,
+    columns=across("check", _worst, INVARIANT),
+)
 
 _CAPABILITIES = {
     "value-size": "Dv != D",
@@ -31,143 +130,41 @@ _OF_LAYERS = {"average", "weights", "squeezed"}
 """Features that only cases of layers need."""
 
 
-ELECTION = "election"
-"""The check that puts the questions; others ask whether answers hang together."""
-
-DIFFERS = " *"
-"""Follows an answer that is not the one of the framework's own attention."""
-
-
-def probes_of(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that put a question."""
-    return cells[(cells["question"] != "") & (cells["check"] == ELECTION)]
+def _needing(features: set[str], cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the check `VALUES` whose case needs one of these features."""
+    needing = cells["features"].map(lambda needed: not features.isdisjoint(needed)).astype(bool)
+    return cells[needing & (cells["check"] == VALUES)]
 
 
-def by_question(cells: pd.DataFrame) -> pd.DataFrame:
-    """`elections` with a row per question; beside persons' functions the answers of their frameworks' own
-    attention, with `DIFFERS` behind every answer that is another one."""
-    table = elections(cells).T.rename_axis("question")
-    probes = probes_of(cells)
-    probes = probes[probes["native"] != ""]
-    own = {
-        question: dict(zip(block["dtype"], block["native"], strict=True))
-        for question, block in probes.groupby("question", sort=False)
-    }
-    if not own:
-        return table
-    named = labels(cells)[probes.index]
-    differing = ~probes["observed"].isin([""]) & (probes["observed"] != probes["native"])
-    for question, name in {*zip(probes["question"][differing], named[differing], strict=True)}:
-        table.loc[question, name] = f"{table.loc[question, name]}{DIFFERS}"
-    table["the framework's own"] = [_answer(own.get(name, {})) for name in table.index]
-    return table
+def _layers(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of layers whose values were judged, but those that only ask whether elections hang
+    together. An operator that is asked for weights, or for an input without a batch axis, is a layer."""
+    cells = cells[cells["operator"].isin(_needing(_OF_LAYERS, cells)["operator"])]
+    judged = cells["label"].isin(cells["label"][cells["check"] == VALUES])
+    return cells[judged].query(f"question == '' or {PROBES}")
 
 
-def elections(cells: pd.DataFrame) -> pd.DataFrame:
-    """Index implementation, columns questions: the observed answer.
-
-    Where dtypes differ: "zeros (f16: unmasked)", the answer of most first. "-" where the question
-    is not put to the implementation in any dtype; a dtype in which it is not put is left out. A
-    probe that gave no answer shows its status. Empty where the records hold no such cell.
-    """
-    probes = probes_of(cells)
-    answer = probes["observed"].where(probes["observed"] != "", probes["status"])
-    frame = pd.DataFrame(
-        {
-            "implementation": labels(cells).loc[probes.index],
-            "question": probes["question"],
-            "dtype": probes["dtype"],
-            "answer": answer.mask(probes["status"] == "unsupported", "unsupported"),
-        }
-    )
-    table = pd.DataFrame(
-        "",
-        index=order(frame["implementation"]),
-        columns=list(frame["question"].drop_duplicates()),
-        dtype=object,
-    )
-    for (label, question), block in groups(frame, ["implementation", "question"]):
-        answers = dict(zip(block["dtype"], block["answer"], strict=True))
-        table.loc[label, question] = _answer(answers)
-    return table
-
-
-def invariance(cells: pd.DataFrame) -> pd.DataFrame:
-    """Index implementation, columns what is asked beside what; the worst grade of the checks `INVARIANT`.
-
-    Where dtypes differ: "bitwise (bf16: within bound)", the grade of most first. "-" where nothing was
-    asked in any dtype. A cell that observed no grade counts as its status, worse than every grade.
-    Empty where the records hold no such cell.
-    """
-    probes = cells[cells["check"].isin(INVARIANT)]
-    grade = probes["observed"].where(probes["observed"] != "", probes["status"])
-    frame = pd.DataFrame(
-        {
-            "implementation": labels(cells).loc[probes.index],
-            "kind": probes["check"].map(INVARIANT),
-            "dtype": probes["dtype"],
-            "grade": grade.mask(probes["status"] == "unsupported", "unsupported"),
-        }
-    )
-    kinds = [kind for kind in INVARIANT.values() if (frame["kind"] == kind).any()]
-    table = pd.DataFrame("", index=order(frame["implementation"]), columns=kinds, dtype=object)
-    for (label, kind), block in groups(frame, ["implementation", "kind"]):
-        worst = {
-            str(dtype): max(grades, key=_severity)
-            for dtype, grades in block.groupby("dtype", sort=False)["grade"]
-        }
-        table.loc[label, kind] = _answer(worst)
-    return table
-
-
-def _severity(grade: str) -> int:
-    """How bad a grade of invariance is: what was not asked is best, what is no grade worst."""
-    grades = ("unsupported", *INVARIANCE_GRADES)
-    return grades.index(grade) if grade in grades else len(grades)
-
-
-def _answer(by_dtype: dict[str, str]) -> str:
-    answers_put = {dtype: answer for dtype, answer in by_dtype.items() if answer != "unsupported"}
-    if not answers_put:
-        return "-"
-    answers = list(answers_put.values())
-    most = max(answers, key=answers.count)
-    others = ", ".join(
-        f"{dtype}: {answer}" for dtype, answer in answers_put.items() if answer != most
-    )
-    return f"{most} ({others})" if others else most
-
-
-def layers(cells: pd.DataFrame) -> pd.DataFrame:
-    """What each layer does where layers differ; index implementation, empty without layers.
-
-    A layer implements an operator that is asked for weights, or for an input without a batch axis.
-    Columns: operator; every election question that is put to a layer; and what becomes of values of
-    another size than keys (Dv != D), of averaged weights and of those of every head, and of a batch axis
-    left out: "yes" where an answer of the check `VALUES` was right, "no" where it is not asked, else its
-    status.
-    """
-    judged = cells[cells["check"] == VALUES]
-    operators = judged["operator"][
-        [not _OF_LAYERS.isdisjoint(needs) for needs in judged["features"]]
-    ]
-    cells = cells[cells["operator"].isin(operators)]
-    if cells.empty:
-        return pd.DataFrame(index=pd.Index([], name="implementation"))
-    judged = cells[cells["check"] == VALUES].assign(label=labels(cells))
-    table = elections(cells).reindex(order(judged["label"])).astype(object).fillna("")
-    table.insert(0, "operator", judged.groupby("label", sort=False)["operator"].first())
-    for feature, name in _CAPABILITIES.items():
-        block = judged[[feature in needs for needs in judged["features"]]]
-        by_label = {n: _capability(rows) for n, rows in block.groupby("label", sort=False)}
-        table[name] = pd.Series(by_label, dtype=object)
-    table = table.fillna("")
-    said = (table.drop(columns="operator") != "").any(axis=1)
-    return table[said].rename_axis("implementation")
-
-
-def _capability(rows: pd.DataFrame) -> str:
-    if (rows["status"] == "pass").any():
-        return "yes"
-    others = rows["status"][rows["status"] != "unsupported"]
+def _capability(feature: str, rows: pd.DataFrame) -> str:
+    """ "yes" if an answer was right, "no" if the layer is never asked, else the most frequent status."""
+    statuses = _needing({feature}, rows)["status"]
+    if statuses.empty or (statuses == "pass").any():
+        return "" if statuses.empty else "yes"
+    others = statuses[statuses != UNSUPPORTED]
     return "no" if others.empty else str(others.mode().iloc[0])
+
+
+def _of_layer(rows: pd.DataFrame) -> Columns:
+    questions = {question: question for question in rows["question"] if question}
+    capabilities = {name: partial(_capability, key) for key, name in _CAPABILITIES.items()}
+    return {**same("operator"), **across("question", _answer, questions)(rows), **capabilities}
+
+
+LAYERS = Table(
+    "layers",
+    "What each layer does where layers differ: rows and samples without keys, what True means in a "
+    "mask, the causal flag beside a mask, which weights it returns while dropout is on, and what it can "
+    "be asked for.",
+    rows=_layers,
+    by=BY_IMPLEMENTATION,
+    columns=_of_layer,
+)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.report.frames import by_fact
+from suite.report.frames import expanded
 
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
 """Pairs of sizes that kernels confuse: which one is larger is an axis."""
@@ -54,7 +54,7 @@ def axes(cells: pd.DataFrame) -> pd.DataFrame:
         for name in needed
     }
     words["dtype"] = [f"dtype {name}" for name in cases["dtype"]]
-    facts = by_fact(cases)
+    facts = expanded(cases["facts"])
     numbers = facts.select_dtypes("Int64")
     for name in facts.columns.drop(numbers.columns):
         words[name] = [_worded(str(name), value) for value in facts[name]]
@@ -142,7 +142,7 @@ def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
 
 def _worded(name: str, value: Any) -> str:
     """A fact in words: "mask causal", "sinks on", "no softcap"."""
-    if value is None:
+    if pd.isna(value):
         return f"no {name}"
     if isinstance(value, bool):
         return f"{name} {'on' if value else 'off'}"

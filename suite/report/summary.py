@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from suite.records.cells import Run
-from suite.report import conformance, frames, precision, semantics
+from suite.report import frames
+from suite.report.conformance import OF_STATUSES, OF_UNSUPPORTED
+from suite.report.precision import ACCURACY
 from suite.report.render import as_text
+from suite.report.semantics import BY_QUESTION, PROBES
 
 REASONS = 20
 """How many reasons why cells were not asked are shown."""
@@ -17,17 +20,17 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
 
     `unavailable` names backends that were asked for with others and could not be used, with the reason.
     """
-    frame = frames.cells(run)
-    accuracy = precision.accuracy(frame)[["numerics", "grade", "median", "max", "rms", "case"]]
+    cells = frames.cells(run)
+    accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
-    tables = {"statuses": conformance.statuses(frame), "accuracy": accuracy}
-    probes = semantics.probes_of(frame)
-    put = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
-    of_operators = dict(list(put.groupby("operator", sort=False)))
-    for operator, cells in of_operators.items():
+    tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}
+    probes = cells.query(PROBES)
+    answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
+    of_operators = dict(list(answered.groupby("operator", sort=False)))
+    for operator, answers in of_operators.items():
         name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
-        tables[name] = semantics.by_question(cells)
-    reasons = conformance.unsupported(frame).drop(columns=["check", "case"])
+        tables[name] = BY_QUESTION.of(answers)
+    reasons = OF_UNSUPPORTED.of(cells).drop(columns=["check", "case"])
     tables["unsupported"] = reasons[:REASONS]
     text = as_text(tables, "attention conformance").splitlines()
     if len(reasons) > REASONS:

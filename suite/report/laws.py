@@ -1,0 +1,61 @@
+"""Laws of cost: T(L) = a + b L + c L^2, fitted to the times of a sweep over lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+LENGTHS = 4
+"""How many lengths a law needs at least."""
+
+RESAMPLED = 1000
+CONFIDENCE = 0.95
+
+_UNITS = {"a_us": 1e6, "b_us": 1e6, "c_ns": 1e9}
+"""The coefficients as columns, with their units in seconds."""
+
+
+def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """The coefficients (a, b, c), none below zero, of least relative squares (Lawson and Hanson 1974), so
+    that short lengths count as much as long ones."""
+    terms = np.stack([np.ones_like(lengths), lengths, lengths**2], 1) / seconds[:, None]
+    scales = np.linalg.norm(terms, axis=0)
+    coefficients, _ = nnls(terms / scales, np.ones(len(lengths)))
+    return coefficients / scales
+
+
+def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Seconds at these lengths."""
+    a, b, c = coefficients
+    return a + b * lengths + c * lengths**2
+
+
+def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """A row per implementation, direction and dtype of rows of `suite.report.frames.measurements`: the
+    coefficients with 95 % intervals by the bootstrap over raw samples, and the largest relative misfit.
+    Implementations with fewer than `LENGTHS` lengths have none."""
+    rows: list[dict[str, Any]] = []
+    for key, block in swept.groupby(["label", "direction", "dtype"], sort=False):
+        lengths = block["keys"].to_numpy(float)
+        if len(set(lengths)) < LENGTHS:
+            continue
+        samples = [np.asarray(s, float) for s in block["samples"]]
+        rng = np.random.default_rng(seed)
+        fits = [
+            fit(lengths, np.array([np.median(rng.choice(s, len(s))) for s in samples]))
+            for _ in range(RESAMPLED)
+        ]
+        medians = np.array([np.median(s) for s in samples])
+        best = fit(lengths, medians)
+        low, high = np.quantile(fits, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2), axis=0)
+        row = dict(zip(("implementation", "direction", "dtype"), key, strict=True))
+        rows.append(row | {"lengths": len(lengths)})
+        for n, (name, unit) in enumerate(_UNITS.items()):
+            interval = {f"{name}_low": low[n] * unit, f"{name}_high": high[n] * unit}
+            rows[-1] |= {name: best[n] * unit, **interval}
+        rows[-1]["worst_misfit"] = float(np.abs(law(best, lengths) / medians - 1).max())
+    columns = ["implementation", "direction", "dtype", "lengths"]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
