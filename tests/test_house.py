@@ -19,13 +19,8 @@ FRAMEWORKS = {
 @pytest.mark.parametrize(
     "modules",
     [
-<<<<<<< HEAD
         "suite, suite.spec.catalogue, references.sdpa, references.encoder, references.tape",
         "suite.report, suite.report.commands, suite.report.frames, suite.report.render",
-=======
-        "suite, suite.spec.catalogue, references.sdpa, references.loops, references.online",
-        "suite.report, suite.report.commands, suite.report.frames, suite.report.render",
->>>>>>> 62675db (Tables of reports are declarations over one documented DataFrame)
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
         "suite.judge.oracle, suite.checks, suite.front.plan, suite.front.commands, suite.plugin",
         "backends, backends.protocol, backends.registry, backends.textbook",
