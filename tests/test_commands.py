@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from suite.__main__ import main
-from suite.front.options import OF_COMMANDS, OPTIONS, CommandOption, Options, add_options
+from suite.front.options import OUTSIDE, Flag, Options, add_options, flags
 from tests.records_by_hand import cell, run, write
 
 NASTY = "\x1b[31mred\x00 \u202e \x9b2J"
@@ -68,24 +67,16 @@ def test_nothing_of_a_file_is_obeyed(
             assert not OBEYED & {*out.read_text(encoding="utf-8")}
 
 
-def test_the_options_of_a_run_are_those_of_the_table() -> None:
-    """By name and default; where records go is no question of what is run."""
-    defaults = {f.name.replace("_", "-"): f.default for f in fields(Options)}
-    assert defaults.keys() == OPTIONS.keys() - {"results"}
-    del defaults["backend"]
-    assert defaults == {name: OPTIONS[name].initial for name in defaults}
-
-
 def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
     values: dict[str, Any] = {}
-    for name, option in OPTIONS.items():
+    for name, option in flags(Options).items():
         other = option.valid[-1] if option.valid else option.kind("7")
         values[name.replace("-", "_")] = (
             True if option.switch else (other,) if option.many else other
         )
     names = {word.removeprefix("--").partition("=")[0] for word in Options.of(values.get).words()}
     chosen_by = {"implementation", "dtype", "shard"}
-    assert names == OPTIONS.keys() - chosen_by - {"results", "start-timeout"}
+    assert names == flags(Options).keys() - chosen_by - {"start-timeout"}
     assert Options(("torch",)).words() == ["--backend=torch"]
 
 
@@ -99,8 +90,8 @@ def test_options_say_their_defaults_once(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         parser.parse_args(["--level=no-level"])
     assert "smoke, standard, full" in capsys.readouterr().err.replace("'", "")
-    spoken = CommandOption("the last one by default", default="x").arguments
+    spoken = Flag("the last one by default", default="x").arguments
     assert spoken["help"] == "the last one by default"
-    assert CommandOption("so many", default=1.5).arguments["help"] == "so many (default 1.5)"
-    for name, option in (OPTIONS | OF_COMMANDS).items():
+    assert Flag("so many", default=1.5).arguments["help"] == "so many (default 1.5)"
+    for name, option in (flags(Options) | OUTSIDE).items():
         assert option.arguments["help"].count("default") <= 1, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from backends import registry
@@ -51,11 +51,12 @@ NAMES = Names()
 
 
 @dataclass(frozen=True)
-class CommandOption:
-    """One option of the command line. `many`: it may be given again and again; `kind` reads its text.
+class Flag:
+    """How an option is said on a command line.
 
-    `valid` are all texts that it takes, where those can be listed. `Options.check` holds it to them;
-    where `checked`, the parser does. `again`: it must be said again to judge one cell of the run.
+    `many`: it may be given again and again; `kind` reads its text. `valid` are all texts that it takes,
+    where those can be listed: `Options.check` holds it to them, or the parser where `checked`. `again`:
+    it must be said again to judge one cell of the run. `of_function`: it speaks of a --function.
     """
 
     help: str
@@ -68,6 +69,7 @@ class CommandOption:
     checked: bool = False
     required: bool = False
     again: bool = True
+    of_function: bool = False
 
     @property
     def initial(self) -> Any:
@@ -95,141 +97,134 @@ class CommandOption:
         return common | {"default": self.default, "type": self.kind}
 
 
-OPTIONS: dict[str, CommandOption] = {
-    "backend": CommandOption(
-        f"what to judge: {', '.join(registry.REGISTRY)}, all (installed ones), or module:object of a "
-        "third-party backend; repeatable",
-        "NAME", many=True,
-    ),
-    "implementation": CommandOption(
-        "only this implementation (sdpa-flash, or torch:sdpa-flash); repeatable",
-        "NAME", many=True, again=False,
-    ),
-    "device": CommandOption(" or ".join(DEVICES), "NAME", DEVICES[0], valid=DEVICES),
-    "dtype": CommandOption(
-        f"only cases of this dtype: {', '.join(DTYPES)}; repeatable",
-        "NAME", many=True, valid=tuple(DTYPES), again=False,
-    ),
-    "level": CommandOption(
-        f"how many cases: {', '.join(LEVELS)}", "NAME", "standard", valid=LEVELS
-    ),
-    "mode": CommandOption(
-        "eager (default): implementations as they are called; compiled: through every compiler of their "
-        "framework, on fewer cases; all",
-        "NAME", MODES[0], valid=ASKED_MODES,
-    ),
-    "seed": CommandOption("seed of the values that are drawn", "N", 0, kind=int),
-    "function": CommandOption(
-        "judge a function with the backend's native attention signature; repeatable",
-        "PATH.py:NAME", many=True,
-    ),
-    "like": CommandOption(
-        f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
-        "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/merge.md)", "LAYER"
-    ),
-    "numerics": CommandOption(
-        f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
-        "CLASS",
-    ),
-    "claim": CommandOption(
-        f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
-        "(docs/function.md); repeatable",
-        "NAME=VALUE", many=True,
-    ),
-    "elect": CommandOption(
-        "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
-        "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
-        "QUESTION=ANSWER", many=True,
-    ),
-    "drop-in": CommandOption(
-        "hold --function to all that the framework's own attention promises: malformed problems are "
-        "refused, and elections are the same",
-        switch=True,
-    ),
-    "allow-unused": CommandOption(
-        "let --function have parameters that nobody passes", switch=True
-    ),
-    "expect": CommandOption(
-        "a manifest of expected failures of --function, or of a third-party backend; repeatable",
-        "FILE.toml", many=True,
-    ),
-    "optimized": CommandOption(
-        "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
-        "optimisations, and again with all where an answer is wrong",
-        switch=True,
-    ),
-    "threads": CommandOption(
-        "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
-        "every CPU, divided among workers",
-        "N", 1, kind=int,
-    ),
-    "cell-timeout": CommandOption(
-        "seconds after which a cell has failed, 0 for no limit",
-        "SECONDS", CELL_SECONDS, kind=float,
-    ),
-    "start-timeout": CommandOption(
-        "seconds in which frameworks and kernels must be imported, 0 for no limit",
-        "SECONDS", START_SECONDS, kind=float, again=False,
-    ),
-    "results": CommandOption("write records to this new file", "FILE.jsonl", again=False),
-    "shard": CommandOption("only part I of N of the cells", "I/N", again=False),
-    "audit": CommandOption(
-        "run declared-unsupported cells too: stale claims fail", switch=True
-    ),
-}  # fmt: skip
-"""Every option of a run, by name."""
+def option(help: str, *details: Any, **more: Any) -> Any:
+    """A field of a class of options, with the flag that it is said by."""
+    flag = Flag(help, *details, **more)
+    return field(default=flag.initial, metadata={"flag": flag})
 
 
-OF_COMMANDS: dict[str, CommandOption] = {
-    "case": CommandOption("judge this case alone; repeatable", "ID", many=True),
+def flags(options: type[Options]) -> dict[str, Flag]:
+    """The flags of a class of options, by name."""
+    return {_dashed(f.name): f.metadata["flag"] for f in fields(options)}
+
+
+WORDS = {"like": "layer", "numerics": "numerics class"}
+"""What messages call the value of a flag whose name is no noun."""
+
+OUTSIDE = {
+    "results": Flag("write records to this new file", "FILE.jsonl"),
+    "case": Flag("judge this case alone; repeatable", "ID", many=True),
 }
-"""Options that several commands have, and pytest has not."""
-
-
-def add_options(
-    add: Callable[..., Any],
-    names: Iterable[str] = OPTIONS,
-    changed: Mapping[str, Mapping[str, Any]] | None = None,
-    /,
-    **helps: str,
-) -> None:
-    """Declare options with `add`, the `add_argument` of a parser or the `addoption` of pytest's group.
-
-    `helps` are other help texts, by name; `changed` other fields of a `CommandOption`, where a command
-    takes something else.
-    """
-    table = OPTIONS | OF_COMMANDS
-    for name in names:
-        own = dict((changed or {}).get(name, {}))
-        own |= {"help": helps[name]} if name in helps else {}
-        add(f"--{name}", **replace(table[name], **own).arguments)
+"""Flags that are no question of what is run: where records go, and the cases of a command."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a run was asked for, as plain data; stored in the header of its records."""
+    """What a run was asked for, as plain data; stored in the header of its records. The fields say how
+    pytest and the commands take them."""
 
-    backend: tuple[str, ...]
-    implementation: tuple[str, ...] = OPTIONS["implementation"].initial
-    device: str = OPTIONS["device"].initial
-    dtype: tuple[str, ...] = OPTIONS["dtype"].initial
-    level: str = OPTIONS["level"].initial
-    seed: int = OPTIONS["seed"].initial
-    function: tuple[str, ...] = OPTIONS["function"].initial
-    numerics: str = OPTIONS["numerics"].initial
-    shard: str = OPTIONS["shard"].initial
-    audit: bool = OPTIONS["audit"].initial
-    like: str = OPTIONS["like"].initial
-    mode: str = OPTIONS["mode"].initial
-    claim: tuple[str, ...] = OPTIONS["claim"].initial
-    elect: tuple[str, ...] = OPTIONS["elect"].initial
-    drop_in: bool = OPTIONS["drop-in"].initial
-    allow_unused: bool = OPTIONS["allow-unused"].initial
-    optimized: bool = OPTIONS["optimized"].initial
-    expect: tuple[str, ...] = OPTIONS["expect"].initial
-    threads: int = OPTIONS["threads"].initial
-    cell_timeout: float = OPTIONS["cell-timeout"].initial
-    start_timeout: float = OPTIONS["start-timeout"].initial
+    backend: tuple[str, ...] = option(
+        f"what to judge: {', '.join(registry.REGISTRY)}, all (installed ones), or module:object of a "
+        "third-party backend; repeatable",
+        "NAME",
+        many=True,
+    )
+    implementation: tuple[str, ...] = option(
+        "only this implementation (sdpa-flash, or torch:sdpa-flash); repeatable",
+        "NAME",
+        many=True,
+        again=False,
+    )
+    device: str = option(" or ".join(DEVICES), "NAME", DEVICES[0], valid=DEVICES)
+    dtype: tuple[str, ...] = option(
+        f"only cases of this dtype: {', '.join(DTYPES)}; repeatable",
+        "NAME",
+        many=True,
+        valid=tuple(DTYPES),
+        again=False,
+    )
+    level: str = option(f"how many cases: {', '.join(LEVELS)}", "NAME", "standard", valid=LEVELS)
+    mode: str = option(
+        "eager (default): implementations as they are called; compiled: through every compiler of their "
+        "framework, on fewer cases; all",
+        "NAME",
+        MODES[0],
+        valid=ASKED_MODES,
+    )
+    seed: int = option("seed of the values that are drawn", "N", 0, kind=int)
+    function: tuple[str, ...] = option(
+        "judge a function with the backend's native attention signature; repeatable",
+        "PATH.py:NAME",
+        many=True,
+    )
+    like: str = option(
+        f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
+        "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/merge.md)",
+        "LAYER",
+        valid=LAYERS,
+        of_function=True,
+    )
+    numerics: str = option(
+        f"numerics class that --function declares: {', '.join(NUMERICS)} (default {DEFAULT_NUMERICS})",
+        "CLASS",
+        valid=NUMERICS,
+        of_function=True,
+    )
+    claim: tuple[str, ...] = option(
+        f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
+        "(docs/function.md); repeatable",
+        "NAME=VALUE",
+        many=True,
+        of_function=True,
+    )
+    elect: tuple[str, ...] = option(
+        "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
+        "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
+        "QUESTION=ANSWER",
+        many=True,
+        of_function=True,
+    )
+    drop_in: bool = option(
+        "hold --function to all that the framework's own attention promises: malformed problems are "
+        "refused, and elections are the same",
+        switch=True,
+        of_function=True,
+    )
+    allow_unused: bool = option(
+        "let --function have parameters that nobody passes", switch=True, of_function=True
+    )
+    expect: tuple[str, ...] = option(
+        "a manifest of expected failures of --function, or of a third-party backend; repeatable",
+        "FILE.toml",
+        many=True,
+    )
+    optimized: bool = option(
+        "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
+        "optimisations, and again with all where an answer is wrong",
+        switch=True,
+    )
+    threads: int = option(
+        "threads that a framework may start, set before it is imported where nobody set them; 0: one for "
+        "every CPU, divided among workers",
+        "N",
+        1,
+        kind=int,
+    )
+    cell_timeout: float = option(
+        "seconds after which a cell has failed, 0 for no limit",
+        "SECONDS",
+        CELL_SECONDS,
+        kind=float,
+    )
+    start_timeout: float = option(
+        "seconds in which frameworks and kernels must be imported, 0 for no limit",
+        "SECONDS",
+        START_SECONDS,
+        kind=float,
+        again=False,
+    )
+    shard: str = option("only part I of N of the cells", "I/N", again=False)
+    audit: bool = option("run declared-unsupported cells too: stale claims fail", switch=True)
 
     @classmethod
     def of(cls, lookup: Callable[[str], Any]) -> Self:
@@ -278,8 +273,10 @@ class Options:
                 f"{installed}, all"
             )
         names = self.backends
-        for name in ("device", "mode", "level"):
-            _one_of(name, getattr(self, name), OPTIONS[name].valid)
+        for name, flag in flags(Options).items():
+            value = self._value(name)
+            if flag.valid and not flag.many and value != flag.initial:
+                _one_of(WORDS.get(name, name), value, flag.valid)
         for name in self.dtype:
             try:
                 dtype(name)
@@ -289,17 +286,9 @@ class Options:
             raise UsageError(
                 f"--function needs exactly one --backend (whose signature it has), got {names}"
             )
-        if self.like:
-            if not self.function:
-                raise UsageError("--like says which layer a --function makes, and none is given")
-            _one_of("layer", self.like, LAYERS)
-        if self.numerics:
-            _one_of("numerics class", self.numerics, NUMERICS)
-            if not self.function:
-                raise UsageError("--numerics declares the class of a --function, and none is given")
-        for name in ("claim", "elect", "drop_in", "allow_unused"):
-            if getattr(self, name) and not self.function:
-                raise UsageError(f"--{_dashed(name)} speaks of a --function, and none is given")
+        for name, flag in flags(Options).items():
+            if flag.of_function and not self.function and self._value(name) != flag.initial:
+                raise UsageError(f"--{name} speaks of a --function, and none is given")
         if self.expect and not self.function and not any(":" in name for name in names):
             raise UsageError(
                 "--expect is the manifest of a --function or of a third-party backend; that of "
@@ -312,6 +301,10 @@ class Options:
                 raise UsageError(f"--{_dashed(name)} must not be negative, got {value}")
         self.part()
 
+    def _value(self, name: str) -> Any:
+        """The value of an option by the name of its flag."""
+        return getattr(self, name.replace("-", "_"))
+
     def part(self) -> tuple[int, int]:
         """Shard i of n, (1, 1) where the run is whole. Raises UsageError."""
         if not self.shard:
@@ -323,14 +316,35 @@ class Options:
 
     def words(self) -> list[str]:
         """What of these options must be said again to judge one cell of the run."""
-        again = {n: option for n, option in OPTIONS.items() if option.again}
-        values = {name: getattr(self, name.replace("-", "_")) for name in again}
+        again = {n: flag for n, flag in flags(Options).items() if flag.again}
+        values = {name: self._value(name) for name in again}
         words = [f"--{n}={value}" for n, o in again.items() if o.many for value in values[n]]
         words += [f"--{n}" for n, option in again.items() if option.switch and values[n]]
         for name, option in again.items():
             if not (option.many or option.switch) and values[name] != option.default:
                 words.append(f"--{name}={values[name]}")
         return words
+
+
+def add_options(
+    add: Callable[..., Any],
+    names: Iterable[str] | None = None,
+    changed: Mapping[str, Mapping[str, Any]] | None = None,
+    /,
+    of: type[Options] | None = None,
+    **helps: str,
+) -> None:
+    """Declare the flags of a class of options with `add`, the `add_argument` of a parser or the
+    `addoption` of pytest's group.
+
+    `names` are some of the flags, by default all that say what a run is; `helps` other help texts, by
+    name; `changed` other fields of a `Flag`, where a command takes something else.
+    """
+    table = flags(of or Options)
+    for name in names if names is not None else [*table, "results"]:
+        own = dict((changed or {}).get(name, {}))
+        own |= {"help": helps[name]} if name in helps else {}
+        add(f"--{name}", **replace((table | OUTSIDE)[name], **own).arguments)
 
 
 def _dashed(name: str) -> str:
