@@ -330,8 +330,8 @@ def add_options(
     add: Callable[..., Any],
     names: Iterable[str] | None = None,
     changed: Mapping[str, Mapping[str, Any]] | None = None,
-    /,
     of: type[Options] | None = None,
+    /,
     **helps: str,
 ) -> None:
     """Declare the flags of a class of options with `add`, the `add_argument` of a parser or the
