@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from references.tape import Reference
+    from references.composition import Reference
     from suite.spec.operator import Operator
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from references.composition import Composition, Problem, Reference
 from references.primitives.norm import Norm, Statistics, statistics
 from references.rounding import Bounded, magnitude, narrowed
-from references.tape import Composition, Problem, Reference
 
 AXES = (0, 1)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from references.composition import Composition, Problem, Reference
 from references.one_head import as_head, attended
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
-from references.tape import Composition, Node, Problem, Reference
+from references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:

@@ -18,11 +18,12 @@ Sources: Vaswani et al. 2017, section 3.1; Xiong et al., ICML 2020 (norms first)
 from __future__ import annotations
 
 from references import multi_head
+from references.composition import Composition, Problem, Reference
 from references.primitives.activation import Activation
 from references.primitives.arranged import OneTensor, Residual
 from references.primitives.linear import Linear
 from references.primitives.norm import Norm
-from references.tape import Composition, Node, Problem, Reference
+from references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:

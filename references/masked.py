@@ -8,12 +8,12 @@ Source: Vaswani et al. 2017, section 3.2.1.
 from __future__ import annotations
 
 from references import dot
-from references.tape import Composition, Problem, Reference
+from references.composition import Composition, Problem, Reference
 
 
 def compose(problem: Problem) -> Composition:
     """The output (B, Lq, Ev), and the weights."""
-    return dot.scaled(problem, problem.default_scale)
+    return dot.scaled(problem, problem.scale)
 
 
 reference = Reference(compose)

@@ -21,20 +21,20 @@ Source: Dao et al., FlashAttention, NeurIPS 2022, appendix B. The bounds are der
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from references import sdpa
 from references.blocked import BlockedPass, attention
+from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.arranged import Moved, Reshaped
 from references.primitives.attend import Attend
 from references.primitives.bias import Biased
 from references.primitives.pairs import Pairs
 from references.rounding import Bounded, Roundoffs, precision_for
-from references.tape import Composition, Leaf, Problem, Reference
+from references.tape import Leaf
 from suite.spec.inputs import Inputs
 
 
@@ -51,14 +51,18 @@ def compose(problem: Problem) -> Composition:
 
 
 class _Merge(Reference):
+    def roundoffs(self, inputs: Inputs, u: Roundoffs) -> Roundoffs:
+        """The accumulator rounds as often as in a kernel that merges part after part."""
+        return replace(u, accumulate=max(inputs.sizes.Lk - 1, 1) * u.accumulate)
+
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The merged output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and the
         log-sum-exp (B, H, Lq). Rows that no part has keys of answer 0 and -inf: `empty_rows` is of no
         influence. Raises NoExtendedPrecision."""
         parts = inputs.sizes.Lk
-        nested = _nested(rounding, parts)
-        outputs = sdpa.bounded(inputs.digest, lambda: _pass(inputs), inputs, nested, lse=True)
+        u = self.roundoffs(inputs, rounding)
+        outputs = sdpa.bounded(inputs.digest, lambda: _pass(inputs), inputs, u, lse=True)
         output, lse = (
             outputs.arrays[name].reshape(*inputs.full_shape(name)) for name in ("output", "lse")
         )
@@ -76,20 +80,6 @@ class _Merge(Reference):
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
         return Outputs({"output": output, "lse": lse}, keys, deviation)
 
-    def vjp(
-        self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
-        empty_rows: str = "zeros", of: str = "output",
-    ) -> Outputs:  # fmt: skip
-        """See `Reference.vjp`."""
-        return super().vjp(inputs, cotangent, _nested(rounding, inputs.sizes.Lk), empty_rows, of)
-
-    def jvp(
-        self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
-        empty_rows: str = "zeros",
-    ) -> Outputs:  # fmt: skip
-        """See `Reference.jvp`."""
-        return super().jvp(inputs, tangents, _nested(rounding, inputs.sizes.Lk), empty_rows)
-
 
 reference = _Merge(compose)
 
@@ -106,8 +96,3 @@ def _pass(inputs: Inputs) -> BlockedPass:
         bias=lse.reshape(rows, 1, 1, s.Lk), precision=precision_for(inputs.dtype), terms=True,
         variance=inputs.dtype.is_half,
     )  # fmt: skip
-
-
-def _nested(u: Roundoffs, parts: int) -> Roundoffs:
-    """Roundoffs whose accumulator rounds as often as a kernel that merges part after part."""
-    return replace(u, accumulate=max(parts - 1, 1) * u.accumulate)

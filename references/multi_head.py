@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from references.composition import Composition, Problem, Reference
 from references.one_head import of_layer
 from references.primitives.arranged import Moved, Reshaped
 from references.primitives.attend import Attend
@@ -28,7 +29,7 @@ from references.primitives.linear import Linear
 from references.primitives.norm import Norm
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
-from references.tape import Composition, Node, Problem, Reference
+from references.tape import Node
 from suite.spec.vocabulary import OPERANDS
 
 
@@ -44,7 +45,7 @@ def attended(problem: Problem, query: Node, key: Node, value: Node) -> tuple[Nod
     q, k, v = (
         _heads(problem, x, name) for x, name in zip((query, key, value), OPERANDS, strict=True)
     )
-    scores: Node = Scores(u, q, k, problem.default_scale, pairs, scaled_query=True)
+    scores: Node = Scores(u, q, k, problem.scale, pairs, scaled_query=True)
     bias = problem.optional("bias")
     if bias is not None:
         scores = Biased(u, scores, bias)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from references.composition import Composition, Problem
 from references.primitives.arranged import Reshaped
 from references.primitives.attend import Attend, Weights
 from references.primitives.pairs import Pairs
-from references.tape import Composition, Node, Problem
+from references.tape import Node
 
 
 def as_head(x: Node) -> Reshaped:

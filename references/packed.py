@@ -9,115 +9,83 @@ Source: the definition in Dao, FlashAttention-2, arXiv 2307.08691 (2023), as "va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from references import sdpa
-from references.outputs import Outputs, moving
-from references.rounding import Bounded, Roundoffs
-from references.tape import Reference
-from suite.spec.case import Case
+from references.blocked import BlockedPass, attention
+from references.composition import Composition, Problem, Reference
+from references.outputs import Outputs
+from references.primitives.arranged import Moved, Reshaped
+from references.primitives.attend import Attend
+from references.primitives.pairs import Pairs
+from references.primitives.scores import Scores
+from references.primitives.segments import Concatenated, Packed, Segment, concatenated
+from references.rounding import Roundoffs, drawing, precision_for
+from references.tape import Node
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
-from suite.spec.operators.packed import segments
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.sizes import Sizes
+from suite.spec.operators.packed import allowed_pairs, segments
 from suite.spec.vocabulary import OPERANDS
 
-MASKS = {"all": None, "causal": Causal(), "causalbr": Causal(True)}
-"""The mask of a segment by the alignment of a case."""
 
-Rows = slice
-Keys = slice
+def compose(problem: Problem) -> Composition:
+    """The output (Lq, H, Dv)."""
+    u, s = problem.u, problem.sizes
+    query, key, value = (Packed(problem.leaf(name)) for name in OPERANDS)
+    outputs: list[Node] = []
+    for rows, keys in segments(problem.inputs.case):
+        q, k, v = (
+            _by_head(Segment(x, place)) for x, place in ((query, rows), (key, keys), (value, keys))
+        )
+        mask = _mask(problem.inputs, rows, keys)
+        pairs = Pairs((1, s.H, *mask.shape), mask)
+        attend = Attend(u, Scores(u, q, k, problem.scale, pairs), v, pairs)
+        outputs.append(Moved(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
+    return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
 
 class _Packed(Reference):
-    """Every segment is a composition of its own; what they give is put where they stand."""
-
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes. Every row has keys:
         `empty_rows` is of no influence. Raises NoExtendedPrecision."""
-
-        def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
-            return sdpa.reference.forward(one, rounding)
-
-        return _together(inputs, ("output",), of_segment)
-
-    def vjp(
-        self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
-        empty_rows: str = "zeros", of: str = "output",
-    ) -> Outputs:  # fmt: skip
-        """The gradients of query, key and value in their own shapes, for a cotangent (Lq, H, Dv)."""
-
-        def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
-            return sdpa.reference.vjp(one, _by_head(cotangent[rows]), rounding)
-
-        return _together(inputs, OPERANDS, of_segment)
-
-    def jvp(
-        self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
-        empty_rows: str = "zeros",
-    ) -> Outputs:  # fmt: skip
-        """How the output moves, (Lq, H, Dv), as query, key and value move along `tangents`.
-
-        Raises ValueError for the tangent of lengths, and of an unknown array.
-        """
-        moving(inputs, tangents)
-
-        def of_segment(one: Inputs, rows: Rows, keys: Keys) -> Outputs:
-            moved = {n: _by_head(t[rows if n == "query" else keys]) for n, t in tangents.items()}
-            return sdpa.reference.jvp(one, moved, rounding)
-
-        return _together(inputs, ("output",), of_segment)
+        if drawing():
+            return self.again(inputs, rounding)
+        parts = [
+            sdpa.bounded(
+                (inputs.digest, n), partial(_pass, inputs, *places), inputs, rounding, False
+            )
+            for n, places in enumerate(segments(inputs.case))
+        ]
+        output = concatenated([part.arrays["output"][0].moved(0, 1) for part in parts])
+        deviations = [
+            part.deviation[0].swapaxes(0, 1) for part in parts if part.deviation is not None
+        ]
+        deviation = np.concatenate(deviations) if deviations else None
+        return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
 
 
-reference = _Packed(sdpa.compose)
+reference = _Packed(compose)
 
 
-def of_segments(inputs: Inputs) -> Iterator[tuple[Rows, Keys, Inputs]]:
-    """The segments that have queries or keys: which ones, and plain attention over them,
-    query (1, H, rows, D), key (1, Hkv, keys, D), value (1, Hkv, keys, Dv)."""
-    case, s = inputs.case, inputs.sizes
-    mask = MASKS[case.option("alignment")]
-    for rows, keys in segments(case):
-        count, of = rows.stop - rows.start, keys.stop - keys.start
-        if count or of:
-            sizes = Sizes(1, s.H, s.Hkv, count, of, s.D, s.Dv)
-            one = Case.of(SDPA, sizes, case.dtype, mask, scale=case.option("scale"))
-            arrays = {
-                "query": _by_head(inputs.query[rows]),
-                "key": _by_head(inputs.key[keys]),
-                "value": _by_head(inputs.value[keys]),
-            }
-            yield rows, keys, Inputs(one, arrays, sizes, seed=inputs.seed)
+def _pass(inputs: Inputs, rows: slice, keys: slice) -> BlockedPass:
+    """Plain attention over a segment."""
+    query, key, value = (
+        x.swapaxes(0, 1)[None] for x in (inputs.query[rows], inputs.key[keys], inputs.value[keys])
+    )
+    return attention(
+        query, key, value, mask=_mask(inputs, rows, keys), scale=inputs.scale,
+        precision=precision_for(inputs.dtype), terms=True, variance=inputs.dtype.is_half,
+    )  # fmt: skip
 
 
-def _by_head(x: np.ndarray) -> np.ndarray:
-    """(L, H, D) as (1, H, L, D)."""
-    return np.ascontiguousarray(x.transpose(1, 0, 2)[None])
+def _mask(inputs: Inputs, rows: slice, keys: slice) -> np.ndarray:
+    """Which keys of a segment its queries attend."""
+    alignment = inputs.case.option("alignment")
+    return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, alignment)
 
 
-def _together(
-    inputs: Inputs, names: tuple[str, ...], of_segment: Callable[[Inputs, Rows, Keys], Outputs]
-) -> Outputs:
-    """What all segments give, in the places where they stand; zero elsewhere, exactly: keys that no query
-    attends have no gradient."""
-    axes = {**inputs.case.axes, **inputs.operator.outputs(inputs.case)}
-    arrays: dict[str, Bounded] = {}
-    deviation: np.ndarray | None = None
-    for rows, keys, one in of_segments(inputs):
-        outputs = of_segment(one, rows, keys)
-        for name in names:
-            places = keys if axes[name].startswith("k") else rows
-            part = outputs.arrays[name]
-            if name not in arrays:
-                shape = tuple(inputs.letters[letter] for letter in axes[name])
-                arrays[name] = Bounded(np.zeros(shape, part.value.dtype), np.zeros(shape))
-            arrays[name].value[places] = part.value[0].transpose(1, 0, 2)
-            arrays[name].error[places] = part.error[0].transpose(1, 0, 2)
-        if outputs.deviation is not None:
-            if deviation is None:
-                deviation = np.zeros(arrays["output"].value.shape)
-            deviation[rows] = outputs.deviation[0].transpose(1, 0, 2)
-    return Outputs(arrays, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
+def _by_head(x: Segment) -> Node:
+    """A segment (l, H, D) as (1, H, l, D)."""
+    length, heads, size = x.output.shape
+    return Reshaped(Moved(x, 0, 1), (1, heads, length, size))

@@ -38,9 +38,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from references.composition import Composition, Problem, Reference
 from references.primitives.rotation import Rotated
 from references.rounding import Bounded, Roundoffs, magnitude, stored
-from references.tape import Composition, Problem, Reference
 from suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,

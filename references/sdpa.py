@@ -26,14 +26,15 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from references.blocked import BlockedPass, attention
+from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.attend import Attend, LogSumExp
-from references.primitives.bias import Biased, Sink, of_slopes
+from references.primitives.bias import Biased, Sink
 from references.primitives.cap import Cap
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
-from references.rounding import Bounded, Roundoffs, drawing, precision_for
-from references.tape import Composition, Node, Problem, Reference
+from references.rounding import Bounded, Roundoffs, drawing, narrowed, precision_for
+from references.tape import Leaf, Node
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import alibi_bias
@@ -43,27 +44,21 @@ _PASSES: Cache[BlockedPass] = Cache(64)
 
 def compose(problem: Problem) -> Composition:
     """The output (B, H, Lq, Dv); and without sinks the log-sum-exp (B, H, Lq), backward alone."""
-    u, inputs, sinks = problem.u, problem.inputs, problem.exact("sinks")
-    bias, pairs = problem.optional("bias"), Pairs.of(problem)
-    if inputs.alibi_slopes is not None:
-        added = _bias(inputs)
-        assert added is not None
-        bias = of_slopes(added, u)
-    scale = problem.default_scale
-    if inputs.scale is not None:
-        scale = scale.dtype.type(inputs.scale)
-    scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), scale, pairs)
+    u, inputs, value = problem.u, problem.inputs, problem.leaf("value")
+    pairs, made = Pairs.of(problem), inputs.alibi_slopes is not None
+    scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), problem.scale, pairs)
     if inputs.softcap is not None:
         scores = Cap(u, scores, inputs.softcap)
-    if bias is not None:
-        scores = Biased(u, scores, bias)
+    added = _bias(inputs)
+    if added is not None:
+        bias = Leaf(u, narrowed(added, u)) if made else problem.leaf("bias")
+        scores = Biased(u, scores, bias, own=made)
+    sinks = problem.exact("sinks")
     if sinks is None:
-        attend = Attend(u, scores, problem.leaf("value"), pairs)
+        attend = Attend(u, scores, value, pairs)
         return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
-    column = Sink(u, sinks, scores, pairs)
-    return Composition(
-        Attend(u, scores, problem.leaf("value"), pairs, column), keys=pairs.keys, sunk=pairs.sunk
-    )
+    attend = Attend(u, scores, value, pairs, Sink(u, sinks, scores, pairs))
+    return Composition(attend, keys=pairs.keys, sunk=pairs.sunk)
 
 
 class _Plain(Reference):

@@ -19,10 +19,10 @@ from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_arguments
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
+from references.composition import Composition, Problem, Reference
 from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
-from references.tape import Composition, Problem, Reference
 from suite.checks import all_checks
 from suite.front.plan import record
 from suite.judge.cell import Cell

@@ -32,31 +32,32 @@ import numpy as np
 
 from references.primitives.pairs import Pairs
 from references.primitives.softmax import sink_error
-from references.rounding import Bounded, Roundoffs, magnitude, narrowed, stored, summed, together
-from references.tape import Gradients, Leaf, Node
+from references.rounding import Bounded, Roundoffs, magnitude, stored, summed, together
+from references.tape import Gradients, Node
 
 
 class Biased(Node):
-    """Scores (B, H, Lq, Lk) and a bias that broadcasts to their shape. Where the bias is -inf it hides a
-    pair (`Pairs`), and adds nothing."""
+    """Scores (B, H, Lq, Lk) and a bias that broadcasts to their shape; `own` where the call makes the
+    bias. Where a bias is -inf it hides a pair (`Pairs`), and adds nothing."""
 
-    def __init__(self, u: Roundoffs, scores: Node, bias: Node) -> None:
+    def __init__(self, u: Roundoffs, scores: Node, bias: Node, own: bool = False) -> None:
         super().__init__(u, scores, bias)
-        self.scores, self.bias = scores, bias
+        self.scores, self.bias, self.own = scores, bias, own
 
-    @cached_property
-    def finite(self) -> Bounded:
-        """The bias, 0 where it is -inf."""
-        bias = self.bias.output
-        return bias.where(~np.isneginf(bias.value))
+    def _added(self, bias: Bounded) -> Bounded:
+        """A bias with the roundings of its making, 0 where it is -inf."""
+        finite = bias.where(~np.isneginf(bias.value))
+        made = 4 * self.u.accumulate + self.u.score if self.own else 0.0
+        return Bounded(finite.value, finite.error + made * magnitude(finite.value))
 
     @cached_property
     def output(self) -> Bounded:
-        return stored(self.scores.output + Bounded.exact(self.finite.value), self.u.score)
+        bias = Bounded.exact(self.bias.output.value)
+        return stored(self.scores.output + self._added(bias), self.u.score)
 
     @cached_property
     def again(self) -> Bounded:
-        total = self.scores.again + self.finite
+        total = self.scores.again + self._added(self.bias.output)
         return Bounded(total.value, total.error + self.u.score * magnitude(total.value))
 
     def gradients(self, received: Bounded) -> Gradients:
@@ -71,12 +72,6 @@ class Biased(Node):
         if bias is not None:
             bias = bias.broadcast_to(self.scores.again.shape)
         return together([scores, bias], self.u.score, self.u.score_floor)
-
-
-def of_slopes(bias: np.ndarray, u: Roundoffs) -> Leaf:
-    """A bias that the call makes of slopes, as a constant."""
-    given = narrowed(bias, u)
-    return Leaf(u, Bounded(bias, given.error + (4 * u.accumulate + u.score) * magnitude(bias)))
 
 
 class Sink(Node):

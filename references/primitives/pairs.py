@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
+from references.composition import Problem
 from references.rounding import Bounded
-from references.tape import Problem
 
 
 class Pairs:

@@ -207,7 +207,7 @@ def attend(
     """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) lets through.
 
     scores (..., Lq, Lk), value (..., Lk, Dv). Rows without keys are what `empty_rows` says
-    (`references.tape.EMPTY_ROWS`).
+    (`references.outputs.EMPTY_ROWS`).
     """
     s, error = perturbed(scores).parts
     Lk = s.shape[-1]

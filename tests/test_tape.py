@@ -1,0 +1,99 @@
+"""The tape: what an array receives from several places, and what stands still. The compositions of plain
+and packed attention are second opinions of the pass by blocks, and of its bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import references
+from references.composition import Problem
+from references.primitives.arranged import OneTensor, Residual
+from references.primitives.segments import Packed, Segment
+from references.rounding import NO_ROUNDING, Bounded, Roundoffs
+from references.tape import Leaf, Node, along, backward, order
+from suite.judge.tolerance import roundoffs
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import draw
+
+U = roundoffs("exact", DTYPES["bf16"])
+CASES = (
+    "sdpa/causalbr/gqa2/{dt}/b2h4q6k4d4",
+    "sdpa/bool.bhqk.empty/gqa3/{dt}/b2h6q4k5d3v6/bias.bhqk/scale-0.3/dense",
+    "sdpa/pad/mqa/{dt}/b2h4q4k5d3/bias.1hqk/cap0.7",
+    "sdpa/none/mha/{dt}/b2h3q4k5d3/bias.inf",
+    "sdpa/causal/gqa2/{dt}/b2h4q6k4d4/sinks",
+    "sdpa/causalbr/gqa2/{dt}/b2h4q4k6d4/slopes",
+    "sdpa/bool.bhqk.empty/mha/{dt}/b2h3q4k5d3/bias.qk/cap0.7/sinks/dense",
+    "packed/none/gqa2/{dt}/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
+)
+
+
+def leaf(array: np.ndarray, u: Roundoffs = U, name: str = "x") -> Leaf:
+    return Leaf(u, Bounded.exact(array), name)
+
+
+@pytest.mark.parametrize("rows", ["zeros", "uniform"])
+@pytest.mark.parametrize(("dt", "numerics"), [("f64", "exact"), ("f32", "exact"), ("f32", "eager")])
+@pytest.mark.parametrize("text", CASES)
+def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
+    text: str, dt: str, numerics: str, rows: str
+) -> None:
+    """The composition lets the query be scaled and stored before the product, too: its bounds are as
+    large, and hardly larger."""
+    inputs = draw(Case.parse(text.format(dt=dt)))
+    u, reference = roundoffs(numerics, inputs.dtype), references.of(inputs.operator)
+    answer = reference.forward(inputs, u, rows)
+    with np.errstate(all="ignore"):
+        composition = reference.compose(Problem(inputs, u, rows, "zeros"))
+        composed = composition.output.output
+    blocked = answer.arrays["output"]
+    assert np.abs(composed.value - blocked.value).max() < 1e-15
+    # The pass by blocks sums its terms in float32 where cases are no float64.
+    assert (blocked.error <= composed.error * (1 + 1e-6)).all()
+    judged = blocked.error > 0
+    assert (composed.error[judged] <= 1.15 * blocked.error[judged]).all()
+    assert composition.keys is not None
+    assert np.array_equal(composition.keys, answer.keys)
+
+
+def test_nodes_stand_behind_their_operands_each_once() -> None:
+    x = leaf(np.ones(3))
+    y = Residual(U, x, x)
+    z = Residual(U, OneTensor(y), x)
+    nodes = order(z)
+    assert len(nodes) == len(set(nodes)) == 4
+    assert all(nodes.index(o) < nodes.index(n) for n in nodes for o in n.operands if o is not None)
+
+
+def test_gradients_that_meet_are_added_up_and_stored() -> None:
+    x = leaf(np.ones(3))
+    ones = Bounded.exact(np.ones(3))
+    twice = backward(Residual(U, x, x), ones)["x"]
+    assert (twice.value == 2).all()
+    assert np.allclose(twice.error, 2 * U.output + U.floor, rtol=1e-9)
+    three = x.received([ones, ones, ones * -2.0])
+    assert not three.value.any()
+    # Two partial sums are stored, and none is larger than 4.
+    assert np.allclose(three.error, 2 * (4 * U.output + U.floor), rtol=1e-9)
+
+
+def test_what_segments_give_back_does_not_meet() -> None:
+    x = leaf(np.arange(6.0).reshape(3, 2))
+    packed = Packed(x)
+    one, two = Segment(packed, slice(0, 1)), Segment(packed, slice(1, 3))
+    for segment, place in ((one, [1.0, 0, 0]), (two, [0, 1.0, 1.0])):
+        gradient = backward(segment, Bounded.exact(np.ones(segment.output.shape)))["x"]
+        assert np.array_equal(gradient.value, np.array([place, place]).T)
+    halves = [Bounded.exact(np.eye(3)[:, :2]), Bounded.exact(np.eye(3)[:, 1:])]
+    assert not packed.received(halves).error.any()
+
+
+def test_what_stands_still_has_no_tangent() -> None:
+    x, constant = leaf(np.ones(3)), leaf(np.ones(3), name="")
+    y: Node = Residual(NO_ROUNDING, x, constant)
+    assert along(y, {"other": Bounded.exact(np.ones(3))}) is None
+    moved = along(y, {"x": Bounded.exact(np.full(3, 2.0))})
+    assert moved is not None
+    assert np.array_equal(moved.value, np.full(3, 2.0))
