@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 from pathlib import Path
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 from suite.__main__ import main
-from suite.measure import gate, protocol
+from suite.measure import command, gate, protocol
+from suite.measure.run import BenchOptions
 from suite.records import speed
 from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
 from suite.records.speed import SpeedHeader, SpeedRecord
+from suite.spec.catalogue.workloads import QUICK, WORKLOADS
+from suite.spec.vocabulary import DIRECTIONS
 
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
 
@@ -199,6 +203,54 @@ def test_the_gate_never_times_a_wrong_answer(
     assert "WRONG ANSWER" in capsys.readouterr().out
     (verdict,) = json.loads(results.read_text())
     assert "candidate (anticausal): value" in verdict["message"]
+
+
+def bench_options(*words: str) -> BenchOptions:
+    """The options that a command line of `bench` means."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    arguments = command.add_bench_parser(commands).parse_args(["--backend=numpy", *words])
+    return command._options(arguments)
+
+
+def test_without_a_workload_bench_takes_a_first_look() -> None:
+    look = bench_options()
+    assert [w.name for w in look.workloads] == list(QUICK)
+    assert (look.directions, look.samples) == (["forward"], 5)
+    assert bench_options("--direction=backward", "--samples=2").directions == ["backward"]
+    assert bench_options("--samples=2").samples == 2
+    every = bench_options("--workload=all")
+    assert every.workloads == list(WORKLOADS)
+    assert (every.directions, every.samples) == (list(DIRECTIONS), protocol.SAMPLES)
+
+
+def test_a_look_at_what_computes_something_else_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    words = ("bench", "--backend=torch", "--implementation=bahdanau")
+    assert main(words) == gate.NOTHING
+    assert "computes gpt2-train, bert-base-padded, llama-decode; name a" in capsys.readouterr().out
+
+
+def test_times_stand_side_by_side_under_the_names_of_workloads() -> None:
+    records = [
+        record(workload="gpt2-train"),
+        record(workload="gpt2-train", implementation="eager", status="unsettled"),
+        record(workload="llama-decode", status="refused", samples=()),
+        record(workload="gpt2-train", direction="backward"),
+        *(record(workload=f"w{n}") for n in range(4)),
+    ]
+    assert list(command.side_by_side(records)) == [
+        "",
+        "ms forward f32  gpt2-train  llama-decode      w0      w1      w2",
+        "torch:sdpa          20.000       refused  20.000  20.000  20.000",
+        "torch:eager        ~20.000",
+        "",
+        "ms forward f32      w3",
+        "torch:sdpa      20.000",
+        "",
+        "ms backward f32  gpt2-train",
+        "torch:sdpa           20.000",
+        "",
+    ]
 
 
 UNRULY = """

@@ -12,12 +12,14 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from suite.front.options import add_options
 from suite.front.progress import Steps
+from suite.spec.catalogue.workloads import QUICK
 from suite.spec.vocabulary import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from suite.records.speed import SpeedRecord
 
 QUICK_SAMPLES = 5
+
+BESIDE = 5
+"""Workloads that stand side by side in a table."""
 
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "mode", "device", "seed",
@@ -49,8 +54,9 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         "bench",
         help="time workloads, or gate one implementation against another",
         description="Times workloads in every implementation, and keeps a time only where the answer "
-        "that was timed is right. With --against, says whether one is slower than another. Exit codes: 0 "
-        "no regression, 1 regression, 2 wrong answer, 3 nothing measured, 4 too noisy.",
+        "that was timed is right. Without --workload takes a first look, of about a minute. With "
+        "--against, says whether one is slower than another. Exit codes: 0 no regression, 1 regression, "
+        "2 wrong answer, 3 nothing measured, 4 too noisy.",
     )
     subparsers._parser_class = before
     add_options(
@@ -70,7 +76,8 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--workload", action="append", default=[], metavar="NAME",
-        help="a workload, the id of a case, sweep, or all (default); repeatable",
+        help="a workload, the id of a case, sweep, or all; repeatable; default: "
+        f"{', '.join(QUICK)}, forward, {QUICK_SAMPLES} samples of each",
     )  # fmt: skip
     parser.add_argument(
         "--direction", action="append", default=[], choices=DIRECTIONS,
@@ -115,6 +122,9 @@ def _options(arguments: argparse.Namespace) -> BenchOptions:
     from suite.measure import protocol
     from suite.measure.run import BenchOptions
 
+    if not arguments.workload:
+        arguments.workload, arguments.quick = list(QUICK), True
+        arguments.direction = arguments.direction or ["forward"]
     if arguments.samples is None:
         arguments.samples = QUICK_SAMPLES if arguments.quick else protocol.SAMPLES
     options = BenchOptions.of_arguments(arguments)
@@ -137,7 +147,7 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
     from suite.measure.run import header, measure
     from suite.records import speed
 
-    statuses: list[str] = []
+    records: list[SpeedRecord] = []
     with options.pool() as pool:
         # A name that does not exist ends the run before there is a file.
         pool.offers(options.implementation, options.mode, options.function)
@@ -147,7 +157,7 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
         finished = False
         try:
             for record in measure(options, pool, _say):
-                statuses.append(record.status)
+                records.append(record)
                 print(line(record), flush=True)
                 if writer:
                     writer.write(record)
@@ -155,8 +165,14 @@ def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
         finally:
             if writer:
                 writer.close(finished)
+    statuses = [record.status for record in records]
     counts = {name: statuses.count(name) for name in dict.fromkeys(statuses)}
-    print(", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to measure")
+    print("\n".join(side_by_side(records)))
+    names = ", ".join(workload.name for workload in options.workloads)
+    print(
+        ", ".join(f"{count} {name}" for name, count in counts.items())
+        or f"nothing to measure: nothing that was asked for computes {names}; name a --workload"
+    )
     if "refused" in statuses:
         return WRONG
     return OK if set(speed.TIMED) & set(statuses) and "error" not in statuses else NOTHING
@@ -183,6 +199,33 @@ def line(record: SpeedRecord) -> str:
     if record.status != "timed":
         parts.append(record.status)
     return f"{head} {'  '.join(parts)}"
+
+
+def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
+    """Lines of tables of median times, one for every direction and dtype: a row for every implementation,
+    a column for every workload. What has no time has its status; a time that never settled has "~"."""
+    for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
+        mine = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
+        cells = {
+            (f"{r.backend}:{r.implementation}", r.workload): r.status
+            if r.seconds is None
+            else f"{'~' if r.status == 'unsettled' else ''}{r.seconds * 1e3:.3f}"
+            for r in mine
+        }
+        workloads = list(dict.fromkeys(workload for _, workload in cells))
+        for first in range(0, len(workloads), BESIDE):
+            shown = workloads[first : first + BESIDE]
+            rows = dict.fromkeys(who for who, workload in cells if workload in shown)
+            table = [[f"ms {direction} {dtype}", *shown]]
+            table += [
+                [who, *(cells.get((who, workload), "") for workload in shown)] for who in rows
+            ]
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            yield ""
+            for who, *times in table:
+                right = [text.rjust(w) for text, w in zip(times, widths[1:], strict=True)]
+                yield "  ".join([who.ljust(widths[0]), *right]).rstrip()
+    yield ""
 
 
 def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:

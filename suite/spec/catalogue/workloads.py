@@ -118,7 +118,10 @@ WORKLOADS: tuple[Workload, ...] = (
         "a decoder's step of additive attention (Bahdanau et al. 2015), 16 sentences of up to 50 words",
     ),
 )  # fmt: skip
-"""What is measured by default."""
+"""All workloads but the sweep."""
+
+QUICK = ("gpt2-train", "bert-base-padded", "llama-decode")
+"""A first look: causal, padded, and one token against cached keys."""
 
 SWEEP = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)
 """Lengths of the sweep for laws of cost."""
