@@ -69,7 +69,7 @@ def _heads(problem: Problem, x: Node, name: str) -> Node:
     gain = problem.optional(f"{name}_gain")
     if gain is None:
         return heads
-    B, H, L, D = heads.output.shape
+    B, H, L, D = heads.shape
     steps = replace(u, step=max(u.step, u.output))
     rows = Norm(steps, Reshaped(heads, (B, H * L, D)), gain, None, (2,), problem.inputs.epsilon)
     return Reshaped(rows, (B, H, L, D))

@@ -12,7 +12,7 @@ from references.tape import Node
 
 def as_head(x: Node) -> Reshaped:
     """(B, L, width) as one head, (B, 1, L, width)."""
-    B, L, width = x.output.shape
+    B, L, width = x.shape
     return Reshaped(x, (B, 1, L, width))
 
 

@@ -87,5 +87,5 @@ def _mask(inputs: Inputs, rows: slice, keys: slice) -> np.ndarray:
 
 def _by_head(x: Segment) -> Node:
     """A segment (l, H, D) as (1, H, l, D)."""
-    length, heads, size = x.output.shape
+    length, heads, size = x.shape
     return Reshaped(Moved(x, 0, 1), (1, heads, length, size))

@@ -55,7 +55,7 @@ from suite.spec.operators.rotary import (
 def compose(problem: Problem) -> Composition:
     """The turned query (B, H, L, D)."""
     x, u = problem.leaf("query"), problem.u
-    rotation = Rotation.of(problem.inputs.case, x.output.shape[-1])
+    rotation = Rotation.of(problem.inputs.case, x.shape[-1])
     cosine, sine = table(rotation, problem.arrays["position"], u)
     return Composition(Rotated(u, x, cosine, sine, rotation))
 

@@ -154,8 +154,13 @@ class Bounded:
         return Bounded(self.value * other, self.error * magnitude(np.asarray(other)))
 
     def __matmul__(self, other: Bounded) -> Bounded:
-        error = self.error @ other.size + magnitude(self.value) @ other.error
-        return Bounded(self.value @ other.value, error)
+        value = self.value @ other.value
+        error = np.zeros(value.shape)
+        if self.error.any():
+            error += self.error @ other.size
+        if other.error.any():
+            error += magnitude(self.value) @ other.error
+        return Bounded(value, error)
 
     def reshape(self, *shape: int) -> Bounded:
         return Bounded(self.value.reshape(*shape), self.error.reshape(*shape))

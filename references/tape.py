@@ -39,6 +39,11 @@ class Node:
         """The result as a backward pass has it, or a tangent."""
         return self.output
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result, known without it where a subclass says so."""
+        return self.output.shape
+
     def received(self, parts: list[Bounded]) -> Bounded:
         """What the output receives from several places, each of which is stored, in any order: every
         partial sum is stored, and no larger than all of them together."""

@@ -18,7 +18,11 @@ class Reshaped(Node):
 
     def __init__(self, x: Node, shape: tuple[int, ...]) -> None:
         super().__init__(x.u, x)
-        self.x, self.shape = x, shape
+        self.x, self._shape = x, shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
 
     @cached_property
     def output(self) -> Bounded:
@@ -29,7 +33,7 @@ class Reshaped(Node):
         return self.x.again.reshape(*self.shape)
 
     def gradients(self, received: Bounded) -> Gradients:
-        return (received.reshape(*self.x.output.shape),)
+        return (received.reshape(*self.x.shape),)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         (x,) = moved
@@ -42,6 +46,12 @@ class Moved(Node):
     def __init__(self, x: Node, source: int, destination: int) -> None:
         super().__init__(x.u, x)
         self.x, self.source, self.destination = x, source, destination
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        axes = list(self.x.shape)
+        axes.insert(self.destination, axes.pop(self.source))
+        return tuple(axes)
 
     @cached_property
     def output(self) -> Bounded:

@@ -78,6 +78,10 @@ class Attend(Node):
         super().__init__(u, scores, value, column)
         self.scores, self.value, self.pairs, self.column = scores, value, pairs, column
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.pairs.shape[:3], self.value.shape[-1])
+
     @cached_property
     def answer(self) -> Attended:
         """The output and the weights as the answer has them, a column's weights among them."""
@@ -170,7 +174,7 @@ class Attend(Node):
         """dV, (B, Hkv, Lk, Dv), of dO (B, H, Lq, Dv)."""
         received, averaging = self.shared
         rows = self.pairs.rows_of_keys + averaging.sum(-2, keepdims=True)
-        return by_keys(received, cotangent, rows, self.value.output.shape[1], self.u)
+        return by_keys(received, cotangent, rows, self.value.shape[1], self.u)
 
     def weight_gradient(self, cotangent: Bounded) -> Bounded:
         """dP = dO V^T, stored like a score; zero for pairs that do not attend."""

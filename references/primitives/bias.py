@@ -44,6 +44,10 @@ class Biased(Node):
         super().__init__(u, scores, bias)
         self.scores, self.bias, self.own = scores, bias, own
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.scores.shape
+
     def _added(self, bias: Bounded) -> Bounded:
         """A bias with the roundings of its making, 0 where it is -inf."""
         finite = bias.where(~np.isneginf(bias.value))
@@ -61,7 +65,7 @@ class Biased(Node):
         return Bounded(total.value, total.error + self.u.score * magnitude(total.value))
 
     def gradients(self, received: Bounded) -> Gradients:
-        u, shape = self.u, self.bias.output.shape
+        u, shape = self.u, self.bias.shape
         full = (1,) * (4 - len(shape)) + shape
         axes = tuple(a for a in range(4) if full[a] == 1 and received.shape[a] != 1)
         total = stored(summed(received, axes, u), u.output, u.floor)
@@ -70,7 +74,7 @@ class Biased(Node):
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         scores, bias = moved
         if bias is not None:
-            bias = bias.broadcast_to(self.scores.again.shape)
+            bias = bias.broadcast_to(self.scores.shape)
         return together([scores, bias], self.u.score, self.u.score_floor)
 
 
@@ -107,5 +111,5 @@ class Sink(Node):
         sinks, _ = moved
         if sinks is None:
             return None
-        column = (*self.scores.again.shape[:-1], 1)
+        column = (*self.scores.shape[:-1], 1)
         return sinks[:, None, None].broadcast_to(column)

@@ -28,6 +28,10 @@ class Cap(Node):
         super().__init__(u, scores)
         self.scores, self.cap = scores, cap
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.scores.shape
+
     @cached_property
     def output(self) -> Bounded:
         return self._capped(self.scores.output)

@@ -44,7 +44,7 @@ class Linear(Node):
     @property
     def width(self) -> int:
         """How many numbers a row of x is projected to."""
-        return math.prod(self.kernel.output.shape[1:])
+        return math.prod(self.kernel.shape[1:])
 
     @cached_property
     def output(self) -> Bounded:
@@ -71,7 +71,7 @@ class Linear(Node):
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         u, (x, kernel, offset) = self.u, moved
-        shape = (*self.x.again.shape[:-1], self.width)
+        shape = (*self.x.shape[:-1], self.width)
         parts = [
             None if x is None else times_matrix(x, flat(self.kernel.output), u),
             None if kernel is None else times_matrix(self.x.again, flat(kernel), u),
@@ -79,7 +79,7 @@ class Linear(Node):
         ]
         total = together(parts, u.output, u.floor)
         assert total is not None
-        return total.reshape(*shape[:-1], *self.kernel.output.shape[1:])
+        return total.reshape(*shape[:-1], *self.kernel.shape[1:])
 
 
 def flat(kernel: Bounded) -> Bounded:

@@ -54,6 +54,10 @@ class Scores(Node):
         )
         self.query, self.key, self.factor = query, key, abs(float(scale))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.pairs.shape
+
     @cached_property
     def seen(self) -> Bounded:
         """The keys (B, H, Lk, D) that some row attends."""
@@ -98,7 +102,7 @@ class Scores(Node):
         if self.scaled_query:
             dQ = stored(dQ, u.output, u.floor)
             query = stored(query, u.output, u.floor)
-        dK = by_keys(dT, query, self.pairs.rows_of_keys, self.key.output.shape[1], u)
+        dK = by_keys(dT, query, self.pairs.rows_of_keys, self.key.shape[1], u)
         return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
 
     def _scaled(self, dT: Bounded) -> Bounded:

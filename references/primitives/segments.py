@@ -33,7 +33,7 @@ class Segment(Node):
         return self.x.output[self.place]
 
     def gradients(self, received: Bounded) -> Gradients:
-        whole = Bounded(*(np.zeros(self.x.output.shape, part.dtype) for part in received.parts))
+        whole = Bounded(*(np.zeros(self.x.shape, part.dtype) for part in received.parts))
         whole.value[self.place], whole.error[self.place] = received.parts
         return (whole,)
 
@@ -58,15 +58,12 @@ class Concatenated(Node):
         return concatenated([segment.again for segment in self.segments])
 
     def gradients(self, received: Bounded) -> Gradients:
-        edges = np.cumsum([0, *(len(segment.again.value) for segment in self.segments)])
+        edges = np.cumsum([0, *(segment.shape[0] for segment in self.segments)])
         return [received[start:stop] for start, stop in pairwise(edges)]
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        parts = [
-            Bounded.exact(np.zeros_like(segment.again.value)) if part is None else part
-            for part, segment in zip(moved, self.segments, strict=True)
-        ]
-        return concatenated(parts)
+        # Segments move together, as parts of one array: none stands still.
+        return concatenated([part for part in moved if part is not None])
 
 
 def concatenated(parts: Sequence[Bounded]) -> Bounded:
