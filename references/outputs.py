@@ -51,7 +51,7 @@ def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict
 
 
 def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tangents by name, wide; where query, key and value are one tensor, the query's is all three's.
+    """Tangents by name, wide.
 
     Raises ValueError for the tangent of an array that the inputs do not have, or of a statistic.
     """
@@ -62,10 +62,7 @@ def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.n
             raise ValueError(
                 f"{inputs.operator} has no array {name!r} to move; it has {', '.join(inputs.arrays)}"
             )
-    moved = wide(inputs, tangents)
-    if inputs.self_attention and "query" in moved:
-        moved |= {"key": moved["query"], "value": moved["query"]}
-    return moved
+    return wide(inputs, tangents)
 
 
 def check_empty_rows(empty_rows: str, valid: tuple[str, ...]) -> None:

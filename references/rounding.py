@@ -144,9 +144,6 @@ class Bounded:
     def __add__(self, other: Bounded) -> Bounded:
         return Bounded(self.value + other.value, self.error + other.error)
 
-    def __sub__(self, other: Bounded) -> Bounded:
-        return Bounded(self.value - other.value, self.error + other.error)
-
     def __mul__(self, other: Bounded | np.ndarray | float | np.floating) -> Bounded:
         if isinstance(other, Bounded):
             error = self.error * other.size + magnitude(self.value) * other.error

@@ -91,7 +91,7 @@ class Attend(Node):
             scores, value = scores.beside(self.column.output, -1), _with_zeros(value)
             full = np.broadcast_to(True if shown is None else shown, pairs.shape)
             shown = np.concatenate([full, self._finite], -1)
-        return attend(scores, value, shown, self.u, pairs.rows)
+        return attend(scores, value, shown, self.u, pairs.rows, int(self.column is not None))
 
     @property
     def output(self) -> Bounded:

@@ -189,11 +189,10 @@ def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Attended:
-    """Weights (..., Lq, Lk) and output (..., Lq, Dv) with their bounds; how many keys a row has."""
+    """Weights (..., Lq, Lk) and output (..., Lq, Dv) with their bounds."""
 
     weights: Bounded
     output: Bounded
-    keys: np.ndarray
 
 
 @np.errstate(all="ignore")
@@ -203,14 +202,15 @@ def attend(
     allowed: np.ndarray | None,
     u: Roundoffs,
     empty_rows: str = "zeros",
+    columns: int = 0,
 ) -> Attended:
     """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) lets through.
 
-    scores (..., Lq, Lk), value (..., Lk, Dv). Rows without keys are what `empty_rows` says
-    (`references.outputs.EMPTY_ROWS`).
+    scores (..., Lq, Lk), value (..., Lk, Dv), the last `columns` of which are no keys. Rows without keys
+    are what `empty_rows` says (`references.outputs.EMPTY_ROWS`).
     """
     s, error = perturbed(scores).parts
-    Lk = s.shape[-1]
+    Lk = s.shape[-1] - columns
     if allowed is not None:
         hidden = ~np.broadcast_to(allowed, s.shape)
         s = np.where(hidden, -np.inf, s)
@@ -219,7 +219,8 @@ def attend(
     p, empty = softmax.weights, softmax.empty
     d = score_error(error, softmax.distance, u)
     if empty_rows == "uniform" and Lk:
-        p = np.where(empty, s.dtype.type(1) / Lk, p)
+        share = np.where(np.arange(s.shape[-1]) < Lk, s.dtype.type(1) / Lk, 0)
+        p = np.where(empty, share, p)
     weight = p.astype(np.float64)
     attended = np.broadcast_to(True if allowed is None else allowed | empty, s.shape)
     keys = (attended & ~empty).sum(-1)
@@ -249,7 +250,7 @@ def attend(
     if empty_rows == "nan":
         weights = Bounded(np.where(empty, np.nan, p), weights.error)
         out = Bounded(np.where(empty, np.nan, out.value), out.error)
-    return Attended(weights, out, keys)
+    return Attended(weights, out)
 
 
 def _weight_errors(
