@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.front import supervision, watchdog
+from suite.front import process
 from suite.records import cells as records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +57,7 @@ def test_what_ends_a_test_is_a_failure_of_the_kernel(
 def test_an_exit_in_plain_mode_is_seen_by_the_parent(tmp_path: Path) -> None:
     for act, how in (("leaves", "ended with exit code 0"), ("aborts", "died of SIGABRT")):
         out, loaded = judged(act, tmp_path / f"{act}.jsonl")
-        assert out.returncode == supervision.DIED, out.stdout + out.stderr
+        assert out.returncode == process.DIED, out.stdout + out.stderr
         assert how in out.stderr
         assert "k17d8" in out.stderr
         assert "the run did not finish" in out.stderr
@@ -98,7 +98,7 @@ def test_a_hang_that_holds_the_lock_is_one_crash(tmp_path: Path) -> None:
 
 def test_a_hang_that_holds_the_lock_ends_a_plain_run(tmp_path: Path) -> None:
     out, loaded = judged("holds_the_lock", tmp_path / "r.jsonl", "--cell-timeout=1")
-    assert out.returncode == supervision.DIED
+    assert out.returncode == process.DIED
     assert "in hold_the_lock" in out.stderr
     assert "the run did not finish" in out.stderr
     assert not loaded.complete
@@ -213,9 +213,9 @@ def test_headings_hold_nothing_that_a_terminal_obeys(
 def test_a_search_ends_with_the_right_code() -> None:
     command = [sys.executable, "-m", "suite", "search", "--case=sdpa/none/mha/f32/b2h3q5k17d8"]
     for act, code, said in (
-        ("leaves", supervision.DIED, "ended with exit code 0, unasked while it judged values of"),
+        ("leaves", process.DIED, "ended with exit code 0, unasked while it judged values of"),
         ("hangs", 1, "found 1 times: timeout"),
-        ("holds_the_lock", supervision.DIED, "in hold_the_lock"),
+        ("holds_the_lock", process.DIED, "in hold_the_lock"),
         ("skips", 1, "found 1 times: raised"),
     ):
         out = subprocess.run(
@@ -379,14 +379,12 @@ def test_threads_are_one_unless_somebody_says_otherwise(tmp_path: Path) -> None:
         assert header.options["threads"] == (3 if "--threads=3" in words else 1)
 
 
-def test_where_the_watchdog_ended_a_process(tmp_path: Path) -> None:
-    assert watchdog.where(tmp_path / "none") == ""
-    (tmp_path / "empty").write_text("")
-    assert watchdog.where(tmp_path / "empty") == ""
-    (tmp_path / "full").write_text(
+def test_where_the_watchdog_ended_a_process() -> None:
+    assert process.place_in("") == process.place_in("Timeout in a message\n") == ""
+    stacks = (
         "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
         '  File "/a/other.py", line 3 in wait\n'
         "\nThread 0x2 (most recent call first):\n"
         '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
     )
-    assert watchdog.where(tmp_path / "full") == "it ran too long, in hang (kernel.py:7)"
+    assert process.place_in(stacks) == "it ran too long, in hang (kernel.py:7)"

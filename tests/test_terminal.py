@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.front.again import go_on
 from suite.front.options import Options
 from suite.front.progress import Progress, Steps
+from suite.front.rerun import search_command
 from suite.front.terminal import MOST, Listing
 from suite.records import cells as records
 from suite.search.command import add_search_parser
@@ -137,15 +137,15 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
 def test_there_is_no_command_to_go_on_where_the_search_does_not_judge() -> None:
     broken = cell("sdpa/none/mha/bf16/b2h3q5k7d8", status="fail")
     one = Options(("torch",), level="smoke", audit=True)
-    assert go_on(broken, one) == (
+    assert search_command(broken, one) == (
         "python -m suite search --backend=torch --implementation=sdpa "
         "--case=sdpa/none/mha/bf16/b2h3q5k7d8 --script=values-sdpa.py"
     )
-    assert "--backend=torch --implementation" in go_on(broken, Options(("all",)))
-    assert go_on(broken, Options(("torch",), seed=3)) == ""
-    assert go_on(cell(check="layouts", status="fail"), one) == ""
+    assert "--backend=torch --implementation" in search_command(broken, Options(("all",)))
+    assert search_command(broken, Options(("torch",), seed=3)) == ""
+    assert search_command(cell(check="layouts", status="fail"), one) == ""
     mine = Options(("torch",), function=("my.py:sdpa",), numerics="fused")
-    assert "--function=my.py:sdpa --numerics=fused --case=" in go_on(broken, mine)
+    assert "--function=my.py:sdpa --numerics=fused --case=" in search_command(broken, mine)
 
 
 def test_the_search_takes_all_that_is_claimed() -> None:
@@ -156,7 +156,7 @@ def test_the_search_takes_all_that_is_claimed() -> None:
         ("torch",), function=("my.py:sdpa",), claim=("dtypes=f32",), elect=("no-keys=zeros",),
         drop_in=True, allow_unused=True, expect=("my.toml",), optimized=True,
     )  # fmt: skip
-    words = shlex.split(go_on(cell(check="values", status="fail"), claimed))[3:]
+    words = shlex.split(search_command(cell(check="values", status="fail"), claimed))[3:]
     read = Options.of_arguments(parser.parse_args(words))
     assert (read.claim, read.optimized) == (("dtypes=f32",), True)
 

@@ -36,7 +36,7 @@ def cell_of(node: str) -> tuple[str, str] | None:
     return (check, parameter.rpartition("]")[0]) if slash and ":" in implementation else None
 
 
-class RunState:
+class RunLog:
     """What the writing process knows of a run: the plan's identity, records, the open file."""
 
     def __init__(self, config: pytest.Config, options: Options) -> None:

@@ -28,7 +28,7 @@ from backends.registry import UsageError
 from backends.threads import threads_as_set
 from suite.checks import all_checks
 from suite.front.options import Options
-from suite.front.watchdog import limited
+from suite.front.process import limited
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import Check

@@ -25,15 +25,15 @@ import suite
 from attention_conformance.impostors import refuse_impostors
 from backends.registry import UsageError
 from backends.threads import limit_threads
-from suite.front import jax_caches, watchdog
-from suite.front.again import failure_text
-from suite.front.ledger import RunState, cell_of
+from suite.front import jax_caches
+from suite.front.ledger import RunLog, cell_of
 from suite.front.options import NAMES, Options, add_options
 from suite.front.order import sort_for_workers
 from suite.front.plan import Plan, cell_name, crashed, record
-from suite.front.supervision import BOARD, orphaned
+from suite.front.process import orphaned, write_stacks
+from suite.front.rerun import failure_text
+from suite.front.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker
 from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
-from suite.front.workers import IDENTITY, WATCHDOG, Controller, InWorker
 from suite.judge import leaks
 from suite.judge.cell import Cell, first_line
 from suite.judge.check import CHECKS, Check
@@ -46,7 +46,7 @@ YOUNG = 50_000
 
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
-RUN = pytest.StashKey[RunState]()
+RUN = pytest.StashKey[RunLog]()
 RECORD = pytest.StashKey[records.CellRecord | None]()
 CONTROLLER = pytest.StashKey[Controller]()
 SECONDS = pytest.StashKey[float]()
@@ -83,19 +83,19 @@ def pytest_configure(config: pytest.Config) -> None:
             "{} and {} need a {}".format(*NAMES.said(["--results", "--function", "--backend"]))
         )
     worker = getattr(config, "workerinput", None)
-    watchdog.write_to((worker or {}).get(WATCHDOG, ""))
+    write_stacks((worker or {}).get(STACKS, ""))
     if worker is not None:
         config.pluginmanager.register(InWorker())
         return
-    config.stash[RUN] = state = RunState(config, options)
-    config.pluginmanager.register(state.terminal)
-    state.reserve()
+    config.stash[RUN] = log = RunLog(config, options)
+    config.pluginmanager.register(log.terminal)
+    log.reserve()
     if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
         config.option.maxworkerrestart = "10000"
     if _has_workers(config):
         _refuse_bytes(config)
-        config.stash[CONTROLLER] = controller = Controller(config, state)
+        config.stash[CONTROLLER] = controller = Controller(config, log)
         config.pluginmanager.register(controller)
 
 
@@ -173,25 +173,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    state = _STATE.get("run")
-    if state is None:
+    log = _STATE.get("run")
+    if log is None:
         return
     if report.when == "call":
         for name, value in report.user_properties:
             if name == PROPERTY and isinstance(value, dict):
-                state.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
+                log.take(records.CellRecord(**value["cell"]), value["run"], report.nodeid)
     of = cell_of(report.nodeid)
     if of is not None and report.when == "???":
-        why = state.config.stash[CONTROLLER].why(report.node)
+        why = log.config.stash[CONTROLLER].why(report.node)
         message = (
             f"the process that judged this cell died: {why or 'a signal, an abort or an exit'}"
         )
-        state.take(
-            crashed(*of, "timeout" if why else "crash", message, state.options), {}, report.nodeid
+        log.take(
+            crashed(*of, "timeout" if why else "crash", message, log.options), {}, report.nodeid
         )
     elif report.failed:
         line = str(report.longrepr).strip().rpartition("\n")[2]
-        state.take_failure(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
+        log.take_failure(report.nodeid, f"in {report.when}, beside the verdict: {line[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -264,16 +264,16 @@ def pytest_collection(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     _spare_hypothesis(session.config)
-    state = session.config.stash.get(RUN, None)
-    if state is None:
+    log = session.config.stash.get(RUN, None)
+    if log is None:
         plan = _STATE.get("plan")
         if isinstance(plan, Plan) and "owed" in _STATE:
             session.config.workeroutput[IDENTITY] = _identity(plan)  # type: ignore[attr-defined]
         return
-    cut_short = bool(session.shouldstop or session.shouldfail or state.missing)
-    state.close(finished=exitstatus in (0, 1) and not cut_short)
-    judging = state.options.backend and not session.config.option.collectonly
-    if judging and exitstatus == 0 and state.failures():
+    cut_short = bool(session.shouldstop or session.shouldfail or log.missing)
+    log.close(finished=exitstatus in (0, 1) and not cut_short)
+    judging = log.options.backend and not session.config.option.collectonly
+    if judging and exitstatus == 0 and log.failures():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

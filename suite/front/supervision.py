@@ -1,166 +1,41 @@
-"""Supervision: a process judges, and its parent sees how it ended.
+"""Supervision: another process sees how a run ends.
 
-What a kernel does to its process, no code in that process sees to its end: an exit by C's own function,
-or `os._exit(0)`, looks like a run that finished. So the process that was started forks before a framework
-is imported, lets the child judge, and takes an outcome only from a child that says it came to the end.
-
-The child writes what it does on a `Board`, memory that both share, which outlives it.
+A plain run forks before a framework is imported. The parent takes an outcome only from a child that says
+that the child came to its end. Workers (`-n`) have pytest-xdist's controller. A worker that cannot begin,
+because of what was asked for or because it died as it imported that, ends the run: the next one could not
+begin either. A worker that died later is one crash, and another one goes on.
 """
 
 from __future__ import annotations
 
-import atexit
-import faulthandler
-import json
-import mmap
-import os
-import signal
-import sys
-import threading
-import traceback
-import warnings
-from collections.abc import Callable
-from typing import Any, NoReturn
+import shutil
+import tempfile
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from backends.registry import DISTRIBUTIONS
 from suite.front.options import NAMES
+from suite.front.process import Board, can_fork, place_in, supervised
 from suite.records.files import remove_empty
 
-DIED = 1
-"""The exit code where the process that judged died."""
-
-SUITE_BROKE = 3
-"""The exit code where the suite itself broke: pytest's."""
-
-EXIT_SECONDS = 60.0
-"""What frameworks get to end what they have started, once the outcome is known."""
-
-
-class Board:
-    """What a process last said of itself, by name; also when it is gone."""
-
-    SIZE = 1 << 16
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, self.SIZE)
-        self._said: dict[str, Any] = {}
-
-    def say(self, **facts: Any) -> None:
-        """Add or change facts: numbers and short texts."""
-        self._said |= facts
-        text = json.dumps(self._said).encode()
-        if len(text) < self.SIZE - 8:
-            self._memory[8 : 8 + len(text)] = text
-            self._memory[:8] = len(text).to_bytes(8, "big")
-
-    def read(self) -> dict[str, Any]:
-        """All that was said; {} where nothing was, or where the process died as it wrote."""
-        size = int.from_bytes(self._memory[:8], "big")
-        try:
-            return json.loads(self._memory[8 : 8 + size])
-        except ValueError:
-            return {}
-
-
-def possible() -> bool:
-    """Whether this process can be forked: it is single, and no framework has begun to work in it."""
-    imported = {module for modules in DISTRIBUTIONS.values() for module in modules} & {*sys.modules}
-    return hasattr(os, "fork") and threading.active_count() == 1 and not imported
-
-
-def supervised(judge: Callable[[Board], int], advice: str = "") -> tuple[int, dict[str, Any]]:
-    """The exit code of `judge`, run in a child process, and what the child said at last.
-
-    Where the child died before it had an exit code, standard error is told how, and at which cell, with
-    an `advice`; the code is `DIED`.
-    """
-    board = Board()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, of which there is one
-        child = os.fork()
-    if not child:
-        board.say(parent=parent)
-        _judge_and_leave(judge, board)
-    return _outcome(child, board, advice)
-
-
-def orphaned(board: Board | None) -> bool:
-    """Whether who would notice how this process ends is gone."""
-    return board is not None and os.getppid() != board.read().get("parent")
-
-
-def _judge_and_leave(judge: Callable[[Board], int], board: Board) -> NoReturn:
-    code = SUITE_BROKE
-    try:
-        code = judge(board)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _flush()
-        board.say(code=int(code))
-        # What frameworks started of their own ends with them; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
-        atexit._run_exitfuncs()
-        _flush()
-        os._exit(int(code))
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue
-
-
-def _outcome(child: int, board: Board, advice: str) -> tuple[int, dict[str, Any]]:
-    """Wait for the child. An interrupt from the keyboard reaches it, too, and the child says what becomes
-    of the run; what ends this process alone is handed on."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ended = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
-    try:
-        _, status = os.waitpid(child, 0)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, ended)
-    said = board.read()
-    if "code" in said:
-        return said["code"], said
-    print(f"\nERROR: {_death(status, said, advice)}", file=sys.stderr, flush=True)
-    return DIED, said
-
-
-def _death(status: int, said: dict[str, Any], advice: str) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        how = f"died of {signal.Signals(number).name}"
-    else:
-        how = f"ended with exit code {os.WEXITSTATUS(status)}, unasked"
-    if "cell" not in said:
-        return f"the process {how} before its first cell, as it imported frameworks and kernels"
-    count = f"{said['judged']} of {said['owed']}" if "owed" in said else str(said["judged"])
-    return (
-        f"the process {how} while it judged {said['cell']}, after {count} cells; the run did not finish"
-        f"{advice and f'. {advice}'}"
-    )
-
+if TYPE_CHECKING:
+    from suite.front.ledger import RunLog
 
 BOARD = pytest.StashKey[Board]()
+USAGE, IDENTITY, STACKS = "attention-usage", "attention-identity", "attention-stacks"
+"""What a worker tells of a usage error and of its plan, and is told of where its watchdog writes."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Judge in a child where nobody else would see how the run ends: workers have their controller."""
+    """Judge in a child if nobody else would see how the run ends: workers have their controller."""
     option = config.option
     others = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
     plain = config.getoption(NAMES.destination("backend")) and not hasattr(config, "workerinput")
     busy = any(getattr(option, name, None) for name in others)
-    if not plain or busy or BOARD in config.stash or not possible():
+    if not plain or busy or BOARD in config.stash or not can_fork():
         return None
 
     def judge(board: Board) -> int:
@@ -177,3 +52,55 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if "usage" in said:
         raise pytest.UsageError(said["usage"])
     return code
+
+
+class Controller:
+    """Hooks of the process that starts workers."""
+
+    def __init__(self, config: pytest.Config, log: RunLog) -> None:
+        self._log = log
+        self._begun: set[str] = set()
+        self._folder = Path(tempfile.mkdtemp(prefix="attention-"))
+        config.add_cleanup(lambda: shutil.rmtree(self._folder, ignore_errors=True))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[STACKS] = str(self._folder / node.gateway.id)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        self._begun.add(node.gateway.id)
+        self._log.owe(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        told = getattr(node, "workeroutput", {})
+        if USAGE in told:
+            raise pytest.UsageError(told[USAGE])
+        if IDENTITY in told:
+            self._log.begin(told[IDENTITY])
+        if error and node.gateway.id not in self._begun:
+            why = self.why(node) or "an exit, a signal, or a crash of what it imported"
+            pytest.exit(
+                f"the worker {node.gateway.id} died before its first cell, as it imported frameworks "
+                f"and kernels: {why}",
+                returncode=pytest.ExitCode.TESTS_FAILED,
+            )
+
+    def why(self, node: Any) -> str:
+        """Where a worker stood when its watchdog ended it; "" if the watchdog did not."""
+        stacks = self._folder / node.gateway.id
+        return place_in(stacks.read_text(errors="replace")) if stacks.is_file() else ""
+
+
+class InWorker:
+    """Hooks of a worker."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except pytest.UsageError as error:
+            output: dict[str, Any] = session.config.workeroutput  # type: ignore[attr-defined]
+            output[USAGE] = str(error)
+            raise

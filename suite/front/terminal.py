@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from suite.front.again import again, go_on
 from suite.front.options import Options
 from suite.front.progress import EVERY, Progress
+from suite.front.rerun import rerun_command, search_command
 from suite.records.cells import CellRecord, Run
 from suite.spec.text import printable
 
 if TYPE_CHECKING:
-    from suite.front.ledger import RunState
+    from suite.front.ledger import RunLog
     from suite.report.explanation import Group
 
 MOST = 10
@@ -29,8 +29,8 @@ MOST = 10
 class Terminal:
     """The part of the pytest plugin that talks to people, in the process that writes the records."""
 
-    def __init__(self, config: pytest.Config, state: RunState) -> None:
-        self._config, self._state = config, state
+    def __init__(self, config: pytest.Config, log: RunLog) -> None:
+        self._config, self._log = config, log
         self._progress: Progress | None = None
         self._failed: list[Any] | None = None
 
@@ -57,16 +57,16 @@ class Terminal:
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
     def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
         """Tables, and why cells fail, before pytest lists the failures, of which it then has few."""
-        state = self._state
-        if state.cells and not self._is_silent:
+        log = self._log
+        if log.cells and not self._is_silent:
             from suite.report.summary import lines
 
-            assert state.header is not None
-            run = Run(state.header, tuple(state.cells))
-            for text in ("", *lines(run, state.unavailable)):
+            assert log.header is not None
+            run = Run(log.header, tuple(log.cells))
+            for text in ("", *lines(run, log.unavailable)):
                 terminalreporter.write_line(printable(text))
             verbose = self._config.getoption("verbose") > 0
-            listing = Listing(run, state.nodes, state.options, len(run.cells) if verbose else MOST)
+            listing = Listing(run, log.nodes, log.options, len(run.cells) if verbose else MOST)
             for text in listing.explanation():
                 terminalreporter.write_line(printable(text))
             if self._config.getoption("verbose") < 2:
@@ -78,7 +78,7 @@ class Terminal:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """What is left to say once the failures are listed."""
-        state = self._state
+        log = self._log
         if self._failed is not None:
             left_out = len(self._failed) - len(terminalreporter.stats["failed"])
             terminalreporter.stats["failed"] = self._failed
@@ -86,14 +86,14 @@ class Terminal:
                 terminalreporter.write_line(
                     f"... and {left_out} more failures, a line each below; -v shows all of them in full"
                 )
-        elif state.header is None or self._is_silent or self._config.option.collectonly:
+        elif log.header is None or self._is_silent or self._config.option.collectonly:
             return
-        for text in filter(None, (*state.notes, state.silence)):
+        for text in filter(None, (*log.notes, log.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
-        for text in state.failures():
+        for text in log.failures():
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
-        if state.writer:
-            terminalreporter.write_line(printable(f"records: {state.results}"))
+        if log.writer:
+            terminalreporter.write_line(printable(f"records: {log.results}"))
 
 
 class Listing:
@@ -126,8 +126,8 @@ class Listing:
         return first + [report for report in reports if report.nodeid not in cells]
 
     def _commands(self, cell: CellRecord) -> dict[str, str]:
-        commands = {"again": again(self._nodes[cell.key], self._options)}
-        if command := go_on(cell, self._options):
+        commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
+        if command := search_command(cell, self._options):
             commands["go on"] = command
         return commands
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from backends.threads import thread_variables
-from suite.front.child import Child, ChildEnded
+from suite.front.process import ProcessEnded, RpcProcess
 from suite.measure.worker import cpus_for
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -77,7 +77,7 @@ class Worker:
     def _start(self) -> None:
         options = self.options
         try:
-            self._child = Child(
+            self._child = RpcProcess(
                 "suite.measure.worker", thread_variables(options.threads), options.python
             )
         except OSError as error:
@@ -119,7 +119,7 @@ class Worker:
     def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
         try:
             answer = self._child.ask(request, seconds)
-        except ChildEnded as end:
+        except ProcessEnded as end:
             if end.late:
                 raise WorkerFailure(
                     "error",

@@ -1,6 +1,6 @@
 """The process that holds timed calls: one backend, its threads and CPUs fixed before it is imported.
 
-A child (`suite.front.child`) of `suite.measure.pool`, in this environment or in another one.
+An `RpcProcess` of `suite.measure.pool`, in this environment or in another one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from backends.threads import thread_variables
-from suite.front.child import Fields, serve
+from suite.front.process import Fields, serve
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 """Rows of the square matrices whose product is the limit: the fastest of them counts."""

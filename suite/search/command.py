@@ -19,7 +19,7 @@ from suite.records.files import new_file
 from suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
-    from suite.front.supervision import Board
+    from suite.front.process import Board
     from suite.judge.cell import Cell
     from suite.search.engine import Search
     from suite.search.failures import Failure, Summary
@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError:
         print(MISSING, file=sys.stderr)
         return 2
-    from suite.front.supervision import possible, supervised
+    from suite.front.process import can_fork, supervised
 
-    if not possible():
+    if not can_fork():
         return search(arguments)
     advice = "`python -m suite search --case=ID`, with the id above, judges that case alone"
     return supervised(lambda board: search(arguments, board), advice)[0]

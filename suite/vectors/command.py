@@ -160,7 +160,7 @@ def lines(run: Run, plan: StoredPlan, arguments: argparse.Namespace) -> Iterator
     from suite.report import explanation, frames, summary
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
-        return {"again": again(arguments, [cell.case])}
+        return {"again": rerun_command(arguments, [cell.case])}
 
     yield from summary.lines(run, {})
     groups = explanation.groups(frames.cells(run))
@@ -173,7 +173,7 @@ def lines(run: Run, plan: StoredPlan, arguments: argparse.Namespace) -> Iterator
         yield f"records: {arguments.results}"
 
 
-def again(arguments: argparse.Namespace, cases: Sequence[str]) -> str:
+def rerun_command(arguments: argparse.Namespace, cases: Sequence[str]) -> str:
     """The command that judges the answers to some cases once more."""
     words = ["python", "-m", "suite", "vectors", "judge", str(arguments.answers)]
     words += [f"--vectors={arguments.vectors}", *(f"--case={case}" for case in cases)]

@@ -1,4 +1,4 @@
-"""Again: the commands that judge a failing cell once more, or go on from it."""
+"""Rerun: the commands that judge a failing cell once more, or look for a smaller case like it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
 
 
-def again(node: str, options: Options) -> str:
+def rerun_command(node: str, options: Options) -> str:
     """The one-line command that judges just the cell of this test."""
     return shlex.join(["pytest", node, *NAMES.said(options.words())])
 
 
-def go_on(cell: CellRecord, options: Options) -> str:
+def search_command(cell: CellRecord, options: Options) -> str:
     """The command that looks for a smaller case than this failing one, and saves its script; "" where the
     search does not judge the check, or draws other values."""
     if cell.check not in SEARCHED or options.seed != Options.seed:
@@ -42,5 +42,5 @@ def failure_text(cell: CellRecord, node: str, options: Options) -> str:
         f"  check  {cell.check}, in {cell.backend}:{cell.implementation} "
         f"({cell.mode}, {cell.device}, numerics {cell.numerics}){worst}\n"
         f"  {cell.message}\n"
-        f"  again: {again(node, options)}"
+        f"  again: {rerun_command(node, options)}"
     )

@@ -1,0 +1,309 @@
+"""Processes: how long one may take, what it was doing, and how it ended.
+
+A kernel can do anything to its process: hang and never come back to Python, exit by C's own function, be
+killed. No code in that process sees this to its end, so another process looks on.
+
+- `limited` raises TimeOver at a time limit. A little later a watchdog outside Python's threads ends a
+  process that did not hear the exception.
+- A `Board` is memory that outlives the process: the process says there what it does.
+- `supervised` forks: the child does the work, the parent sees how the child ended.
+- `RpcProcess` is a child that answers requests (`serve`), one line of JSON each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from backends.protocol import TimeOver
+from backends.registry import DISTRIBUTIONS
+from suite.records.machine import ROOT
+
+Fields = dict[str, Any]
+"""A request, an answer, or the facts on a board, as JSON has them."""
+
+DIED = 1
+"""The exit code of a supervised run whose child died."""
+
+SUITE_BROKE = 3
+"""The exit code if the suite itself broke: pytest's."""
+
+GRACE = 3.0
+"""Seconds between TimeOver and the watchdog."""
+
+EXIT_SECONDS = 60.0
+"""Seconds in which frameworks may end their threads once the exit code is known."""
+
+
+class Board:
+    """What a process last said of itself, in memory that a parent and its forks share."""
+
+    SIZE = 1 << 16
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self.SIZE)
+        self._said: Fields = {}
+
+    def say(self, **facts: Any) -> None:
+        """Add or change facts: numbers and short texts."""
+        self._said |= facts
+        text = json.dumps(self._said).encode() + b"\n"
+        if len(text) <= self.SIZE:
+            self._memory[: len(text)] = text
+
+    def read(self) -> Fields:
+        """All facts; {} if there is none, or if the process died while it wrote."""
+        try:
+            return json.loads(self._memory[:].partition(b"\n")[0])
+        except ValueError:
+            return {}
+
+
+_STACKS: list[IO[str]] = []
+
+
+def write_stacks(path: str = "") -> None:
+    """Have the watchdog write where this process stood into a file, by default to what is standard error
+    now: while a cell is judged, pytest captures standard error."""
+    _STACKS[:] = [open(path or os.dup(2), "w", encoding="utf-8")]  # noqa: SIM115
+
+
+def place_in(stacks: str) -> str:
+    """Where a process stood when the watchdog ended it, for people, by what the process wrote; "" if the
+    watchdog did not end it."""
+    if "Timeout (" not in stacks:
+        return ""
+    # The main thread comes last, its innermost frame first.
+    frame = re.search(
+        r'File "([^"]*)", line (\d+) in (.*)', stacks[stacks.rfind("\nThread ") + 1 :]
+    )
+    if frame is None:
+        return "it ran too long"
+    return f"it ran too long, in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
+
+
+@contextlib.contextmanager
+def limited(seconds: float, what: str) -> Iterator[None]:
+    """A context that ends after `seconds`, 0 for never. Raises TimeOver, which names `what` ran."""
+    if not seconds:
+        yield
+        return
+    main = threading.current_thread() is threading.main_thread()
+    in_time = hasattr(signal, "setitimer") and main
+
+    def over(*details: object) -> NoReturn:
+        raise TimeOver(f"{what} ran longer than {seconds:g} s")
+
+    if not _STACKS:
+        write_stacks()
+    # The watchdog needs no lock of the interpreter, so that a thread that holds the lock is ended, too.
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_STACKS[0])
+    before = signal.signal(signal.SIGALRM, over) if in_time else None
+    if in_time:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        if in_time:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def how_it_ended(code: int) -> str:
+    """How a process ended unasked, by its exit code (below 0: the number of a signal)."""
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    return f"ended with exit code {code}, unasked"
+
+
+def can_fork() -> bool:
+    """Whether this process can be forked: it has one thread, and no framework is imported."""
+    imported = {module for modules in DISTRIBUTIONS.values() for module in modules} & {*sys.modules}
+    return hasattr(os, "fork") and threading.active_count() == 1 and not imported
+
+
+def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
+    """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
+
+    If the fork died before it had an exit code, standard error is told how and at which cell, with an
+    `advice`; the code is `DIED`.
+    """
+    board = Board()
+    board.say(parent=os.getpid())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads, of which there is one
+        child = os.fork()
+    if not child:
+        _work_and_leave(work, board)
+    # An interrupt from the keyboard reaches the child, too, which says what becomes of the run; a
+    # termination reaches this process alone and is handed on.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, ended)
+    said = board.read()
+    if "code" in said:
+        return said["code"], said
+    death = _death(os.waitstatus_to_exitcode(status), said, advice)
+    print(f"\nERROR: {death}", file=sys.stderr, flush=True)
+    return DIED, said
+
+
+def orphaned(board: Board | None) -> bool:
+    """Whether the parent that looks on is gone."""
+    return board is not None and os.getppid() != board.read().get("parent")
+
+
+def _work_and_leave(work: Callable[[Board], int], board: Board) -> NoReturn:
+    code = SUITE_BROKE
+    try:
+        code = work(board)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        board.say(code=int(code))
+        # Threads of frameworks end with their process; how long that takes changes no outcome.
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
+        atexit._run_exitfuncs()
+        _flush()
+        os._exit(int(code))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _death(code: int, said: Fields, advice: str) -> str:
+    how = how_it_ended(code)
+    if "cell" not in said:
+        return f"the process {how} before its first cell, as it imported frameworks and kernels"
+    count = f"{said['judged']} of {said['owed']}" if "owed" in said else str(said["judged"])
+    return (
+        f"the process {how} while it judged {said['cell']}, after {count} cells; the run did not finish"
+        f"{advice and f'. {advice}'}"
+    )
+
+
+class ProcessEnded(Exception):
+    """A child ended instead of answering.
+
+    `code` is its exit code (below 0: the number of a signal), `last` the last line of its standard error,
+    `late` whether its parent ended the child because it took too long, `place` where its watchdog did.
+    """
+
+    def __init__(self, code: int, errors: str, late: bool) -> None:
+        self.last = (errors.strip().splitlines() or ["no message"])[-1]
+        super().__init__(f"the process ended with exit code {code}: {self.last}")
+        self.code, self.late, self.place = code, late, place_in(errors)
+
+
+class RpcProcess:
+    """A running child: a module that calls `serve`, in this interpreter or in another one.
+
+    The child inherits this process's environment; `variables` are set besides. Raises OSError if the
+    child cannot be started.
+    """
+
+    def __init__(self, module: str, variables: Mapping[str, str], python: str = "") -> None:
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [python or sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the child can answer no more."""
+        return self._process.poll() is not None
+
+    def ask(self, request: Fields, seconds: float = 0.0) -> Fields:
+        """The child's answer. A child that takes longer than `seconds`, 0 for no limit, is killed.
+
+        Raises ProcessEnded.
+        """
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with _killed_after(seconds, self._process) as killed:
+            try:
+                stdin.write(json.dumps(request) + "\n")
+                stdin.flush()
+                line = stdout.readline()
+            except BrokenPipeError:
+                line = ""
+        if not line:
+            code = self._process.wait()
+            self._errors.seek(0)
+            raise ProcessEnded(code, self._errors.read(), killed.is_set())
+        return json.loads(line)
+
+    def end(self) -> None:
+        """Close the child's input, and kill the child if it does not end of itself."""
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._errors.close()
+
+
+def serve(answer: Callable[[Fields], Fields]) -> None:
+    """Answer requests until standard input ends. What frameworks print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[threading.Event]:
+    """A context that kills a process after so many seconds, 0 for never; the event says that it did."""
+    killed = threading.Event()
+
+    def kill() -> None:
+        killed.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, kill)
+    if seconds:
+        timer.start()
+    try:
+        yield killed
+    finally:
+        timer.cancel()
