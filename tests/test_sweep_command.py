@@ -17,7 +17,6 @@ from suite.sweep import cluster
     [
         (["--cluster=remote"], "unknown cluster 'remote'; valid: local, auto, ray://HOST:PORT"),
         (["--hours=-1"], "--hours must not be negative"),
-        (["--money=3"], "core_hour"),
         (["--cluster=auto", "--cores=2"], "--cores are those of --cluster=local"),
     ],
 )

@@ -8,43 +8,69 @@ from typing import Any
 import pytest
 
 from backends.registry import UsageError
-from suite.sweep.plan import NO_TIMING, TIMING, load, plan_of, seeds_of, seeds_text, series_of
+from suite.front.options import Options
+from suite.sweep.plan import load, plan_of, seeds_of, tasks
 
 TORCH: dict[str, Any] = {"backends": ["torch"]}
 
 
-def test_a_plan_is_read(tmp_path: Path) -> None:
+def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(
-        "core_hour = 0.04\n"
-        "[[judge]]\nbackends = ['pytorch', 'tensorflow']\nseeds = '0-2'\n"
+        "cell_timeout = 30.0\n"
+        "[[search]]\nbackends = ['torch']\nseeds = '8-9'\nexamples = 50\ngradients = false\n"
+        "[[judge]]\nbackends = ['pytorch', 'tensorflow']\nseeds = '0-1'\n"
         "releases = ['installed', 'jax-0.8.1']\n"
-        "[[judge]]\nbackends = ['jax']\nlevel = 'smoke'\nmode = 'all'\nseeds = [5, '7-8']\n"
-        "[[search]]\nbackends = ['torch']\nseeds = '0-9'\nexamples = 50\n"
+        "[[judge]]\nbackends = ['jax']\nlevel = 'smoke'\nmode = 'all'\nseeds = 5\nshards = 2\n"
+        "dtypes = ['f32']\nimplementations = ['jax-nn']\naudit = true\noptimized = true\n"
     )
-    plan = load(path)
-    first, other, jax = series_of(plan)
-    assert first.options.backend == ("torch", "tf"), "by their own names"
-    assert (first.seeds, first.release, other.release) == ((0, 1, 2), "", "jax-0.8.1")
-    assert (jax.seeds, jax.options.level, jax.options.mode) == ((5, 7, 8), "smoke", "all")
-    assert plan.core_hour == 0.04
-    assert plan.search[0].examples == 50
+    every = tasks(load(path))
+    assert [task.title for task in every] == [
+        "torch tf standard seed 0", "torch tf standard seed 1",
+        "torch tf standard jax-0.8.1 seed 0", "torch tf standard jax-0.8.1 seed 1",
+        "jax smoke all seed 5 part 1/2", "jax smoke all seed 5 part 2/2",
+        "search torch seed 8", "search torch seed 9",
+    ]  # fmt: skip
+    assert [task.release for task in every] == ["", "", "jax-0.8.1", "jax-0.8.1", "", "", "", ""]
+    assert every[1].words[-4:] == (
+        "--backend=torch", "--backend=tf", "--seed=1", "--cell-timeout=30.0",
+    )  # fmt: skip
+    assert set(every[5].words) >= {
+        "--backend=jax", "--implementation=jax-nn", "--dtype=f32", "--level=smoke", "--mode=all",
+        "--seed=5", "--shard=2/2", "--audit", "--optimized",
+    }  # fmt: skip
+    assert every[6].words == (
+        "suite", "search", "--backend=torch", "--seed=8", "--cell-timeout=30.0", "--examples=50",
+        "--no-gradients",
+    )  # fmt: skip
 
 
-def test_every_run_has_a_folder_of_its_own() -> None:
+def test_words_make_the_same_options_again() -> None:
+    options = Options(
+        ("torch", "tf"), implementation=("sdpa",), dtype=("f32",), seed=3, shard="1/2", audit=True
+    )
+    words: dict[str, Any] = {}
+    for word in options.words(every=True):
+        name, _, value = word.removeprefix("--").partition("=")
+        field = name.replace("-", "_")
+        many = isinstance(getattr(options, field), tuple)
+        words[field] = (*words.get(field, ()), value) if many else value or True
+    words["seed"] = int(words["seed"])
+    assert Options.of(lambda name: words.get(name)) == options
+
+
+def test_every_task_has_a_file_of_its_own() -> None:
     tables = [
         {"backends": ["torch"], "seeds": "0-3", "releases": ["installed", "jax-0.8.1"]},
-        {"backends": ["torch"], "seeds": "4-5", "level": "smoke"},
+        {"backends": ["torch"], "seeds": "4-5", "level": "smoke", "shards": 3},
         {"backends": ["torch"], "seeds": "0-3", "mode": "compiled"},
         {"backends": ["jax"], "seeds": "0-3", "dtypes": ["f32"]},
         {"backends": ["jax"], "seeds": "0-3", "dtypes": ["bf16"]},
     ]
-    series = series_of(plan_of({"judge": tables}))
-    names = [each.name(seed) for each in series for seed in each.seeds]
-    assert len(set(names)) == len(names) == 22
+    names = [task.name for task in tasks(plan_of({"judge": tables}))]
+    assert len(set(names)) == len(names) == 26
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") for name in names)
-    again = series_of(plan_of({"judge": tables}))
-    assert [each.name(seed) for each in again for seed in each.seeds] == names
+    assert [task.name for task in tasks(plan_of({"judge": tables}))] == names
 
 
 def test_the_digest_is_of_what_is_asked() -> None:
@@ -56,11 +82,11 @@ def test_the_digest_is_of_what_is_asked() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({}, "nothing is asked for; write a table: [[judge]], [[search]]"),
-        ({"judges": []}, "unknown word 'judges'; valid: judge, search, core_hour"),
-        ({"judge": {"backends": ["torch"]}}, "expected tables [[judge]]"),
-        ({"judge": [TORCH | {"seed": 1}]}, "[[judge]] 1: unknown word 'seed'; valid: backends"),
-        ({"judge": [TORCH, {"level": "smoke"}]}, "backends"),
+        ({}, "nothing is asked for; write a table: [[judge]] or [[search]]"),
+        ({"judges": []}, "unknown field `judges`; words are the plan: judge, search, cell_timeout"),
+        ({"judge": {"backends": ["torch"]}}, "Expected `array`, got `object` - at `$.judge`"),
+        ({"judge": [TORCH | {"seed": 1}]}, "unknown field `seed` - at `$.judge[0]`; words are"),
+        ({"judge": [TORCH, {"level": "smoke"}]}, "`backends` - at `$.judge[1]`"),
         ({"judge": [TORCH | {"level": "deep"}]}, "unknown level 'deep'; valid: smoke"),
         ({"judge": [TORCH | {"mode": "fast"}]}, "unknown mode 'fast'; valid: eager, compiled, all"),
         ({"judge": [{"backends": ["trch"]}]}, "unknown backend 'trch'; valid: numpy"),
@@ -75,9 +101,10 @@ def test_the_digest_is_of_what_is_asked() -> None:
         ({"judge": [TORCH | {"seeds": [1, "0-2"]}]}, "a seed is named twice"),
         ({"judge": [TORCH | {"seeds": []}]}, "seeds: name one or more"),
         ({"judge": [TORCH | {"seeds": 1.5}]}, "seeds"),
-        ({"judge": [TORCH], "core_hour": -1.0}, "core_hour"),
+        ({"judge": [TORCH | {"shards": 0}]}, "shards must be positive, got 0"),
         ({"judge": [TORCH], "cell_timeout": -1.0}, "--cell-timeout must not be negative"),
         ({"search": [TORCH | {"examples": 0}]}, "examples must be positive, got 0"),
+        ({"judge": [TORCH], "core_hour": 0.04}, "remove core_hour, and end the sweep by --hours"),
         ({"mutants": [{"frameworks": ["torch"]}]}, "run `python -m tests.mutation --framework"),
     ],
 )
@@ -88,54 +115,34 @@ def test_what_is_wrong_is_named(document: dict[str, Any], said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("word", TIMING)
-def test_a_sweep_refuses_to_time(word: str) -> None:
-    for document in ({word: {}, "judge": [TORCH]}, {"judge": [TORCH | {word: True}]}):
-        with pytest.raises(UsageError) as error:
-            plan_of(document)
-        assert NO_TIMING in str(error.value)
-        assert "one quiet machine" in str(error.value)
-
-
-def test_no_cell_is_asked_by_two_tables() -> None:
+@pytest.mark.parametrize("table", ["judge", "search"])
+def test_no_cell_is_asked_by_two_tables(table: str) -> None:
     apart: list[list[dict[str, Any]]] = [
-        [TORCH | {"seeds": "0-3"}, TORCH | {"seeds": "4-7", "level": "smoke"}],
+        [TORCH | {"seeds": "0-3"}, TORCH | {"seeds": "4-7"}],
         [TORCH | {"mode": "eager"}, TORCH | {"mode": "compiled"}],
         [TORCH | {"dtypes": ["f32"]}, TORCH | {"dtypes": ["bf16"]}],
         [TORCH | {"implementations": ["sdpa"]}, TORCH | {"implementations": ["flex"]}],
         [TORCH | {"releases": ["jax-0.8.1"]}, TORCH],
+        [TORCH, {"backends": ["numpy"]}],
     ]
     for tables in apart:
-        assert len(series_of(plan_of({"judge": tables}))) == 2
+        assert tasks(plan_of({table: tables}))
     twice: list[list[dict[str, Any]]] = [
         [TORCH, {"backends": ["pytorch", "numpy"]}],
-        [TORCH, TORCH | {"level": "smoke"}],
+        [TORCH, TORCH | {"seeds": [7, 0]}],
         [TORCH | {"mode": "eager"}, TORCH | {"mode": "all"}],
         [TORCH, TORCH | {"dtypes": ["f32"]}],
     ]
     for tables in twice:
         with pytest.raises(UsageError, match="torch with seed 0 is asked by two"):
-            plan_of({"judge": tables})
-
-
-def test_no_search_is_made_by_two_tables() -> None:
-    apart = [{"seeds": 1}, {"gradients": False}, {"mode": "compiled"}, {"dtypes": ["f32"]}]
-    for words in apart:
-        assert plan_of({"search": [TORCH, TORCH | words]})
-    both = {"backends": ["torch", "numpy"], "seeds": "0-3"}
-    for one, other in [
-        (TORCH, TORCH), (TORCH, TORCH | {"examples": 5}),
-        (both, {"backends": ["numpy", "pytorch"], "seeds": [7, 0]}),
-    ]:  # fmt: skip
-        with pytest.raises(UsageError, match="with seed 0 is searched by two tables"):
-            plan_of({"search": [one, other]})
+            plan_of({table: tables})
+    assert plan_of({"judge": [TORCH], "search": [TORCH]})
 
 
 def test_seeds() -> None:
     assert seeds_of(3) == (3,)
     assert seeds_of("0-2") == (0, 1, 2)
     assert seeds_of(["4", 7, "9 - 10"]) == (4, 7, 9, 10)
-    assert seeds_text((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
 
 
 def test_files_that_are_no_plan(tmp_path: Path) -> None:
@@ -151,8 +158,8 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 def test_a_release_by_the_path_of_its_lock(tmp_path: Path) -> None:
     path = tmp_path / "mine-1.2.txt"
     path.write_text("# released: 2026-01-02\nmine==1.2\nnumpy==2.4.6\n")
-    (series,) = series_of(plan_of({"judge": [TORCH | {"releases": [str(path)]}]}))
-    assert series.release == str(path)
+    (task,) = tasks(plan_of({"judge": [TORCH | {"releases": [str(path)]}]}))
+    assert task.release == str(path)
     path.write_text("mine==1.2\n")
     with pytest.raises(UsageError, match="released"):
         plan_of({"judge": [TORCH | {"releases": [str(path)]}]})

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import beta
 
 from suite.__main__ import main
 from suite.records.lines import RecordError
-from suite.report import sweeps as tables
-from suite.report import swept as reading
+from suite.records.searches import FoundRecord, SearchHeader, writer
+from suite.records.sweeps import runs
 from suite.report.diff import NothingInCommon
 from suite.report.kinds import SWEEPS, kind_of
 from suite.report.sweep_diff import difference
+from suite.report.swept import read
 from tests.records_by_hand import cell, run, write
 from tests.sweeps_by_hand import swept
 
 ONE, TWO = "sdpa/none/mha/f32/b2h3q5k7d8", "sdpa/causal/mha/f32/b2h3q5k7d8"
+
+
+def table(name: str, *folders: Path) -> pd.DataFrame:
+    """A table of sweeps."""
+    return SWEEPS.of(read(folders), [name])[name]
 
 
 @pytest.fixture
@@ -28,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     for seed in range(10):
         failing = {"status": "fail", "kind": "value", "message": f"off by {seed}"}
         swept(
-            tmp_path,
+            tmp_path / "ten",
             cell(ONE, seed=seed, error_ratio=seed / 10, numerics="exact", seconds=1.0),
             cell(
                 TWO, seed=seed, numerics="exact", seconds=1.0,
@@ -40,14 +49,13 @@ def folder(tmp_path: Path) -> Path:
             seed=seed,
             parts=2,
         )  # fmt: skip
-    return tmp_path
+    return tmp_path / "ten"
 
 
 def test_a_folder_is_a_sweep_and_every_table_is_made(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kind_of(folder) is SWEEPS
-    assert set(tables._TABLES) == set(SWEEPS.tables)
     assert main(["report", str(folder)]) == 0
     said = capsys.readouterr().out
     for name in SWEEPS.tables:
@@ -58,18 +66,17 @@ def test_a_folder_is_a_sweep_and_every_table_is_made(
 
 
 def test_counts_by_release_and_seed(folder: Path) -> None:
-    read = reading.Swept([folder])
-    by_release = tables.by_release(read)
+    by_release = table("by_release", folder)
     assert by_release.loc[("torch:sdpa", "installed"), ["cells", "pass", "fail"]].tolist() == [
         30, 19, 11,
     ]  # fmt: skip
     assert by_release.loc[("torch:sdpa", "installed"), "score"] == 19 / 30
     assert by_release.loc[("torch:flex", "installed"), "coverage"] == 0
     assert math.isnan(by_release.loc[("torch:flex", "installed"), "score"])
-    by_seed = tables.by_seed(read)
+    by_seed = table("by_seed", folder)
     assert by_seed.loc[("installed", 3), "fail"] == 2
     assert by_seed["fail"].sum() == 11
-    overview = tables.overview(read)
+    overview = table("swept", folder)
     assert overview.loc[("torch smoke", "installed"), ["seeds", "whole", "cells", "owed"]].tolist() == [
         10, 10, 50, 50,
     ]  # fmt: skip
@@ -77,8 +84,8 @@ def test_counts_by_release_and_seed(folder: Path) -> None:
 
 
 def test_quantiles_of_ratios(folder: Path) -> None:
-    table = tables.tightness(reading.Swept([folder]))
-    row = table.loc[("torch:sdpa", "f32", "installed")]
+    quantiles = table("tightness", folder)
+    row = quantiles.loc[("torch:sdpa", "f32", "installed")]
     ratios = [*np.arange(10) / 10, *[0.5] * 9, math.inf]
     assert row["cells"] == 20
     assert row["beyond"] == 1, "a ratio that is no number is beyond every bound"
@@ -86,32 +93,30 @@ def test_quantiles_of_ratios(folder: Path) -> None:
     assert row["median"] == np.quantile(ratios, 0.5, method="higher") == 0.5
     assert row["90%"] == 0.9
     assert row["numerics"] == "exact"
-    assert table.loc[("torch:sdpa", "f16", "installed"), "beyond"] == 10
-    checks = tables.tightness_of_checks(reading.Swept([folder]))
+    assert quantiles.loc[("torch:sdpa", "f16", "installed"), "beyond"] == 10
+    checks = table("tightness_of_checks", folder)
     assert checks.loc[("values", "exact"), "cells"] == 20
 
 
 def test_rates_have_exact_intervals(folder: Path) -> None:
-    read = reading.Swept([folder])
-    row = tables.rates(read).loc[("torch:sdpa", "installed")]
+    row = table("rates", folder).loc[("torch:sdpa", "installed")]
     assert row[["asked", "failed", "seeds"]].tolist() == [30, 11, 10]
     assert row["rate"] == 11 / 30
     # Clopper and Pearson's, from quantiles of the beta distribution.
     assert row["low"] == pytest.approx(beta.ppf(0.025, 11, 20))
     assert row["high"] == pytest.approx(beta.ppf(0.975, 12, 19))
-    assert ("torch:flex", "installed") not in tables.rates(read).index, "it was asked nothing"
-    alarms = tables.false_alarms(read)
+    assert ("torch:flex", "installed") not in table("rates", folder).index, "it was asked nothing"
+    alarms = table("false_alarms", folder)
     assert list(alarms.index) == [("numpy:definition", "installed"), ("all", "")]
     assert alarms.loc[("all", ""), "a_million"] == 0
     assert alarms.loc[("all", ""), "high"] == pytest.approx(1e6 * (1 - 0.025 ** (1 / 10)))
 
 
 def test_failures_of_some_seeds_are_told_from_those_of_all(folder: Path) -> None:
-    read = reading.Swept([folder])
-    (row,) = tables.some_seeds(read).reset_index().to_dict("records")
+    (row,) = table("some_seeds", folder).reset_index().to_dict("records")
     assert (row["case"], row["failed"], row["of"], row["seed"]) == (TWO, 1, 10, 3)
     assert row["error_ratio"] == math.inf
-    (row,) = tables.failing(read).reset_index().to_dict("records")
+    (row,) = table("failing", folder).reset_index().to_dict("records")
     assert (row["implementation"], row["kind"], row["cells"], row["seeds"]) == (
         "torch:sdpa", "value", 2, 10,
     )  # fmt: skip
@@ -129,11 +134,10 @@ def test_what_is_known_is_no_failure(tmp_path: Path) -> None:
             cell(TWO, seed=seed, **known),
             seed=seed,
         )
-    read = reading.Swept([tmp_path])
-    (row,) = tables.failing(read).reset_index().to_dict("records")
+    (row,) = table("failing", tmp_path).reset_index().to_dict("records")
     assert (row["kind"], row["cells"], row["seeds"]) == ("unexpected-pass", 1, 1)
     assert (row["case"], row["message"]) == (ONE, "now right")
-    (row,) = tables.some_seeds(read).reset_index().to_dict("records")
+    (row,) = table("some_seeds", tmp_path).reset_index().to_dict("records")
     assert (row["case"], row["failed"], row["known"], row["of"]) == (ONE, 1, 4, 5)
     assert (row["status"], row["kind"], row["seed"]) == ("fail", "unexpected-pass", 2)
 
@@ -147,34 +151,30 @@ def test_what_is_known_to_fail_with_some_seeds_is_counted(tmp_path: Path) -> Non
             cell(TWO, seed=seed, **known),
             seed=seed,
         )
-    read = reading.Swept([tmp_path])
-    assert tables.failing(read).empty
-    (row,) = tables.some_seeds(read).reset_index().to_dict("records")
+    assert table("failing", tmp_path).empty
+    (row,) = table("some_seeds", tmp_path).reset_index().to_dict("records")
     assert (row["case"], row["failed"], row["known"], row["of"]) == (ONE, 0, 4, 5)
-    assert (row["status"], row["seed"]) == ("known", None)
+    assert row["status"] == "known"
+    assert math.isnan(row["seed"])
 
 
-def test_unfinished_runs_and_green_ones(tmp_path: Path) -> None:
-    swept(tmp_path, cell(ONE), cell(TWO), seed=0)
+def test_runs_that_lack_a_shard_or_cells_are_not_whole(tmp_path: Path) -> None:
+    swept(tmp_path, cell(ONE), cell(TWO), seed=0, parts=2)
     swept(tmp_path, cell(ONE, seed=1), seed=1, owed=2)
-    swept(tmp_path, cell(ONE, seed=2, status="crash"), cell(TWO, seed=2), seed=2)
-    swept(tmp_path, cell(ONE, seed=3, status="unsupported"), seed=3)
-    swept(tmp_path, cell(ONE, seed=4, status="known"), cell(TWO, seed=4), seed=4)
-    overview = tables.overview(reading.Swept([tmp_path]))
-    assert overview[["seeds", "whole", "cells", "owed"]].to_numpy().tolist() == [[5, 4, 8, 9]]
-    assert list(reading.not_green(tmp_path)) == [
-        "torch smoke installed seed 2: 1 crash",
-        "torch smoke installed seed 3: no cell passed",
-    ]
+    swept(tmp_path, cell(ONE, seed=2), cell(TWO, seed=2), seed=2, parts=2)
+    next(tmp_path.glob("run2*1of2.jsonl")).unlink()
+    overview = table("swept", tmp_path)
+    assert overview[["seeds", "whole", "cells", "owed"]].to_numpy().tolist() == [[3, 1, 4, 6]]
+    assert [run.load().complete for run in runs(tmp_path)] == [True, True, False]
 
 
 def test_several_sweeps_are_read_together_and_none_twice(folder: Path, tmp_path: Path) -> None:
     more = swept(tmp_path / "more", cell(ONE, seed=77), seed=77)
-    assert len(reading.Swept([folder / "cells", more]).runs) == 11
+    assert len(read([folder, more])["swept_runs"]) == 11
     with pytest.raises(RecordError, match="is given twice"):
-        reading.Swept([folder, more])
+        read([folder, more, folder])
     with pytest.raises(RecordError, match="nothing is recorded"):
-        reading.Swept([tmp_path / "empty"])
+        read([tmp_path / "empty"])
 
 
 def test_differences_are_those_of_the_runs_that_both_have(
@@ -223,3 +223,45 @@ def test_a_sweep_is_compared_with_a_plain_run(tmp_path: Path) -> None:
     assert main(["diff", str(worse), str(plain)]) == 0
     flex = swept(tmp_path / "f", cell(ONE, "torch:flex", status="fail"))
     assert main(["diff", str(plain), str(flex), "--map", "sdpa=flex"]) == 1
+
+
+def found(case: str, said: str = "element", **fields: Any) -> FoundRecord:
+    """A way of failing that a search found."""
+    record = FoundRecord(
+        "torch:sdpa", "values", "value", "f32", said, "fail", case, case, "off by 3"
+    )
+    return replace(record, **fields)
+
+
+def test_searches_are_counted_and_each_cause_is_listed_once(tmp_path: Path) -> None:
+    asked = {"backend": ["torch"], "dtype": ["f32"], "mode": "eager", "gradients": True}
+    small, large = "sdpa/none/mha/f32/b1h1q1k1d1", "sdpa/none/mha/f32/b1h1q1k1d10"
+    ways = {
+        0: [found(large, times=2)],
+        1: [found(small, times=3), found(large, "other", repeats=False)],
+        2: [],
+    }
+    for seed, records in ways.items():
+        header = SearchHeader(
+            options=asked | {"seed": seed}, examples=5, statuses={"pass": 9, "fail": len(records)},
+            seconds=36.0, digest="d",
+        )  # fmt: skip
+        file = writer(tmp_path / f"{seed}.jsonl", header)
+        for record in records:
+            file.write(record)
+        file.close()
+    writer(tmp_path / "3.jsonl", SearchHeader(options=asked | {"seed": 3})).close()
+    (row,) = table("searched", tmp_path).reset_index().to_dict("records")
+    assert (row["backends"], row["dtypes"], row["gradients"]) == ("torch", "f32", "yes")
+    assert [row[name] for name in ("seeds", "died", "examples", "pass", "fail")] == [
+        4,
+        1,
+        15,
+        27,
+        3,
+    ]
+    assert row["core_hours"] == pytest.approx(0.03)
+    first, second = table("found", tmp_path).reset_index().to_dict("records")
+    assert (first["case"], first["times"], first["seeds"], first["seed"]) == (small, 5, 2, 0)
+    assert (second["case"], second["times"], second["repeats"]) == (large, 1, False)
+    assert main(["report", str(tmp_path)]) == 0

@@ -314,13 +314,14 @@ class Options:
             raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {self.shard!r}")
         return int(match[1]), int(match[2])
 
-    def words(self) -> list[str]:
-        """What of these options must be said again to judge one cell of the run."""
-        again = {n: flag for n, flag in flags(Options).items() if flag.again}
-        values = {name: self._value(name) for name in again}
-        words = [f"--{n}={value}" for n, o in again.items() if o.many for value in values[n]]
-        words += [f"--{n}" for n, option in again.items() if option.switch and values[n]]
-        for name, option in again.items():
+    def words(self, every: bool = False) -> list[str]:
+        """What of these options must be said again to judge one cell of the run; or `every` option that
+        makes the run."""
+        table = {n: flag for n, flag in flags(Options).items() if flag.again or every}
+        values = {name: self._value(name) for name in table}
+        words = [f"--{n}={value}" for n, o in table.items() if o.many for value in values[n]]
+        words += [f"--{n}" for n, option in table.items() if option.switch and values[n]]
+        for name, option in table.items():
             if not (option.many or option.switch) and values[name] != option.default:
                 words.append(f"--{name}={values[name]}")
         return words

@@ -2,7 +2,8 @@
 
 lines         result files of one JSON object a line: one writer, one reader, errors with names
 cells         records of judged cells: what `--results` of pytest writes
-sweeps        the same records in Parquet files, a folder for a sweep of many runs
+sweeps        folders of result files: the runs and searches of a sweep
+searches      records of random searches: what `--results` of `search` writes
 speed         records of measured times: what `--results` of `bench` writes
 files         new files and new folders: nothing a user produced is overwritten
 expectations  manifests of known failures

@@ -219,6 +219,21 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
     return Content(header, tuple(records), str(path), complete)
 
 
+def header(path: str | Path, form: Form[H, R]) -> H:
+    """The header of a result file, without its records. Raises NotARecordFile and OtherSchema."""
+    path = Path(path)
+    return _header(path, _lines(path, first=True)[0], form)
+
+
+def totals(path: str | Path) -> dict[str, int] | None:
+    """The records by status that the footer of a result file counts; None for a file without a footer."""
+    try:
+        entry, kind = _entry(_lines(Path(path))[-1])
+        return msgspec.convert(entry, _Footer).totals if kind == "footer" else None
+    except (ValueError, RecursionError, NotARecordFile):
+        return None
+
+
 def is_of(path: str | Path, form: Form[Any, Any]) -> bool:
     """Whether a file begins with a header of this form, in any schema."""
     try:
@@ -229,9 +244,11 @@ def is_of(path: str | Path, form: Form[Any, Any]) -> bool:
     return kind == "header" and form.number(entry.get("schema")) is not None
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, first: bool = False) -> list[str]:
+    """The lines of a file, or the first one alone."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.readline() if first else file.read()
     except (OSError, ValueError) as error:
         raise NotARecordFile(f"{path}: cannot be read: {error}") from error
     # Not splitlines: JSON leaves U+2028 and its like as they are within a string.

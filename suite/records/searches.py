@@ -1,139 +1,94 @@
-"""Records of searches that a sweep makes: what each seed met, and what was found, each cause once.
+"""Records of random searches, which `--results` of `python -m suite search` writes.
 
-FOLDER/search/NAME/seed-N-FIRST-END.json  what a part of the search with this seed met (`Searched`)
-FOLDER/search/NAME/corpus-X.json          what problems gave there that are interesting elsewhere
-FOLDER/search/findings/ID.json            a cause (`SearchFinding`), its case made small; ID.py, a script
+A search writes its file at its end: the header says what was searched and how many cells were judged,
+and each record is one way of failing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
+from suite.records import lines
+from suite.records.lines import Content, Form, Whole, Writer
+from suite.records.machine import Origin
+from suite.spec.vocabulary import BROKEN
 
-from suite.records.lines import CHANGED, BrokenLine
+SCHEMA = 1
+PREFIX = "search-"
 
-SEARCH, FINDINGS = "search", "findings"
-
-Cause = tuple[str, ...]
+Cause = tuple[str, str, str, str, str]
 """What makes two failures one: implementation, check, kind, dtype, and the message without its
 numbers."""
 
 
 @dataclass(frozen=True)
-class Hit:
-    """A way of failing that a search met so many times, and the first case that failed so."""
+class SearchHeader(Origin):
+    """One search: its options, how many cases it drew, its cells by status, and the digest of its cases.
 
-    cause: Cause
-    case: str
-    status: str
-    kind: str
-    message: str
-    times: int = 1
+    The counts are 0 if the process that searched died.
+    """
+
+    examples: Whole = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    digest: str = ""
+    schema: str = f"{PREFIX}{SCHEMA}"
 
 
 @dataclass(frozen=True)
-class Near:
-    """A case whose answer came near to its bound: max |error| / bound."""
+class FoundRecord:
+    """One way of failing: the case as it was drawn, the smallest case that fails so, and how often it
+    failed.
+
+    `dtype` is "" if failures of all dtypes are one. `said` is the message without its numbers.
+    `repeats` is whether the case failed again when it was judged once more. `script` shows the failure
+    without this project; it is "" if no script could be written.
+    """
 
     implementation: str
     check: str
-    dtype: str
-    case: str
-    ratio: float
-
-
-@dataclass(frozen=True)
-class Searched:
-    """What a part of a search met: cases judged, cells by status, failures, and the answers nearest to
-    their bounds.
-
-    It judged the cases `first` to `end` - 1 `of` so many that the search drew, whose ids have this
-    digest. `corpus` is whether it drew nothing, and was asked these problems that others had met. `ended`
-    says how processes ended as they judged, the last one, and at which cell; "" where none did. `options`
-    are those of its table, `versions` those of the machine.
-    """
-
-    backends: tuple[str, ...]
-    seed: int
-    examples: int
-    statuses: dict[str, int]
-    seconds: float
-    digest: str
-    hits: tuple[Hit, ...] = ()
-    near: tuple[Near, ...] = ()
-    ended: str = ""
-    corpus: tuple[str, ...] = ()
-    first: int = 0
-    of: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        """The number of the first case that it did not judge."""
-        return self.first + self.examples
-
-
-@dataclass(frozen=True)
-class SearchFinding:
-    """A cause, once: the case as it was drawn, and the smallest that fails in the same way.
-
-    `repeats` is whether it failed when it was judged once more; `script` shows it without this project,
-    or `no_script` says why there is none.
-    """
-
-    cause: Cause
-    backends: tuple[str, ...]
-    drawn: str
-    case: str
-    status: str
     kind: str
+    dtype: str
+    said: str
+    status: str
+    case: str
+    drawn: str
     message: str
-    repeats: bool
+    times: Whole = 1
+    repeats: bool = True
     script: str = ""
-    no_script: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
 
     @property
-    def id(self) -> str:
-        """What its files are called."""
-        return cause_id(self.cause)
+    def cause(self) -> Cause:
+        """What makes two failures one."""
+        return (self.implementation, self.check, self.kind, self.dtype, self.said)
+
+    @property
+    def key(self) -> Cause:
+        """What identifies a record in its file."""
+        return self.cause
 
 
-def cause_id(cause: Cause) -> str:
-    """A short name of a cause."""
-    return hashlib.sha256(json.dumps(cause).encode()).hexdigest()[:12]
+SearchRun = Content[SearchHeader, FoundRecord]
+"""A loaded file of a search."""
+
+FORM = Form(
+    name="found",
+    header=SearchHeader,
+    record=FoundRecord,
+    statuses=BROKEN,
+    schema=SCHEMA,
+    prefix=PREFIX,
+    origin="`python -m suite search --results=FILE`",
+)
 
 
-def encoded(record: Searched | SearchFinding) -> bytes:
-    """A file of one record. Ratios that are no numbers are written as Python's JSON does."""
-    return (json.dumps(asdict(record), indent=1) + "\n").encode()
+def writer(path: str | Path, header: SearchHeader) -> Writer[SearchHeader, FoundRecord]:
+    """A writer of a new file. Raises FileExistsError."""
+    return Writer(path, FORM, header)
 
 
-def searched(folder: Path) -> Iterator[Searched]:
-    """What searches below the folder of a sweep met. Raises BrokenLine."""
-    for path in sorted((folder / SEARCH).glob("*/*.json")):
-        if path.parent.name != FINDINGS:
-            yield _read(path, Searched)
-
-
-def findings(folder: Path) -> Iterator[SearchFinding]:
-    """What was found below the folder of a sweep. Raises BrokenLine."""
-    for path in sorted((folder / SEARCH / FINDINGS).glob("*.json")):
-        yield _read(path, SearchFinding)
-
-
-T = TypeVar("T")
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
-    except (ValueError, OSError) as error:
-        raise BrokenLine(f"{path}: {error}; {CHANGED}") from error
+def load(path: str | Path) -> SearchRun:
+    """Read the file of a search. Raises what `lines.read` raises."""
+    return lines.read(path, FORM)

@@ -16,7 +16,8 @@ from suite.records import cells
 from suite.records import speed as times
 from suite.records.cells import IncompleteShards, Run, load, merge
 from suite.records.lines import is_of
-from suite.report import conformance, precision, semantics, speed
+from suite.records.sweeps import is_sweep
+from suite.report import conformance, precision, semantics, speed, sweeps
 from suite.report.table import Table
 
 if TYPE_CHECKING:
@@ -155,69 +156,22 @@ ASV = Kind(
 )
 
 
-def _is_sweep(path: Path) -> bool:
-    """Whether a path is the folder of a sweep; a file is none, which needs no PyArrow to be known."""
-    if not path.is_dir():
-        return False
-    from suite.records.sweeps import is_sweep
+def _sweeps(paths: list[Path], request: Request) -> Frames:
+    from suite.report.swept import read
 
-    return is_sweep(path)
-
-
-def _swept(paths: list[Path], request: Request) -> Frames:
-    from suite.report.swept import Swept
-
-    return {"swept": Swept(paths)}
-
-
-def _of_sweeps(name: str, swept: Any) -> pd.DataFrame:
-    from suite.report.sweeps import _TABLES
-
-    return _TABLES[name](swept)
+    return read(paths)
 
 
 SWEEPS = Kind(
     name="a folder of a sweep",
     title="Attention conformance: sweeps",
-    accepts=_is_sweep,
-    read=_swept,
-    tables=_named(*(Table(name, text, "swept", partial(_of_sweeps, name)) for name, text in {
-        "swept": "What was swept: runs that differ in their seeds, and what they took.",
-        "by_release": "Cells per status and release, over all seeds. The score is pass / asked, coverage "
-        "asked / all cells.",
-        "by_seed": "Cells per status and seed.",
-        "rates": (
-            "How often cells that were asked fail, with exact 95 % intervals of independent draws; what "
-            "is known counts beside it. Cells of one case over seeds are not independent: where a fault "
-            "hangs on the case, the intervals are too narrow."
-        ),
-        "false_alarms": (
-            "Failures of the control a million cells, with exact 95 % intervals: where it fails, the "
-            "suite is wrong."
-        ),
-        "tightness": (
-            "How near answers come to their bounds: quantiles of max |error| / bound over the cells and "
-            "seeds of the check values; beyond counts those outside."
-        ),
-        "tightness_of_checks": (
-            "The same quantiles by check and numerics class, over all implementations."
-        ),
-        "failing": (
-            "Failures by implementation, check and kind, the most frequent first, with the worst."
-        ),
-        "some_seeds": (
-            "Cells that fail, or are known to, with some seeds and not with others: what hangs on the "
-            "values. Known is with how many a failure is expected; seed is the smallest that fails."
-        ),
-        "searched": (
-            "Searches by all that distinguishes them but the seed: cases judged, problems of the corpus "
-            "asked, and cells by status."
-        ),
-        "found": (
-            "What searches found, each cause once: the smallest case, and the name of the files in "
-            "search/findings."
-        ),
-    }.items())),
+    accepts=is_sweep,
+    read=_sweeps,
+    tables=_named(
+        sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES, sweeps.FALSE_ALARMS,
+        sweeps.TIGHTNESS, sweeps.TIGHTNESS_OF_CHECKS, sweeps.FAILING, sweeps.SOME_SEEDS,
+        sweeps.SEARCHES, sweeps.FOUND,
+    ),
 )  # fmt: skip
 
 KINDS = (CONFORMANCE, SPEED, SWEEPS, ASV)

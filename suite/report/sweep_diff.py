@@ -6,15 +6,14 @@ alone, these are what is compared, and need not be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pandas as pd
 
-from suite.records.cells import Header, Run, load
-from suite.records.sweeps import is_sweep, release_of, runs, seed_of, title_of
+from suite.records.cells import Run, load
+from suite.records.sweeps import Key, SweptRun, is_sweep, runs
 from suite.report.diff import (
     CHANGES,
     COLUMNS,
@@ -24,32 +23,6 @@ from suite.report.diff import (
     header_changes,
     mapped,
 )
-
-
-class ComparedRun(Protocol):
-    """One of two runs that are compared, read when it is its turn."""
-
-    @property
-    def header(self) -> Header: ...
-
-    def load(self) -> Run: ...
-
-
-@dataclass(frozen=True)
-class _File:
-    """A result file, which is read already."""
-
-    run: Run
-
-    @property
-    def header(self) -> Header:
-        return self.run.header
-
-    def load(self) -> Run:
-        return self.run
-
-
-Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -88,7 +61,7 @@ def difference(
         )
     changes, headers = [], []
     for key in both:
-        pair = _pair(before[key].load(), after[key].load(), renames or {})
+        pair = _pair(before[key](), after[key](), renames or {})
         if pair is None:
             continue
         changes.append(compare(*pair))
@@ -102,13 +75,12 @@ def difference(
     return Difference(every, _once(pd.concat(headers)), _alone(before, after), len(changes))
 
 
-def _sides(path: Path, partial: bool) -> dict[Key, ComparedRun]:
-    """The runs of a folder, or that of a file, by what they are."""
-    if not is_sweep(path):
-        sides: Iterator[ComparedRun] = iter([_File(load(path, partial))])
-    else:
-        sides = iter(runs(path))
-    return {(title_of(s.header), release_of(s.header), seed_of(s.header)): s for s in sides}
+def _sides(path: Path, partial: bool) -> dict[Key, Callable[[], Run]]:
+    """What reads each run of a folder, or that of a file, by what they are."""
+    if is_sweep(path):
+        return {run.key: run.load for run in runs(path)}
+    run = load(path, partial)
+    return {SweptRun(run.header, (path,)).key: lambda: run}
 
 
 def _but_release(key: Key) -> Key:
@@ -136,7 +108,7 @@ def _once(headers: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"size": "runs", "first": "one"})
 
 
-def _alone(before: Mapping[Key, ComparedRun], after: Mapping[Key, ComparedRun]) -> pd.DataFrame:
+def _alone(before: Collection[Key], after: Collection[Key]) -> pd.DataFrame:
     rows = [{"runs": _shown(key), "in": "old"} for key in before if key not in after]
     rows += [{"runs": _shown(key), "in": "new"} for key in after if key not in before]
     return pd.DataFrame(rows, columns=["runs", "in"])

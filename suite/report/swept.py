@@ -1,131 +1,103 @@
-"""Sweeps as they are read: run by run, so that memory does not grow with their number.
+"""Folders of sweeps as pandas DataFrames, of which their tables are made.
 
-What is kept of a run are counts, error ratios (eight bytes each), and one line for every cell that failed
-with some seed. A run of ten thousand cells takes some hundredths of a second.
+swept_cells  a row for every cell: `CELLS` of `suite.report.frames.cells`, and title, release and seed of
+             its run
+swept_runs   a row for every run: title, release, seed, whole (whether every cell is recorded), cells,
+             owed, core_hours, versions
+searches     a row for every search: `SEARCHED`, seed, died (whether its process did), examples,
+             core_hours, statuses (a dict of counts)
+found        a row for every failure that a search found: the fields of `FoundRecord`, and seed
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, fields
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+import pandas as pd
 
-from suite.records import searches
 from suite.records.lines import RecordError
-from suite.records.searches import Cause, Searched, SearchFinding
-from suite.records.sweeps import SweptRun, runs
-from suite.spec.vocabulary import BROKEN
+from suite.records.searches import FoundRecord, SearchHeader
+from suite.records.sweeps import SweptRun, runs, searched, seed_of
+from suite.report import frames
 
-_READ = (
-    "check", "case", "backend", "implementation", "mode", "dtype", "status", "kind", "message",
-    "error_ratio", "seconds", "numerics",
+CELLS = (
+    "check", "case", "backend", "label", "dtype", "numerics", "status", "kind", "message",
+    "error_ratio", "seconds",
 )  # fmt: skip
 
-Where = tuple[str, str, int]
-"""A run: its title, its release, its seed."""
+RUNS = ("title", "release", "seed", "whole", "cells", "owed", "core_hours", "versions")
+
+SEARCHED = ("backends", "implementations", "dtypes", "mode", "gradients", "versions")
+"""All that distinguishes searches but the seed."""
+
+FOUND = (*(f.name for f in fields(FoundRecord)), "seed")
 
 
-@dataclass
-class Failing:
-    """What is kept of a cell that failed with some `seeds`; with `known` more of them a failure is
-    expected."""
+def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
+    """The frames of folders of sweeps, by name.
 
-    seeds: list[int] = field(default_factory=list)
-    known: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    kind: str = ""
-    message: str = ""
-    ratio: float = -math.inf
-
-
-class Swept:
-    """Sweeps, read once. Raises RecordError where nothing is recorded, or a file cannot be used."""
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self.runs: list[tuple[Where, SweptRun, float]] = []
-        self.counts: Counter[tuple[Where, str, str]] = Counter()
-        """Cells by run, implementation and status."""
-        self.backends: dict[str, str] = {}
-        """The backend of each implementation."""
-        self.ratios: dict[tuple[str, str, str, str, str], list[np.ndarray]] = defaultdict(list)
-        """Error ratios by release, implementation, check, dtype and class."""
-        self.failing: dict[tuple[str, str, str, str], Failing] = defaultdict(Failing)
-        """By release, check, case and implementation; also cells that are known to fail, and do."""
-        self.searched: list[Searched] = []
-        self.findings: dict[Cause, SearchFinding] = {}
-        for folder in folders:
-            for run in runs(folder):
-                self._take(run)
-            self.searched += searches.searched(folder)
-            self.findings |= {finding.cause: finding for finding in searches.findings(folder)}
-        if not (self.runs or self.searched):
-            raise RecordError("nothing is recorded in what was given; sweep first")
-        twice = [w for w, n in Counter(w for w, _, _ in self.runs).items() if n > 1]
-        if twice:
-            raise RecordError(
-                f"the run {' '.join(map(str, twice[0]))} is given twice; name it once"
-            )
-
-    def _take(self, run: SweptRun) -> None:
-        where: Where = (run.title, run.release, run.seed)
-        table = pa.concat_tables(batch.table(_READ) for batch in run.batches)
-        label = pc.binary_join_element_wise(table["backend"], table["implementation"], ":")
-        table = table.append_column("label", label)
-        self.runs.append((where, run, float(pc.sum(table["seconds"]).as_py() or 0.0)))
-        by = table.group_by(["backend", "label", "status"]).aggregate([([], "count_all")])
-        for row in by.to_pylist():
-            self.backends[row["label"]] = row["backend"]
-            self.counts[where, row["label"], row["status"]] += row["count_all"]
-        self._take_ratios(run.release, table)
-        self._take_failing(run, table)
-
-    def _take_ratios(self, release: str, table: pa.Table) -> None:
-        judged = table.filter(pc.is_valid(table["error_ratio"]))
-        columns = ["label", "check", "dtype", "numerics"]
-        frame = judged.select([*columns, "error_ratio"]).to_pandas()
-        # A ratio of NaN is beyond every bound.
-        frame["error_ratio"] = frame["error_ratio"].fillna(math.inf)
-        for key, block in frame.groupby(columns, sort=False)["error_ratio"]:
-            label, check, dtype, numerics = map(str, key)
-            self.ratios[release, label, check, dtype, numerics].append(block.to_numpy())
-
-    def _take_failing(self, run: SweptRun, table: pa.Table) -> None:
-        rows = table.filter(pc.is_in(table["status"], pa.array([*BROKEN, "known"])))
-        for row in rows.to_pylist():
-            cell = self.failing[run.release, row["check"], row["case"], row["label"]]
-            if row["status"] == "known":
-                cell.known += 1
-                continue
-            cell.seeds.append(run.seed)
-            cell.statuses[row["status"]] += 1
-            ratio = row["error_ratio"]
-            ratio = -math.inf if ratio is None else math.inf if math.isnan(ratio) else ratio
-            if ratio > cell.ratio or not cell.message:
-                cell.kind, cell.message, cell.ratio = row["kind"], row["message"], ratio
-
-    @property
-    def seeds(self) -> Counter[tuple[str, str]]:
-        """With how many seeds each implementation was asked, by release and implementation."""
-        combinations = {(where[1], label, where[2]) for where, label, _ in self.counts}
-        return Counter((release, label) for release, label, _ in combinations)
+    Raises RecordError if nothing is recorded, a file cannot be used, or a run is given twice.
+    """
+    seen: dict[object, tuple[object, ...]] = {}
+    cells, searches, found = [], [], []
+    for folder in folders:
+        for run in runs(folder):
+            if run.key in seen:
+                raise RecordError(
+                    f"the run {' '.join(map(str, run.key))} is given twice; name it once"
+                )
+            seen[run.key], of_run = _taken(run)
+            cells.append(of_run)
+        for search in searched(folder):
+            seed = seed_of(search.header)
+            searches.append(_searched(search.header) | {"seed": seed})
+            found += [asdict(record) | {"seed": seed} for record in search.records]
+    if not (cells or searches):
+        raise RecordError("nothing is recorded in what was given; sweep first")
+    columns = [*SEARCHED, "seed", "died", "examples", "core_hours", "statuses"]
+    empty = pd.DataFrame(columns=[*CELLS, "title", "release", "seed"])
+    return {
+        "swept_cells": pd.concat(cells, ignore_index=True) if cells else empty,
+        "swept_runs": pd.DataFrame([*seen.values()], columns=[*RUNS]),
+        "searches": pd.DataFrame(searches, columns=columns),
+        "found": pd.DataFrame(found, columns=[*FOUND]),
+    }
 
 
-def not_green(folder: Path) -> Iterator[str]:
-    """Why the runs of a folder are not green, one by one; nothing where they are."""
-    for run in runs(folder):
-        counts: Counter[str] = Counter()
-        for batch in run.batches:
-            for row in pc.value_counts(batch.table(["status"])["status"]).to_pylist():
-                counts[row["values"]] += row["counts"]
-        broken = {status: counts[status] for status in BROKEN if counts[status]}
-        name = " ".join(filter(None, [run.title, run.release, f"seed {run.seed}"]))
-        if broken:
-            yield f"{name}: {', '.join(f'{n} {status}' for status, n in broken.items())}"
-        elif not counts["pass"] and not counts["known"]:
-            yield f"{name}: no cell passed"
+def _taken(run: SweptRun) -> tuple[tuple[object, ...], pd.DataFrame]:
+    """The row of a run, and the rows of its cells."""
+    loaded = run.load()
+    every = frames.cells(loaded)
+    cells = every[[*CELLS]].copy()
+    for name in cells.select_dtypes(exclude="number"):
+        # The runs of a sweep have the same texts: each is kept once.
+        cells[name] = pd.Series([*map(sys.intern, cells[name])], cells.index, dtype=object)
+    title, release, seed = run.key
+    whole = loaded.complete and len(cells) == run.header.cells
+    hours = cells["seconds"].sum() / 3600
+    row = (*run.key, whole, len(cells), run.header.cells, hours, _listed(run.header.versions))
+    return row, cells.assign(title=title, release=release, seed=seed)
+
+
+def _searched(header: SearchHeader) -> dict[str, object]:
+    """The row of a search; "" for what is not restricted."""
+    options = header.options
+    return {
+        "backends": " ".join(options.get("backend", ())),
+        "implementations": " ".join(options.get("implementation", ())),
+        "dtypes": " ".join(options.get("dtype", ())),
+        "mode": options.get("mode", ""),
+        "gradients": "yes" if options.get("gradients", True) else "no",
+        "versions": _listed(header.versions),
+        "died": not header.digest,
+        "examples": header.examples,
+        "core_hours": header.seconds / 3600,
+        "statuses": header.statuses,
+    }
+
+
+def _listed(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

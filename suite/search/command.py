@@ -10,12 +10,16 @@ import argparse
 import itertools
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.front.options import add_options
+from suite.records import machine, searches
 from suite.records.files import new_file
+from suite.records.searches import FoundRecord, SearchHeader
+from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
@@ -52,10 +56,11 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_options(
         parser.add_argument,
-        (*SHARED, "case"),
+        (*SHARED, "case", "results"),
         {"cell-timeout": {"default": CELL_SECONDS}},
         seed="seed of the cases that are drawn",
         case="judge this case instead of drawing, and make it smaller where it fails; repeatable",
+        results="write what is found to this new file",
     )
     parser.add_argument(
         "--minutes", type=float, metavar="N", help="default 1, or as --examples asks"
@@ -91,7 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not can_fork():
         return search(arguments)
     advice = "`python -m suite search --case=ID`, with the id above, judges that case alone"
-    return supervised(lambda board: search(arguments, board), advice)[0]
+    code, said = supervised(lambda board: search(arguments, board), advice)
+    if arguments.results and "code" not in said and "judging" in said:
+        how = "the process that judged this cell died"
+        crash = FoundRecord(
+            **said["judging"], kind="crash", said=how, status="crash", message=how, repeats=False
+        )
+        write(arguments, [crash])
+    return code
 
 
 def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
@@ -111,8 +123,10 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
             raise UsageError(f"--examples must be positive, got {arguments.examples}")
         if arguments.shapes is not None and arguments.shapes < 0:
             raise UsageError(f"--shapes must not be negative, got {arguments.shapes}")
-        if arguments.script is not None and arguments.script.exists():
-            raise UsageError(f"--script={arguments.script} exists; name a new file")
+        for name in ("script", "results"):
+            path = getattr(arguments, name)
+            if path and Path(path).exists():
+                raise UsageError(f"--{name}={path} exists; name a new file")
         try:
             cases = [Case.parse(text) for text in arguments.case]
         except ValueError as error:
@@ -128,8 +142,12 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
 
     def announce(cell: Cell) -> None:
         if board is not None:
-            name = f"{cell.check.name} of {cell.implementation}: {cell.case.id}"
-            board.say(cell=name, judged=engine.judged - 1)
+            who, check, case = str(cell.implementation), cell.check.name, cell.case.id
+            judging = {"implementation": who, "check": check, "dtype": cell.dtype.name}
+            board.say(
+                cell=f"{check} of {who}: {case}", judged=engine.judged - 1,
+                judging=judging | {"case": case, "drawn": case},
+            )  # fmt: skip
 
     engine = Search(
         plan,
@@ -148,6 +166,9 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
     finally:
         unwatch()
     print(summary_text(summary, engine))
+    if arguments.results:
+        found = [found_record(engine, failure) for failure in summary.failures]
+        write(arguments, found, summary, plan.versions)
     if summary.failures:
         return 1
     return 0 if summary.statuses["pass"] + summary.statuses["known"] else 2
@@ -156,19 +177,10 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
 def tell(search: Search, failure: Failure, path: Path | None) -> None:
     """Print a failure, and save its script in a new file: `path`, or where that exists one beside it with
     a number in its name."""
-    from suite.judge.cell import Cell
-    from suite.search.script import NoScript, script
-
     print(found_text(search, failure))
-    try:
-        cell = Cell(failure.check, failure.case, failure.implementation, search.plan.options.seed)
-        text = script(cell, failure.verdict)
-    except NoScript as reason:
-        print(f"  script  none: {reason}", flush=True)
-        return
-    except Exception as error:
-        kind = type(error).__name__
-        print(f"  script  none: {kind} while it was written: {error}", flush=True)
+    text, why = script_of(search, failure)
+    if why:
+        print(f"  script  none: {why}", flush=True)
         return
     print(f"  alone, without this project:\n\n{text.rstrip()}", flush=True)
     if path is None:
@@ -182,6 +194,55 @@ def tell(search: Search, failure: Failure, path: Path | None) -> None:
         print(f"  script  not saved: {error}", file=sys.stderr, flush=True)
     else:
         print(f"  saved   {free}", flush=True)
+
+
+def script_of(search: Search, failure: Failure) -> tuple[str, str]:
+    """The script of a failure and "", or "" and why there is none."""
+    from suite.judge.cell import Cell
+    from suite.search.script import NoScript, script
+
+    cell = Cell(failure.check, failure.case, failure.implementation, search.plan.options.seed)
+    try:
+        return script(cell, failure.verdict), ""
+    except NoScript as reason:
+        return "", str(reason)
+    except Exception as error:
+        return "", f"{type(error).__name__} while it was written: {error}"
+
+
+def found_record(search: Search, failure: Failure) -> FoundRecord:
+    """The record of a failure."""
+    implementation, check, kind, dtype, said = failure.key
+    return FoundRecord(
+        implementation, check, kind, dtype, said, failure.verdict.status, failure.case.id,
+        failure.drawn.id, printable(failure.verdict.message), failure.times, failure.repeats,
+        script_of(search, failure)[0],
+    )  # fmt: skip
+
+
+def write(
+    arguments: argparse.Namespace,
+    found: Sequence[FoundRecord],
+    summary: Summary | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Write the file of a search; without a summary that of one whose process died."""
+    from suite.front.options import Options
+
+    asked = {name: getattr(arguments, name) for name in ("minutes", "examples", "gradients")}
+    header = SearchHeader(
+        **machine.origin(), versions=dict(versions or {}),
+        options=asdict(Options.of_arguments(arguments)) | asked,
+    )  # fmt: skip
+    if summary is not None:
+        header = replace(
+            header, examples=summary.examples, statuses=dict(summary.statuses),
+            seconds=round(summary.seconds, 3), digest=summary.digest,
+        )  # fmt: skip
+    file = searches.writer(arguments.results, header)
+    for record in found:
+        file.write(record)
+    file.close()
 
 
 def found_text(search: Search, failure: Failure) -> str:

@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import TypeVar
 
 import hypothesis
@@ -60,9 +59,7 @@ class Search:
 
     `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
     `found` is told every failure once, when it is shrunk; `drawn` every case, and `judging` every cell,
-    before it is judged; `judged` its verdict, but of cells on the way to a smaller case. `pool` draws
-    from a few sizes; by default where every new shape is compiled. Without `shrinks` failures stay as
-    they were drawn, and the search goes on.
+    before it is judged. `pool` draws from a few sizes; by default where every new shape is compiled.
     """
 
     def __init__(
@@ -76,14 +73,11 @@ class Search:
         found: Callable[[Failure], None] = lambda failure: None,
         drawn: Callable[[Case], None] = lambda case: None,
         judging: Callable[[Cell], None] = lambda cell: None,
-        judged: Callable[[Cell, Verdict], None] = lambda cell, verdict: None,
-        shrinks: bool = True,
     ) -> None:
         if minutes is None and examples is None:
             minutes = 1.0
         self.plan, self.limit = plan, examples
         self.found, self.drawn, self.judging = found, drawn, judging
-        self.told, self.shrinks = judged, shrinks
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
         by_name = {check.name: check for check in all_checks()}
@@ -118,24 +112,16 @@ class Search:
                 self.found(failure)
         return self._summed_up(began)
 
-    def judge_these(self, cases: Iterable[Case], first: int = 0, end: int | None = None) -> Summary:
-        """Judge these cases, in every implementation, and make those that fail smaller; of each case the
-        cells `first` to `end` - 1 alone."""
+    def judge_these(self, cases: Iterable[Case]) -> Summary:
+        """Judge these cases, in every implementation, and make those that fail smaller."""
         began = time.monotonic()
         for case in cases:
             self._count(case)
-            for cell in islice(self.cells(case), first, end):
-                verdict = self.judge(cell)
-                self.told(cell, verdict)
-                failure = self._record(cell, verdict)
-                if failure is not None and self.shrinks:
+            for cell in self.cells(case):
+                failure = self._record(cell, self.judge(cell))
+                if failure is not None:
                     self._shrink(failure)
         return self._summed_up(began)
-
-    def draw(self) -> Summary:
-        """Draw the cases that `run` would judge where nothing is made smaller, and judge none."""
-        self.checks = []
-        return self.run()
 
     def _shrink(self, failure: Failure) -> None:
         """Find a smaller case that fails in the same way, for `SHRINK_SECONDS` at most."""
@@ -280,9 +266,8 @@ class _Batch:
         search._count(case)
         for cell in search.cells(case):
             verdict = search.judge(cell)
-            search.told(cell, verdict)
             failure = search._record(cell, verdict)
-            if failure is not None and self.failure is None and search.shrinks:
+            if failure is not None and self.failure is None:
                 self.failure = failure
                 self.until = time.monotonic() + SHRINK_SECONDS
                 self.verdicts[case.id] = verdict

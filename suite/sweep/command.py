@@ -47,10 +47,6 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="H",
         help="end after so many hours; 0 for no limit",
     )
-    parser.add_argument(
-        "--money", type=float, default=0.0, metavar="M",
-        help="end where so much is spent, at the plan's core_hour for every core of the cluster",
-    )  # fmt: skip
     parser.set_defaults(run=run)
     return parser
 
@@ -58,35 +54,22 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Run `sweep`; returns the exit code."""
     from backends.registry import UsageError
-    from suite.records.lines import RecordError
-    from suite.sweep.cluster import RayEngine
+    from suite.sweep.cluster import Cluster
     from suite.sweep.plan import load
     from suite.sweep.run import UNFINISHED, USAGE, Sweep
-    from suite.sweep.store import Store, SweepLimits
-    from suite.sweep.tasks import SweepError
 
     try:
         _check(arguments)
-        plan = load(arguments.plan)
-        if arguments.money and not plan.core_hour:
-            raise UsageError(
-                "--money needs the plan to say what an hour of one core costs: core_hour"
-            )
-        with (
-            Store(arguments.results, plan) as store,
-            RayEngine(arguments.cluster, arguments.cores, store.folder / "compiled") as engine,
-        ):
-            limits = SweepLimits(arguments.hours, arguments.money, plan.core_hour)
-            return Sweep(plan, store, engine, limits).run()
+        sweep = Sweep(load(arguments.plan), arguments.results)
+        compiled = arguments.results.resolve() / "compiled"
+        with Cluster(arguments.cluster, arguments.cores, compiled) as cluster:
+            return sweep.run(cluster, arguments.hours)
     except UsageError as error:
         print(error, file=sys.stderr)
         return USAGE
-    except (SweepError, RecordError, OSError) as error:
-        kind = f"{type(error).__name__}: " if isinstance(error, OSError) else ""
-        print(f"{kind}{error}\n{_how_to_go_on(arguments)}", file=sys.stderr)
-        return UNFINISHED
-    except KeyboardInterrupt:
-        print(f"interrupted\n{_how_to_go_on(arguments)}", file=sys.stderr)
+    except (OSError, KeyboardInterrupt) as error:
+        how = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else "interrupted"
+        print(f"{how}\nthe sweep is unfinished; the same command goes on with it", file=sys.stderr)
         return UNFINISHED
 
 
@@ -98,11 +81,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"unknown cluster {where!r}; valid: local, auto, ray://HOST:PORT")
     if arguments.cores and where != "local":
         raise UsageError("--cores are those of --cluster=local; a cluster has its own")
-    for name in ("cores", "hours", "money"):
+    for name in ("cores", "hours"):
         value = getattr(arguments, name)
         if not 0 <= value < float("inf"):
             raise UsageError(f"--{name} must not be negative, got {value}")
-
-
-def _how_to_go_on(arguments: argparse.Namespace) -> str:
-    return f"the sweep is unfinished; the same command goes on with what {arguments.results} lacks"

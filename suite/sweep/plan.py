@@ -1,6 +1,6 @@
 """The plan of a sweep: a TOML file that says which runs and searches there are.
 
-Everything that is wrong with it is a UsageError that names the place and lists what would be right.
+Whatever is wrong with a plan is a UsageError that names the place and says what would be right.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,97 +21,75 @@ from suite.front.options import Options
 from suite.measure.releases import LOCKS, LockError, Release, read
 from suite.records.sweeps import INSTALLED
 
-TIMING = ("bench", "benchmarks", "benchmark", "asv", "speed", "time", "times", "timing", "workload",
-          "workloads")  # fmt: skip
-"""What a plan may be asked for in vain: speed."""
-
-NO_TIMING = (
-    "a sweep does not time: its machines differ and share their cores with other work, and a time taken "
-    "there says nothing. Measure speed on one quiet machine, with `python -m suite bench` or asv "
-    "(docs/speed.md)"
-)
-
-MUTANTS = (
-    "a sweep judges no machine-made mutants: remove [[mutants]], and run `python -m tests.mutation "
-    "--framework=NAME` in a checkout"
-)
-
 MOST_SEEDS = 1_000_000
 
+GONE = {
+    "core_hour": "a sweep counts no money: remove core_hour, and end the sweep by --hours",
+    "mutants": "a sweep judges no machine-made mutants: remove [[mutants]], and run `python -m "
+    "tests.mutation --framework=NAME` in a checkout",
+}
+"""Words of older plans, and what to do instead."""
 
-@dataclass(frozen=True)
-class Judging:
-    """A table [[judge]]: a run for every release and seed, of all its backends in one process, as
-    `pytest suite` judges them. `seeds` are numbers and ranges ("0-19")."""
+Seeds = int | str | tuple[int | str, ...]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every table of a plan says. `seeds` are numbers and ranges ("0-19")."""
 
     backends: tuple[str, ...]
-    level: str = Options.level
-    mode: str = Options.mode
-    seeds: int | str | tuple[int | str, ...] = 0
-    releases: tuple[str, ...] = (INSTALLED,)
     implementations: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
+    mode: str = Options.mode
+    seeds: Seeds = 0
+    releases: tuple[str, ...] = (INSTALLED,)
+
+
+class Judging(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table [[judge]]: a run of `pytest suite` for every release and seed, in so many shards."""
+
+    level: str = Options.level
     audit: bool = Options.audit
     optimized: bool = Options.optimized
+    shards: int = 1
 
 
-@dataclass(frozen=True)
-class Searching:
-    """A table [[search]]: for every seed a random search of so many examples in all implementations of
-    its backends."""
+class Searching(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table [[search]]: a random search of so many examples for every release and seed."""
 
-    backends: tuple[str, ...]
     examples: int = 1000
-    mode: str = Options.mode
-    seeds: int | str | tuple[int | str, ...] = 0
-    implementations: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
     gradients: bool = True
 
 
-@dataclass(frozen=True)
-class SweepPlan:
-    """A plan as it is written: tables, the seconds of a cell, and what an hour of one core costs, in any
-    currency."""
+class SweepPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as it is written: tables, and the seconds after which a cell has failed."""
 
     judge: tuple[Judging, ...] = ()
     search: tuple[Searching, ...] = ()
-    core_hour: float = 0.0
     cell_timeout: float = Options.cell_timeout
 
     @property
     def digest(self) -> str:
         """What identifies the plan, however it is laid out in its file."""
-        return hashlib.sha256(msgspec.json.encode(asdict(self), order="sorted")).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class Series:
-    """Runs that differ in their seeds alone: their options, the release, "" for what is installed, and
-    the seeds."""
+class Task:
+    """What a process does, and which result file it leaves.
 
-    options: Options
+    `words` are those after `python -m`, without `--results`. `name` is what the file is called, `title`
+    what people read. `release` is a lock file's name or path, "" for what machines have.
+    """
+
+    title: str
     release: str
-    seeds: tuple[int, ...]
-
-    def run(self, seed: int) -> Options:
-        """The options of one of the runs."""
-        return replace(self.options, seed=seed)
-
-    def name(self, seed: int) -> str:
-        """What a run's folder is called: readable, and another one for every run."""
-        options = self.run(seed)
-        identity = msgspec.json.encode([asdict(options), self.release], order="sorted")
-        parts = [*options.backend, options.level, options.mode, self.release, f"seed{seed}"]
-        text = re.sub(r"[^\w.-]+", "-", "-".join(filter(None, parts)))[:100]
-        return f"{text}-{hashlib.sha256(identity).hexdigest()[:8]}"
+    words: tuple[str, ...]
 
     @property
-    def title(self) -> str:
-        """The runs, for people."""
-        words = [*self.options.backend, self.options.level]
-        words += [self.options.mode] if self.options.mode != Options.mode else []
-        return " ".join([*words, *filter(None, [self.release])])
+    def name(self) -> str:
+        """A readable name that no other task has."""
+        digest = hashlib.sha256(msgspec.json.encode([self.words, self.release])).hexdigest()[:8]
+        return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', self.title)[:100]}-{digest}"
 
 
 def load(path: str | Path) -> SweepPlan:
@@ -131,76 +110,97 @@ def plan_of(document: Mapping[str, Any]) -> SweepPlan:
 
     Raises UsageError.
     """
-    if "mutants" in document:
-        raise UsageError(MUTANTS)
-    _check_words("the plan", document, [f.name for f in fields(SweepPlan)])
-    tables = {"judge": Judging, "search": Searching}
-    for name, kind in tables.items():
-        entries = document.get(name, [])
-        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            raise UsageError(f"expected tables [[{name}]], got {entries!r}")
-        for number, entry in enumerate(entries, 1):
-            _check_words(f"[[{name}]] {number}", entry, [f.name for f in fields(kind)])
+    for word, said in GONE.items():
+        if word in document:
+            raise UsageError(said)
     try:
         plan = msgspec.convert(dict(document), SweepPlan)
     except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from error
+        words = (f"{name}: {', '.join(kind.__struct_fields__)}" for name, kind in KINDS.items())
+        raise UsageError(f"{error}; words are {'; '.join(words)}") from error
     if not (plan.judge or plan.search):
-        raise UsageError(
-            f"nothing is asked for; write a table: {', '.join(f'[[{t}]]' for t in tables)}"
-        )
-    if not 0 <= plan.core_hour < float("inf"):
-        raise UsageError(f"core_hour is what an hour of one core costs, got {plan.core_hour}")
-    _check_apart(series_of(plan))
-    for searching in plan.search:
-        _positive("examples", searching.examples)
-        search_options(plan, searching)
-        seeds_of(searching.seeds)
-    _check_searches_apart(plan)
+        raise UsageError("nothing is asked for; write a table: [[judge]] or [[search]]")
+    for tables in (plan.judge, plan.search):
+        for one, other in combinations(tables, 2):
+            _check_apart(one, other)
+    names = [task.name for task in tasks(plan)]
+    assert len(set(names)) == len(names)
     return plan
 
 
-def series_of(plan: SweepPlan) -> list[Series]:
-    """The runs of a plan, a series for every table and release. Raises UsageError."""
-    series = []
-    for judging in plan.judge:
-        options = Options(
-            backend=judging.backends, implementation=judging.implementations, dtype=judging.dtypes,
-            level=judging.level, mode=judging.mode, audit=judging.audit, optimized=judging.optimized,
-            cell_timeout=plan.cell_timeout,
-        )  # fmt: skip
-        if not judging.releases:
-            raise UsageError(f"releases: name one, {INSTALLED!r} for what the machines have")
-        options = _checked(options)
-        seeds = seeds_of(judging.seeds)
-        for release in judging.releases:
-            if release != INSTALLED:
-                lock(release)
-            series.append(Series(options, "" if release == INSTALLED else release, seeds))
-    return series
+KINDS: dict[str, type[msgspec.Struct]] = {
+    "the plan": SweepPlan, "[[judge]]": Judging, "[[search]]": Searching,
+}  # fmt: skip
 
 
-def search_options(plan: SweepPlan, searching: Searching) -> Options:
-    """The options of a search; its seeds are those of cases, and values are drawn as in a run. Raises
-    UsageError."""
-    options = Options(
-        backend=searching.backends, implementation=searching.implementations, mode=searching.mode,
-        dtype=searching.dtypes, cell_timeout=plan.cell_timeout,
-    )  # fmt: skip
-    return _checked(options)
+def tasks(plan: SweepPlan) -> list[Task]:
+    """The tasks of a plan, in its order: runs before searches. Raises UsageError."""
+    every = [task for judging in plan.judge for task in _runs(plan, judging)]
+    return every + [task for searching in plan.search for task in _searches(plan, searching)]
 
 
-def _checked(options: Options) -> Options:
-    """The options with backends by their own names. Raises UsageError."""
-    if "all" in options.backend:
+def _runs(plan: SweepPlan, table: Judging) -> Iterator[Task]:
+    _positive("shards", table.shards)
+    options = replace(
+        _options(plan, table), level=table.level, audit=table.audit, optimized=table.optimized
+    )
+    options.check()
+    # -n 1: a cell that ends its process is one crash, and the run goes on.
+    command = ("pytest", "-q", "-n", "1", "-p", "suite.plugin", "-p", "no:cacheprovider", "--pyargs",
+               "suite")  # fmt: skip
+    for release, seed in _times(table):
+        for shard in range(1, table.shards + 1):
+            part = f"{shard}/{table.shards}" if table.shards > 1 else ""
+            words = replace(options, seed=seed, shard=part).words(every=True)
+            title = " ".join(
+                [*options.backend, options.level, *_modes(table), *filter(None, [release]),
+                 f"seed {seed}", *([f"part {part}"] if part else [])]
+            )  # fmt: skip
+            yield Task(title, release, (*command, *words))
+
+
+def _searches(plan: SweepPlan, table: Searching) -> Iterator[Task]:
+    _positive("examples", table.examples)
+    options = _options(plan, table)
+    options.check()
+    more = [f"--examples={table.examples}", *([] if table.gradients else ["--no-gradients"])]
+    for release, seed in _times(table):
+        words = replace(options, seed=seed).words(every=True)
+        title = " ".join(
+            ["search", *options.backend, *_modes(table), *filter(None, [release]), f"seed {seed}"]
+        )
+        yield Task(title, release, ("suite", "search", *words, *more))
+
+
+def _times(table: Table) -> Iterator[tuple[str, int]]:
+    """The releases of a table, "" for what is installed, with each of its seeds. Raises UsageError."""
+    if not table.releases:
+        raise UsageError(f"releases: name one, {INSTALLED!r} for what the machines have")
+    for release in table.releases:
+        if release != INSTALLED:
+            lock(release)
+        for seed in seeds_of(table.seeds):
+            yield "" if release == INSTALLED else release, seed
+
+
+def _modes(table: Table) -> list[str]:
+    return [table.mode] if table.mode != Options.mode else []
+
+
+def _options(plan: SweepPlan, table: Table) -> Options:
+    """The options that all tables have, backends by their own names. Raises UsageError."""
+    if "all" in table.backends:
         raise UsageError(
             "backends: name each; what is installed may differ from machine to machine"
         )
-    options.check()
+    options = Options(
+        backend=table.backends, implementation=table.implementations, dtype=table.dtypes,
+        mode=table.mode, cell_timeout=plan.cell_timeout,
+    )  # fmt: skip
     return replace(options, backend=tuple(options.backends))
 
 
-def seeds_of(value: int | str | Sequence[int | str]) -> tuple[int, ...]:
+def seeds_of(value: Seeds | Sequence[int | str]) -> tuple[int, ...]:
     """Seeds as they are written: numbers, ranges "0-19", or a list of both. Raises UsageError."""
     parts = [value] if isinstance(value, int | str) else list(value)
     seeds: list[int] = []
@@ -230,76 +230,28 @@ def lock(release: str) -> Release:
         raise UsageError(str(error)) from error
 
 
-def _check_words(where: str, words: Iterable[str], valid: Collection[str]) -> None:
-    """Raise UsageError for a word that is none of the valid ones."""
-    for word in words:
-        if word.lower() in TIMING:
-            raise UsageError(f"{where}: {word!r}: {NO_TIMING}")
-        if word not in valid:
-            raise UsageError(f"{where}: unknown word {word!r}; valid: {', '.join(valid)}")
-
-
 def _positive(name: str, number: int) -> None:
     if number < 1:
         raise UsageError(f"{name} must be positive, got {number}")
 
 
-def _check_apart(series: Sequence[Series]) -> None:
-    """Raise UsageError where two series ask the same cells: they would count twice."""
-    for n, one in enumerate(series):
-        for other in series[:n]:
-            if one.release == other.release and set(one.seeds) & set(other.seeds):
-                shared = set(one.options.backends) & set(other.options.backends)
-                if shared and not _differ(one.options, other.options):
-                    raise UsageError(
-                        f"{', '.join(sorted(shared))} with seed {min({*one.seeds} & {*other.seeds})} is "
-                        "asked by two tables, and cells would count twice (every level holds those "
-                        "before it); part them by seeds, modes, implementations or dtypes"
-                    )
+def _check_apart(one: Table, other: Table) -> None:
+    """Raise UsageError if two tables ask the same cells or draw the same cases, which would count
+    twice."""
+    backends = set(Options(one.backends).backends) & set(Options(other.backends).backends)
+    seeds = set(seeds_of(one.seeds)) & set(seeds_of(other.seeds))
+    if not (backends and seeds and set(one.releases) & set(other.releases)):
+        return
+    modes = one.mode == other.mode or "all" in (one.mode, other.mode)
+    filters = ((one.implementations, other.implementations), (one.dtypes, other.dtypes))
+    if modes and all(_meet(*pair) for pair in filters):
+        raise UsageError(
+            f"{', '.join(sorted(backends))} with seed {min(seeds)} is asked by two tables, and would "
+            "count twice (every level holds those before it); part them by seeds, modes, "
+            "implementations or dtypes"
+        )
 
 
-def _check_searches_apart(plan: SweepPlan) -> None:
-    """Raise UsageError where two searches draw the same cases for the same implementations."""
-    seen: set[tuple[Any, ...]] = set()
-    for table in plan.search:
-        options = search_options(plan, table)
-        words = map(frozenset, (options.backend, options.implementation, options.dtype))
-        drawn = (*words, options.mode, table.gradients)
-        for seed in seeds_of(table.seeds):
-            if (*drawn, seed) in seen:
-                raise UsageError(
-                    f"[[search]]: {', '.join(options.backend)} with seed {seed} is searched by two "
-                    "tables, which draw the same cases; part them by seeds, modes, implementations or "
-                    "dtypes"
-                )
-            seen.add((*drawn, seed))
-
-
-def _differ(one: Options, other: Options) -> bool:
-    """Whether two runs of one backend have no cell in common."""
-    modes = one.mode != other.mode and "all" not in (one.mode, other.mode)
-    return modes or any(
-        _apart(getattr(one, n), getattr(other, n)) for n in ("implementation", "dtype")
-    )
-
-
-T = TypeVar("T")
-
-
-def _apart(one: Collection[T], other: Collection[T]) -> bool:
-    """Whether two filters, each of which is empty where it lets all pass, have nothing in common."""
-    return bool(one) and bool(other) and not set(one) & set(other)
-
-
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Seeds for people: "0-19", "3", "1, 5"."""
-    return ", ".join(_ranges(sorted(seeds)))
-
-
-def _ranges(seeds: Sequence[int]) -> Iterator[str]:
-    start = 0
-    for n, seed in enumerate(seeds):
-        if n + 1 == len(seeds) or seeds[n + 1] != seed + 1:
-            first = seeds[start]
-            yield str(first) if first == seed else f"{first}-{seed}"
-            start = n + 1
+def _meet(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether two filters have something in common; an empty one lets all pass."""
+    return not one or not other or bool(set(one) & set(other))

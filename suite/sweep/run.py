@@ -1,113 +1,195 @@
-"""A sweep from its first task to its verdict, as people see it."""
+"""A sweep from its first task to its verdict: tasks without a whole result file are handed to Ray."""
 
 from __future__ import annotations
 
-import sys
+import hashlib
+import json
+import math
 import time
-from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from suite.front.progress import EVERY, span
-from suite.records.sweeps import CELLS, runs
-from suite.report.swept import not_green
-from suite.sweep.driver import Counted, Driver, Engine
-from suite.sweep.judging import SeriesRuns
-from suite.sweep.loaded import Survey
-from suite.sweep.plan import Series, SweepPlan, seeds_text, series_of
-from suite.sweep.searches import Searches
-from suite.sweep.source import Source
-from suite.sweep.store import Store, SweepLimits, say
-from suite.sweep.tasks import Failure, Judged
+import msgspec
+
+from backends.registry import UsageError
+from suite.front.progress import span
+from suite.records import cells, lines, machine, searches
+from suite.records.files import new_file, new_folder
+from suite.records.machine import PACKAGES
+from suite.records.sweeps import SWEEP
+from suite.spec.text import printable
+from suite.spec.vocabulary import BROKEN
+from suite.sweep.child import Outcome
+from suite.sweep.cluster import Lost
+from suite.sweep.plan import SweepPlan, Task, tasks
 
 GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 """Exit codes."""
 
-TOLD = 20
-"""How many ways of failing are told of while the sweep runs, each with one cell; reports have all."""
+USAGE_CODES = {"pytest": 4, "suite": 2}
+"""The exit codes by which a child says that its arguments cannot be used, by its module."""
+
+SOURCES = (".py", ".toml", ".txt")
+"""Files of the suite on which records depend: code, manifests, lock files."""
+
+
+class Engine(Protocol):
+    """What carries out tasks (`suite.sweep.cluster.Cluster`)."""
+
+    def submit(self, task: Task) -> Any: ...
+
+    def ended(self, handles: Sequence[Any], seconds: float) -> list[Any]: ...
+
+    def outcome(self, handle: Any) -> Outcome: ...
+
+    def cancel(self, handle: Any) -> None: ...
+
+
+class NotRecorded(Exception):
+    """A task's result is not kept; the message says why."""
 
 
 class Sweep:
-    """A plan that is carried out on an engine, within limits."""
+    """A plan and the folder of its result files, new or to be continued.
 
-    def __init__(self, plan: SweepPlan, store: Store, engine: Engine, limits: SweepLimits) -> None:
-        self.store, self.limits = store, limits
-        self.judged = 0
-        self._told: set[Failure] = set()
-        self._seconds = 0.0
-        self._counted = Counted(EVERY[sys.stdout.isatty()], say)
-        every = series_of(plan)
-        # Cores that no survey has prepare to judge: those of the first series.
-        spare = max(0, int(engine.cores()) - len(every))
-        self.sources: list[Source] = [
-            self._judging(series, 0 if number else spare) for number, series in enumerate(every)
-        ]
-        self.searches = Searches(plan, store.folder, say) if plan.search else None
-        self.sources += [self.searches] if self.searches else []
-        limits.core_seconds += store.core_seconds
-        self.driver = Driver(engine, self.sources, limits, self._write_spent)
-        self._failed_imports: dict[str, str] = {}
+    Raises UsageError if the folder holds anything else, and OSError if it cannot be written.
+    """
 
-    def run(self) -> int:
-        """Carry it out; returns the exit code. Raises UsageError, SweepError, RecordError and OSError."""
+    def __init__(self, plan: SweepPlan, folder: Path) -> None:
+        self.folder, self.tasks = folder, tasks(plan)
+        self._versions: dict[tuple[str, str], str] = {}
+        _claim(
+            folder, {"digest": plan.digest, "source": source(), "plan": msgspec.to_builtins(plan)}
+        )
+
+    def path(self, task: Task) -> Path:
+        """The result file of a task."""
+        return self.folder / f"{task.name}.jsonl"
+
+    def run(self, engine: Engine, hours: float = 0.0) -> int:
+        """Carry out what is left; returns the exit code. `hours` end the sweep, 0 for no limit.
+
+        Raises UsageError if the arguments of a task cannot be used, and OSError if a file cannot be
+        written.
+        """
+        whole = [task for task in self.tasks if lines.totals(self.path(task)) is not None]
+        left = [task for task in self.tasks if task not in whole]
+        for task in whole:
+            self._learn_versions(task, self.path(task))
+        say(f"{len(self.tasks)} tasks, {len(whole)} of them recorded")
         began = time.monotonic()
-        reached = self.driver.run()
-        took = time.monotonic() - began
-        say(f"{self._judged_text()}{span(took)}, {self._cost_text()}")
-        if reached:
-            say(f"{reached} is reached; the same command goes on with what is left")
+        handles = {engine.submit(task): task for task in left}
+        until = began + 3600 * hours if hours else math.inf
+        lost = 0
+        try:
+            while handles and (now := time.monotonic()) < until:
+                for handle in engine.ended([*handles], min(until - now, 60.0)):
+                    task = handles.pop(handle)
+                    place = f"{len(left) - len(handles)}/{len(left)} {task.title}"
+                    try:
+                        counts = self._take(task, engine.outcome(handle))
+                        say(f"{place}: {_counted(counts)}")
+                    except (Lost, NotRecorded) as error:
+                        lost += 1
+                        say(f"{place} is not recorded: {error}")
+        finally:
+            for handle in handles:
+                engine.cancel(handle)
+        say(f"{len(left) - len(handles) - lost} tasks recorded in {span(time.monotonic() - began)}")
+        if handles or lost:
+            reason = (
+                f"--hours={hours:g} is reached" if handles else f"{lost} tasks are not recorded"
+            )
+            say(f"{reason}; the same command goes on with what is left")
             return UNFINISHED
-        return self._verdict()
+        say(f"tables: python -m suite report {self.folder}")
+        totals = [lines.totals(self.path(task)) or {} for task in self.tasks]
+        return FAILED if any(map(_broken, totals)) else GREEN
 
-    def _write_spent(self) -> None:
-        self.store.spend(self.limits.core_seconds)
+    def _take(self, task: Task, outcome: Outcome) -> dict[str, int]:
+        """Keep the result file of a task; returns its totals. Raises NotRecorded, UsageError and
+        OSError."""
+        how = f"exit code {outcome.code}; its last lines:\n{outcome.said}"
+        if not outcome.records and outcome.code == USAGE_CODES[task.words[0]]:
+            raise UsageError(f"{task.title}: {how}")
+        part = self.path(task).with_suffix(".part")
+        try:
+            part.write_text(outcome.records, encoding="utf-8")
+            totals = lines.totals(part)
+            # What makes a run red beside its cells stands in no record: then its own words are told.
+            if totals is None or outcome.code != (FAILED if _broken(totals) else GREEN):
+                raise NotRecorded(how)
+            self._learn_versions(task, part)
+            if task.release:
+                part.write_text(_of_release(outcome.records, task.release), encoding="utf-8")
+            part.replace(self.path(task))
+        finally:
+            part.unlink(missing_ok=True)
+        return totals
 
-    def _judged_text(self) -> str:
-        if not self.judged:
-            return ""
-        return f"{self.judged} cells, {1e3 * self._seconds / self.judged:.1f} ms each, in "
+    def _learn_versions(self, task: Task, path: Path) -> None:
+        """Take in the versions of a task. Raises NotRecorded if another task of its release had
+        others."""
+        form: Any = searches.FORM if lines.is_of(path, searches.FORM) else cells.FORM
+        for name, version in lines.header(path, form).versions.items():
+            before = self._versions.setdefault((task.release, name), version)
+            if version != before:
+                raise NotRecorded(
+                    f"its machine has {name} {version}, the sweep began with {before}; have the same on "
+                    "every machine"
+                )
 
-    def _cost_text(self) -> str:
-        hours = f"{self.limits.core_seconds / 3600:.2f} core-hours in all"
-        return f"{hours} for {self.limits.spent:.2f}" if self.limits.core_hour else hours
 
-    def _verdict(self) -> int:
-        for run in runs(self.store.folder / CELLS):
-            run.check()
-        reasons = [f"{name} is {why}" for name, why in self._failed_imports.items()]
-        reasons += not_green(self.store.folder / CELLS)
-        if self.searches is not None:
-            reasons += ["searches found something"] if self.searches.has_hits else []
-        for reason in reasons[:TOLD]:
-            say(reason)
-        if len(reasons) > TOLD:
-            say(f"... and {len(reasons) - TOLD} more runs that are not green")
-        say(f"tables: python -m suite report {self.store.folder}")
-        return FAILED if reasons else GREEN
+def source(root: Path = machine.ROOT) -> str:
+    """What identifies the files of the suite that a sweep is carried out with, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted(p for name in PACKAGES for p in (root / name).rglob("*")):
+        if path.suffix in SOURCES and path.is_file():
+            data = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
 
-    def _judging(self, series: Series, warm: int) -> SeriesRuns:
-        def surveyed(survey: Survey, left: Counter[str]) -> None:
-            self._counted.owe(left)
-            owed = len(survey.keys) * len(series.seeds)
-            done = owed - left.total()
-            kept = f", {done} of them recorded" if done else ""
-            seeds = f"seed{'s' if len(series.seeds) > 1 else ''} {seeds_text(series.seeds)}"
-            say(f"{series.title}: {seeds}, {owed} cells{kept}")
-            for note in (*survey.notes, *(f"{n} is {w}" for n, w in survey.unavailable.items())):
-                say(f"  {note}")
-            for name in survey.failed_imports:
-                self._failed_imports[name] = survey.unavailable[name]
 
-        return SeriesRuns(series, self.store, self._tell, self._take, surveyed, warm)
+def _claim(folder: Path, stated: dict[str, Any]) -> None:
+    """Make the folder of a sweep, or go on with it. Raises UsageError if it is that of another one."""
+    path = folder / SWEEP
+    if not path.is_file():
+        try:
+            new_folder(folder)
+        except FileExistsError as error:
+            raise UsageError(f"--results={folder} holds something, and no sweep") from error
+        with new_file(path) as file:
+            json.dump(stated, file, indent=1)
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read ({error}): name a folder of its own") from error
+    for name, what in (("digest", "another plan"), ("source", "other files of the suite")):
+        if before.get(name) != stated[name]:
+            raise UsageError(
+                f"{folder} was begun with {what}: name a folder of its own for this sweep (reports read "
+                "several)"
+            )
 
-    def _take(self, judged: Judged, backends: list[str]) -> None:
-        self.judged += judged.end - judged.first
-        self._seconds += sum(judged.seconds)
-        self._counted.take(backends, judged.seconds)
 
-    def _tell(self, failure: Failure, line: str) -> None:
-        if failure in self._told:
-            return
-        self._told.add(failure)
-        if len(self._told) <= TOLD:
-            say(line)
-        elif len(self._told) == TOLD + 1:
-            say("... further failures stand in the records alone")
+def _of_release(text: str, release: str) -> str:
+    """The text of a result file whose header names the release."""
+    first, _, rest = text.partition("\n")
+    header = json.loads(first)
+    header["options"]["release"] = Path(release).stem if release.endswith(".txt") else release
+    return f"{json.dumps(header, ensure_ascii=False)}\n{rest}"
+
+
+def _broken(totals: dict[str, int]) -> bool:
+    return any(totals.get(status) for status in BROKEN)
+
+
+def _counted(totals: dict[str, int]) -> str:
+    return ", ".join(f"{n} {status}" for status, n in totals.items()) or "nothing found"
+
+
+def say(text: str) -> None:
+    """Tell people, at once."""
+    print(printable(text), flush=True)
