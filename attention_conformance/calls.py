@@ -15,6 +15,7 @@ from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.case import Case
 from suite.spec.dtypes import DType
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.sdpa import SDPA
@@ -50,15 +51,16 @@ def attention_bound(
     numerics: str = "fused",
     dtype: str | None = None,
     axis_order: str = "bhld",
+    **features: Any,
 ) -> Expected:
     """What attention gives for these arrays, with the bound of a numerics class.
 
     Arguments are those of `assert_attention_close`. Returns values and bounds of the output's shape,
     float64; rows without keys are 0. The bound is derived in `references/primitives/softmax.py`.
     """
-    by_head = {"sinks": sinks, "alibi_slopes": alibi_slopes}
+    features |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "softcap": softcap}
     problem = _Problem(
-        query, key, value, mask, bias, by_head, scale, softcap, causal, numerics, dtype, axis_order
+        query, key, value, mask, bias, features, scale, causal, numerics, dtype, axis_order
     )
     want = problem.oracle(None).expected["output"]
     return Expected(problem.back(want.value), problem.back(want.error))
@@ -84,6 +86,7 @@ def assert_attention_close(
     dtype: str | None = None,
     axis_order: str = "bhld",
     empty_rows: str | None = None,
+    **features: Any,
 ) -> float:
     """Assert that `actual` is softmax(scale * query @ key^T + bias) @ value within the derived bound.
 
@@ -91,7 +94,8 @@ def assert_attention_close(
     (B, H, Lq, Dv), or with heads after lengths under `axis_order="blhd"`; H is a multiple of Hkv. `mask`
     is boolean, True attends, `bias` is added to the scores; both broadcast to (B, H, Lq, Lk) in either
     order of axes. `sinks` (H,) is one more logit a head. `alibi_slopes` (H,) are those of which the call
-    makes its bias: -slope |i + Lk - Lq - j| for row i and key j. `scale` is 1 / sqrt(D) by default.
+    makes its bias: -slope |i + Lk - Lq - j| for row i and key j. `scale` is 1 / sqrt(D) by default. Any
+    other feature of `suite.spec.features` is given by its name.
     `causal` is True or "top-left", or "bottom-right".
 
     `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
@@ -105,9 +109,9 @@ def assert_attention_close(
     TypeError for arguments that do not fit.
     """
     __tracebackhide__ = True
-    by_head = {"sinks": sinks, "alibi_slopes": alibi_slopes}
+    features |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "softcap": softcap}
     problem = _Problem(
-        query, key, value, mask, bias, by_head, scale, softcap, causal, numerics, dtype, axis_order
+        query, key, value, mask, bias, features, scale, causal, numerics, dtype, axis_order
     )
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
@@ -132,9 +136,8 @@ class _Problem:
     """Attention of a person's own arrays."""
 
     def __init__(
-        self, query: Any, key: Any, value: Any, mask: Any, bias: Any, by_head: Mapping[str, Any],
-        scale: float | None, softcap: float | None, causal: bool | str, numerics: str,
-        dtype: str | None, axis_order: str,
+        self, query: Any, key: Any, value: Any, mask: Any, bias: Any, features: Mapping[str, Any],
+        scale: float | None, causal: bool | str, numerics: str, dtype: str | None, axis_order: str,
     ) -> None:  # fmt: skip
         if numerics not in NUMERICS:
             raise ValueError(f"unknown numerics {numerics!r}; valid: {', '.join(NUMERICS)}")
@@ -154,17 +157,19 @@ class _Problem:
         sizes = _sizes(**arrays)
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
-        if bias is not None and by_head["alibi_slopes"] is not None:
+        if bias is not None and features["alibi_slopes"] is not None:
             raise ValueError("slopes are a bias that the call makes itself: give one of the two")
-        for name, array in by_head.items():
-            if array is not None:
-                arrays[name] = as_numpy(array, name)
-                _check_shape(name, arrays[name], (sizes.H,))
-        options: dict[str, Any] = {
-            "scale": None if scale is None else float(scale),
-            "softcap": None if softcap is None else float(softcap),
-            **{name: array is not None for name, array in by_head.items()},
-        }
+        options: dict[str, Any] = {"scale": None if scale is None else float(scale)}
+        for name, given in features.items():
+            if name not in FEATURES or FEATURES[name].option is None:
+                raise TypeError(f"unknown argument {name!r}; features: {', '.join(FEATURES)}")
+            if given is not None and FEATURES[name].axes:
+                arrays[name] = as_numpy(given, name)
+                shape = tuple(sizes.letters[letter] for letter in FEATURES[name].axes)
+                _check_shape(name, arrays[name], shape)
+                options[name] = True
+            elif given is not None:
+                options[name] = float(given)
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
         self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))
 

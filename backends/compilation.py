@@ -12,8 +12,8 @@ from backends.declared import THROUGH, checked_name
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.spec.catalogue import AnyCase
+from suite.spec.features import ARRAYS, WORDS
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import BY_HEAD, FEATURES
 
 KEPT = 64
 """Compiled programs that are kept of one implementation."""
@@ -92,7 +92,7 @@ class Compiled(Implementation):
         self.operator = inner.operator
         self.programs = Programs()
         self.lacking = inner.backend.lacking_compiled(inner, compiler)
-        refusals = {n: reason for n, reason in self.lacking.items() if n in FEATURES}
+        refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}
         name = f"{inner.name}{THROUGH}{compiler}"
         declared = inner.backend.declared_compiled(inner, compiler)
         super().__init__(inner.backend, name, declared.refusing(refusals))
@@ -155,10 +155,10 @@ def over_batch(
     arrays with a number a head, are not mapped.
     """
     function = prepared.function
-    by_head = {prepared.argument(name) for name in BY_HEAD}
+    of_features = {prepared.argument(name) for name in ARRAYS}
 
     def axis(name: str, array: Any) -> int | None:
-        has_batch = len(array.shape) in (1, 4) and name not in by_head
+        has_batch = len(array.shape) in (1, 4) and name not in of_features
         if not has_batch or array.shape[0] != batch:
             return None
         return 3 if name == "key" and len(array.shape) == 4 else 0

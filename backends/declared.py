@@ -11,8 +11,9 @@ from typing import Any
 from backends.limits import ANY, Limits
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
+from suite.spec.features import FEATURES, WORDS
 from suite.spec.operators.layers import PARAMETERS
-from suite.spec.vocabulary import FEATURES, NUMERICS
+from suite.spec.vocabulary import NUMERICS
 
 Election = str | Mapping[str, str]
 """An answer to a question, or one by short dtype name."""
@@ -43,7 +44,7 @@ ATTENTION_FEATURES = frozenset(
 """What scaled dot-product attention by itself can do. Whatever comes later (attention sinks were the
 first) is not among them: an implementation names it."""
 
-TEXTBOOK_FEATURES = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes"}
+TEXTBOOK_FEATURES = ATTENTION_FEATURES | {feature.word for feature in FEATURES.values()}
 """What code that writes every step out can do besides, and what a person's function is asked where it
 takes it."""
 
@@ -138,7 +139,7 @@ class Declared:
     """All that an implementation says of itself. Raises DeclarationError for a word nobody knows.
 
     `numerics`: the numerics class, or one by short dtype name. `features`: what it can be asked, an
-    allow-list of words of `FEATURES`: what is not named is unsupported. `refusals`: reasons by feature,
+    allow-list of words of `WORDS`: what is not named is unsupported. `refusals`: reasons by feature,
     shown to people; what is refused is no feature. `elections`: answers by question, each one answer or
     one by short dtype name; a question that is left out is observed, and not held. `dtypes`: short names.
     `deterministic`: two calls on the same inputs give the same bits.
@@ -184,7 +185,7 @@ class Declared:
         classes = self.numerics if isinstance(self.numerics, Mapping) else {"": self.numerics}
         checked_words("numerics class", classes.values(), NUMERICS)
         checked_words("dropout", [self.dropout], DROPOUT)
-        checked_words("feature", [*self.features, *self.refusals], FEATURES)
+        checked_words("feature", [*self.features, *self.refusals], WORDS)
         by_dtype = (
             self.exp_error, self.gradient_blocks, self.narrow_biases, self.narrow_reductions,
             self.narrow_statistics, self.dtypes, classes.keys() - {""},

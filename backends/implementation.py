@@ -14,10 +14,10 @@ from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
+from suite.spec.features import WORDS
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
 from suite.spec.operators.sdpa import SDPA
-from suite.spec.vocabulary import FEATURES
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -143,7 +143,7 @@ class Implementation(ABC):
             if feature in refusals:
                 return refusals[feature]
             if feature not in self.declared.features | OF_BACKENDS:
-                return f"does not declare {feature} ({FEATURES[feature]})"
+                return f"does not declare {feature} ({WORDS[feature]})"
         return None
 
     def numerics_for(self, dtype: DType) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.masks import Causal, Mask, Padding, Window
-from suite.spec.vocabulary import BY_HEAD
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -162,7 +162,7 @@ class LayerMasks:
 
 def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """query, key, value, mask and bias as the framework's arrays, heads before length, no flags; and
-    sinks and slopes where there are any.
+    the arrays of features where there are any.
 
     `mask` and `bias` are None where there is none.
     """
@@ -175,13 +175,13 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
         "mask": None if mask is None else backend.array(mask, None),
         "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
     }
-    return arguments | numbers_by_head(backend, inputs)
+    return arguments | feature_arrays(backend, inputs)
 
 
-def numbers_by_head(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """`sinks` and `alibi_slopes`, (H,), as the framework's arrays, where there are any."""
+def feature_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """The features that are arrays, sinks say, as the framework's arrays, where there are any."""
     return {
         name: backend.array(inputs.arrays[name], dtype_of(name, inputs.case))
-        for name in BY_HEAD
+        for name in ARRAYS
         if name in inputs.arrays
     }

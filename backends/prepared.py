@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from suite.spec import features
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import BY_HEAD
 
-ARRAYS = ("query", "key", "value", "bias", *BY_HEAD, "mask")
+ARRAYS = ("query", "key", "value", "bias", *features.ARRAYS, "mask")
 """What a call may be given as arrays besides a layer's parameters."""
 
 LAYER_OUTPUTS = ("output", "weights")

@@ -15,23 +15,17 @@ from typing import Any
 
 from backends.claims import Claims
 from backends.declared import TEXTBOOK_FEATURES, UsageError
-from backends.masks import Native, numbers_by_head
+from backends.masks import Native, feature_arrays
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
 from backends.sources import function_source
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
 
-EXTRA = {
-    "softcap": "softcap",
-    "window": "native-window",
-    "sinks": "sinks",
-    "lse": "lse",
-    "alibi_slopes": "alibi-slopes",
-}
-"""Parameters beyond the native signature, with the feature that each gives: `softcap`, a number;
-`window`, (left, right) keys besides the query's own position, None for no end; `sinks` (H,); `lse`,
-True where the pair of output and log-sum-exp, (B, H, Lq) or (B, Lq, H) as the output is, is to come
-back; `alibi_slopes` (H,) of float32, of which it makes its bias (see `suite.spec.operators.sdpa`)."""
+EXTRA = {name: feature.word for name, feature in FEATURES.items()}
+"""Parameters beyond the native signature, with the word for each: the features by their names (see
+`suite.spec.features`). Numbers and arrays are passed as they are, and `lse` as True, for the pair of the
+output and the log-sum-exp, (B, H, Lq) or (B, Lq, H) as the output is."""
 
 
 @dataclass(frozen=True)
@@ -238,11 +232,10 @@ class UserFunction(Implementation):
         arguments: dict[str, Any] = {}
         if native.window is not None:
             arguments["window"] = (native.window.left, native.window.right)
-        if inputs.softcap is not None:
-            arguments["softcap"] = inputs.softcap
-        if inputs.lse:
-            arguments["lse"] = True
-        return arguments | numbers_by_head(self.backend, inputs)
+        for name, feature in FEATURES.items():
+            if feature.asked_by(inputs.case) and not feature.axes:
+                arguments[name] = inputs.feature(name)
+        return arguments | feature_arrays(self.backend, inputs)
 
     def called(self, arguments: dict[str, Any], **more: Any) -> PreparedCall:
         """The function's call: query, key and value by their places, the rest by name."""

@@ -37,18 +37,23 @@ from references.rounding import Bounded, Roundoffs, drawing, narrowed, precision
 from references.tape import Leaf, Node
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
+from suite.spec.operators.sdpa import asked_features
 from suite.spec.recipes import alibi_bias
 
 _PASSES: Cache[BlockedPass] = Cache(64)
+
+IN_BLOCKS = {"softcap", "sinks", "lse", "alibi_slopes"}
+"""The features that the blocked pass knows. With another one the composition gives the answer, without a
+standard deviation."""
 
 
 def compose(problem: Problem) -> Composition:
     """The output (B, H, Lq, Dv); and without sinks the log-sum-exp (B, H, Lq), backward alone."""
     u, inputs, value = problem.u, problem.inputs, problem.leaf("value")
-    pairs, made = Pairs.of(problem), inputs.alibi_slopes is not None
+    pairs, made = Pairs.of(problem), inputs.feature("alibi_slopes") is not None
     scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), problem.scale, pairs)
-    if inputs.softcap is not None:
-        scores = Cap(u, scores, inputs.softcap)
+    if inputs.feature("softcap") is not None:
+        scores = Cap(u, scores, inputs.feature("softcap"))
     added = _bias(inputs)
     if added is not None:
         bias = Leaf(u, narrowed(added, u)) if made else problem.leaf("bias")
@@ -71,8 +76,12 @@ class _Plain(Reference):
         """
         if drawing():
             return self.again(inputs, rounding)
+        if {feature.name for feature in asked_features(inputs.case)} - IN_BLOCKS:
+            return super().forward(inputs, rounding, empty_rows)
         key = (inputs.digest, empty_rows)
-        return bounded(key, lambda: _pass(inputs, empty_rows), inputs, rounding, inputs.lse)
+        return bounded(
+            key, lambda: _pass(inputs, empty_rows), inputs, rounding, inputs.feature("lse")
+        )
 
 
 reference = _Plain(compose)
@@ -96,9 +105,9 @@ def bounded(
 def _pass(inputs: Inputs, empty_rows: str) -> BlockedPass:
     return attention(
         inputs.query, inputs.key, inputs.value,
-        mask=inputs.allowed, bias=_bias(inputs), own_bias=inputs.alibi_slopes is not None,
-        scale=inputs.scale, softcap=inputs.softcap,
-        sinks=inputs.sinks, empty_rows=empty_rows, precision=precision_for(inputs.dtype),
+        mask=inputs.allowed, bias=_bias(inputs), own_bias=inputs.feature("alibi_slopes") is not None,
+        scale=inputs.scale, softcap=inputs.feature("softcap"),
+        sinks=inputs.feature("sinks"), empty_rows=empty_rows, precision=precision_for(inputs.dtype),
         terms=True, variance=inputs.dtype.is_half,
     )  # fmt: skip
 
@@ -106,7 +115,7 @@ def _pass(inputs: Inputs, empty_rows: str) -> BlockedPass:
 def _bias(inputs: Inputs) -> np.ndarray | None:
     """What is added to the scores, in their precision: the bias that is given, or ALiBi of slopes, which
     the call makes."""
-    precision, slopes = precision_for(inputs.dtype), inputs.alibi_slopes
+    precision, slopes = precision_for(inputs.dtype), inputs.feature("alibi_slopes")
     if slopes is not None:
         return alibi_bias(slopes.astype(precision), inputs.sizes.Lq, inputs.sizes.Lk)
     return None if inputs.bias is None else inputs.bias.astype(precision, copy=False)

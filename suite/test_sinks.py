@@ -27,7 +27,7 @@ def test_sink_equals_key(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     key, value = (np.concatenate([x, 0 * x[:, :, :1]], 2) for x in (inputs.key, inputs.value))
     bias = np.zeros((1, s.H, s.Lq, s.Lk + 1))
-    bias[0, :, :, -1] = np.asarray(inputs.sinks)[:, None]
+    bias[0, :, :, -1] = np.asarray(inputs.feature("sinks"))[:, None]
     seen = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
     mask = np.concatenate([seen, np.ones((*seen.shape[:-1], 1), bool)], -1)
     masked = (

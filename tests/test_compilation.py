@@ -31,7 +31,7 @@ class Plain(Kernel):
     """An honest kernel that says what its function hangs on."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return replace(super().prepare(inputs), constants=(inputs.scale, inputs.softcap))
+        return replace(super().prepare(inputs), constants=(inputs.scale, inputs.feature("softcap")))
 
 
 class Unknown(Kernel):

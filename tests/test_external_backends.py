@@ -22,7 +22,8 @@ from suite.judge.verdict import NotApplicable, Verdict
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
-from suite.spec.vocabulary import BROKEN, FEATURES, NUMERICS
+from suite.spec.features import WORDS
+from suite.spec.vocabulary import BROKEN, NUMERICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"
 CHECKS = {check.name: check for check in all_checks()}
@@ -133,6 +134,6 @@ def test_all_words_are_listed() -> None:
     command = [sys.executable, "-m", "suite", "list", "--words"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     words = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
-    assert {*FEATURES, *QUESTIONS, *NUMERICS, *DTYPES} <= words
+    assert {*WORDS, *QUESTIONS, *NUMERICS, *DTYPES} <= words
     for question in QUESTIONS.values():
         assert " | ".join(question.options) in text

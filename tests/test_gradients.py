@@ -30,13 +30,13 @@ def test_fifty_digits() -> None:
     case = Case.parse("sdpa/causal/mha/f64/b1h1q3k3d2/sinks")
     inputs, cotangent = draw(case), draw_cotangent(case)
     gradients = values(sdpa.reference.vjp(inputs, cotangent, NO_ROUNDING))
-    assert inputs.sinks is not None
+    assert inputs.feature("sinks") is not None
     with mpmath.workdps(50):
         q, k, v, g = (
             [[mpmath.mpf(float(x)) for x in row] for row in array[0, 0]]
             for array in (inputs.query, inputs.key, inputs.value, cotangent)
         )
-        sinks = [[mpmath.mpf(float(inputs.sinks[0]))]]
+        sinks = [[mpmath.mpf(float(inputs.feature("sinks")[0]))]]
         root = 1 / mpmath.sqrt(2)
 
         def value(q: list, k: list, v: list) -> mpmath.mpf:
@@ -78,7 +78,7 @@ def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
             continue
         q, g = inputs.query[b, h, i], cotangent[b, h, i]
         scores = np.array([scale * q @ inputs.key[b, head, j] for j in keys])
-        sink = -np.inf if inputs.sinks is None else inputs.sinks[h]
+        sink = -np.inf if inputs.feature("sinks") is None else inputs.feature("sinks")[h]
         weights = np.exp(scores)
         total = weights.sum() + np.exp(sink)
         weights /= total
@@ -89,7 +89,7 @@ def loops(inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray]:
             out["query"][b, h, i] += scale * ds * inputs.key[b, head, j]
             out["key"][b, head, j] += scale * ds * q
             out["value"][b, head, j] += p * g
-        if inputs.sinks is not None:
+        if inputs.feature("sinks") is not None:
             out["sinks"][h] -= np.exp(sink) / total * mean
     return out
 
@@ -162,7 +162,7 @@ def _score_gradient(inputs: Inputs, cotangent: np.ndarray) -> np.ndarray:
 def test_a_row_without_keys_and_with_a_sink_takes_no_gradient(empty_rows: str) -> None:
     case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2/sinks")
     inputs, u = draw(case), roundoffs("exact", case.dtype)
-    assert inputs.sinks is not None
+    assert inputs.feature("sinks") is not None
     inputs = inputs.replace(sinks=np.array([0.5, -np.inf]))
     alone = np.zeros((2, 2, 3, 2))
     alone[-1] = draw_cotangent(case)[-1]

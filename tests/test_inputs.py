@@ -95,8 +95,8 @@ def test_every_bias_is_what_its_name_says() -> None:
 
 def test_sinks_are_one_number_a_head() -> None:
     inputs = draw(Case.of(SDPA, S, DTYPES["bf16"], sinks=True))
-    assert inputs.sinks is not None
-    assert inputs.sinks.shape == (2,)
+    assert inputs.feature("sinks") is not None
+    assert inputs.feature("sinks").shape == (2,)
     assert draw(Case.of(SDPA, S, DTYPES["bf16"])).sinks is None
 
 

@@ -27,8 +27,9 @@ from backends.protocol import Backend, DeclarationError, Declared, Implementatio
 from backends.registry import UsageError, function_implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import cases, find
+from suite.spec.features import WORDS
 from suite.spec.inputs import Inputs, draw
-from suite.spec.vocabulary import DEVICES, FEATURES
+from suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
 
@@ -87,7 +88,7 @@ def test_what_was_declared_cannot_be_changed() -> None:
 def test_a_feature_that_nobody_declared_is_not_asked() -> None:
     sinks = find("sdpa/none/mha/f32/b2h3q17k23d8/sinks")
     old = told(features=ATTENTION_FEATURES)
-    assert old.unsupported(sinks) == f"does not declare sinks ({FEATURES['sinks']})"
+    assert old.unsupported(sinks) == f"does not declare sinks ({WORDS['sinks']})"
     assert told(features=ATTENTION_FEATURES | {"sinks"}).unsupported(sinks) is None
     assert told().missing(["scale"]) == "does not declare scale (an explicit scale)"
 

@@ -47,8 +47,8 @@ def arguments(inputs: Inputs) -> dict:
         "mask": inputs.dense_mask,
         "bias": inputs.bias,
         "scale": inputs.scale,
-        "softcap": inputs.softcap,
-        "sinks": inputs.sinks,
+        "softcap": inputs.feature("softcap"),
+        "sinks": inputs.feature("sinks"),
     }
 
 
@@ -242,8 +242,8 @@ def test_a_sink_takes_the_weight_of_a_row_without_keys(election: str) -> None:
     """Its output is exactly 0 whatever is elected; with a sink of -inf it is elected like any other."""
     case = Case.parse("sdpa/bool.qk.empty/mha/f32/b2h3q7k5d4/sinks/dense")
     inputs = draw(case)
-    assert inputs.sinks is not None
-    sinks = inputs.sinks.copy()
+    assert inputs.feature("sinks") is not None
+    sinks = inputs.feature("sinks").copy()
     sinks[1] = -np.inf
     inputs = inputs.replace(sinks=sinks)
     outputs = sdpa.reference.forward(inputs, roundoffs("eager", case.dtype), election)
@@ -268,11 +268,11 @@ def test_a_sink_takes_the_weight_of_a_row_without_keys(election: str) -> None:
 def test_a_sink_is_bounded_like_one_more_key_of_value_zero(numerics: str) -> None:
     """Its bound is that of a real key with its score, and of the conversions that sinks go through."""
     inputs = draw(Case.parse("sdpa/none/mha/bf16/b2h3q7k5d4/sinks"))
-    assert inputs.sinks is not None
+    assert inputs.feature("sinks") is not None
     u = roundoffs(numerics, inputs.dtype)
     outputs = sdpa.reference.forward(inputs, u)
     bias = np.zeros((1, 3, 7, 6))
-    bias[..., -1] = inputs.sinks[:, None]
+    bias[..., -1] = inputs.feature("sinks")[:, None]
     zeros = np.zeros((2, 3, 1, 4))
     longer = inputs.replace(
         sinks=None, bias=bias,
@@ -282,7 +282,7 @@ def test_a_sink_is_bounded_like_one_more_key_of_value_zero(numerics: str) -> Non
     got = outputs.arrays["output"]
     assert np.abs(got.value - wide.value).max() < 1e-15
     largest = (inputs.query @ inputs.key.swapaxes(-1, -2) / 2).max(-1)
-    conversions = 2 * (np.abs(inputs.sinks)[:, None] + np.abs(largest) + np.log(5))
+    conversions = 2 * (np.abs(inputs.feature("sinks"))[:, None] + np.abs(largest) + np.log(5))
     apart = got.error - wide.error
     assert (apart <= 1.01 * u.accumulate * conversions[..., None] * np.abs(got.value)).all()
     bare = sdpa.reference.forward(inputs.replace(sinks=None), u)
@@ -365,9 +365,10 @@ def test_memory_at_32768_keys() -> None:
 
 def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
     inputs = draw(Case.parse("sdpa/none/mha/f64/b1h3q2k5d4/slopes"))
-    assert inputs.alibi_slopes is not None
-    assert inputs.alibi_slopes.tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
-    bias = np.array([[-3, -2, -1, 0, -1], [-4, -3, -2, -1, 0]]) * inputs.alibi_slopes[:, None, None]
+    assert inputs.feature("alibi_slopes") is not None
+    assert inputs.feature("alibi_slopes").tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
+    distances = np.array([[-3, -2, -1, 0, -1], [-4, -3, -2, -1, 0]])
+    bias = distances * inputs.feature("alibi_slopes")[:, None, None]
     want = np.array(loops.attention(*operands(inputs), bias=bias)[0])
     output = sdpa.reference.forward(inputs, roundoffs("exact", DTYPES["f64"])).arrays["output"]
     assert (np.abs(want - output.value) <= output.error).all()
@@ -377,8 +378,10 @@ def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
 def test_a_bias_that_a_call_makes_has_roundings_of_its_own(dt: str) -> None:
     """It lies beyond a bias that is given by (4 u_acc + u_s) |bias|, which hangs on distances."""
     inputs = draw(Case.parse(f"sdpa/none/mha/{dt}/b1h2q513k513d8/slopes"))
-    assert inputs.alibi_slopes is not None
-    variant = inputs.replace(alibi_slopes=None, bias=alibi_bias(inputs.alibi_slopes, 513, 513))
+    assert inputs.feature("alibi_slopes") is not None
+    variant = inputs.replace(
+        alibi_slopes=None, bias=alibi_bias(inputs.feature("alibi_slopes"), 513, 513)
+    )
     u = roundoffs("eager", DTYPES[dt])
     own, others = (sdpa.reference.forward(x, u).arrays["output"] for x in (inputs, variant))
     assert np.array_equal(own.value, others.value)

@@ -27,11 +27,12 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases as catalogue_cases
 from suite.spec.catalogue import gradient_cases
 from suite.spec.dtypes import DTYPES
+from suite.spec.features import WORDS
 from suite.spec.inputs import draw
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
-from suite.spec.vocabulary import FEATURES, HIDING
+from suite.spec.vocabulary import HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = {check.name: check for check in all_checks()}
@@ -62,7 +63,7 @@ def value_cell(backend: str, implementation: str, case: str, **options: Any) -> 
 def test_cases_drawn_are_valid(case: Case) -> None:
     s = case.sizes
     assert Case.parse(case.id) == case
-    assert set(case.needs) <= set(FEATURES)
+    assert set(case.needs) <= set(WORDS)
     if case.operator.completed is None:  # segments have few tokens each
         assert s.B * s.H * s.Lq * s.Lk <= strategies.PAIRS
     assert s.Lk > 0

@@ -16,6 +16,7 @@ from suite.spec.catalogue import asked
 from suite.spec.covering import each_value, feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS, ElectionCase
+from suite.spec.features import WORDS
 from suite.spec.levels import Covering
 from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operator import Operator
@@ -25,7 +26,7 @@ from suite.spec.operators.packed import PACKED
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.recipes import RECIPES
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import FEATURES, LEVELS
+from suite.spec.vocabulary import LEVELS
 
 COVERINGS = (
     (sdpa_cases.COVERING, catalogue.cases),
@@ -62,7 +63,7 @@ def test_ids_are_unique_and_parse_back() -> None:
     compiled = [check.compiled("full") for check in all_checks() if check.compiled]
     problems |= {case.id: case for cases in compiled for case in cases}
     for case in {**problems, **{case.id: case for case in catalogued}}.values():
-        assert set(case.needs) <= FEATURES.keys()
+        assert set(case.needs) <= WORDS.keys()
         if isinstance(case, Case):
             assert Case.parse(case.id) == case
             assert catalogue.find(case.id) == case

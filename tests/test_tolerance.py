@@ -33,7 +33,7 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
     """The bound by scalar loops over the docstrings of `references.sdpa` and its primitives."""
     u = tolerance.roundoffs(numerics, inputs.dtype)
     s = inputs.sizes
-    scale = inputs.effective_scale
+    scale, softcap = inputs.effective_scale, inputs.feature("softcap")
     bias = np.broadcast_to(0.0 if inputs.bias is None else inputs.bias, (s.B, s.H, s.Lq, s.Lk))
     attends = inputs.attends
     out = np.zeros((s.B, s.H, s.Lq, s.Dv))
@@ -47,17 +47,15 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
         for j in keys:
             q, k = inputs.query[b, h, i], inputs.key[b, kv, j]
             raw = scale * float(q @ k)
-            capped = (
-                raw if inputs.softcap is None else inputs.softcap * math.tanh(raw / inputs.softcap)
-            )
-            slopes.append(1.0 if inputs.softcap is None else 1 - (capped / inputs.softcap) ** 2)
-            caps.append(0.0 if inputs.softcap is None else abs(capped))
+            capped = raw if softcap is None else softcap * math.tanh(raw / softcap)
+            slopes.append(1.0 if softcap is None else 1 - (capped / softcap) ** 2)
+            caps.append(0.0 if softcap is None else abs(capped))
             sizes.append((abs(scale) * float(np.abs(q) @ np.abs(k)), abs(raw)))
             scores.append(capped + bias[b, h, i, j])
         v = inputs.value[b, kv, keys]
-        shared = inputs.sinks is not None and np.isfinite(inputs.sinks[h])
-        if inputs.sinks is not None and shared:
-            sink = float(inputs.sinks[h])
+        shared = inputs.feature("sinks") is not None and np.isfinite(inputs.feature("sinks")[h])
+        if inputs.feature("sinks") is not None and shared:
+            sink = float(inputs.feature("sinks")[h])
             conversions = 2 * (abs(sink) + abs(max(scores)) + math.log(n))
             scores.append(sink)
             v = np.concatenate([v, np.zeros((1, s.Dv))])

@@ -81,8 +81,8 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         jax, jnp, backend = self.backend.jax, self.backend.numpy, self.backend
-        scale, softcap = inputs.effective_scale, inputs.softcap
-        lse = inputs.lse
+        scale, softcap = inputs.effective_scale, inputs.feature("softcap")
+        lse = inputs.feature("lse")
 
         def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
             if key.shape[1] != query.shape[1]:
@@ -191,7 +191,7 @@ class JaxNn(Implementation):
         return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        if inputs.lse:  # the paths return the output alone
+        if inputs.feature("lse"):  # the paths return the output alone
             return {}
         plain, s = self.plain(inputs), inputs.sizes
         function = self.backend.jax.nn.dot_product_attention
@@ -289,7 +289,7 @@ class JaxNn(Implementation):
         native = split_native(inputs, causal=True, window=True, lengths=True)
         arguments = native_arguments(self.backend, inputs, native)
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
-        lse = inputs.lse
+        lse = inputs.feature("lse")
         more = {"return_residual": True} if lse else {}
 
         def call(**arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_of, merged_bias, numbers_by_head
+from backends.masks import dense_of, feature_arrays, merged_bias
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
@@ -74,7 +74,7 @@ class Fast(Implementation):
             arguments["mask"] = "causal"
         elif hidden is not None:
             arguments["mask"] = backend.array(hidden, inputs.dtype if biased else None)
-        arguments |= numbers_by_head(backend, inputs)
+        arguments |= feature_arrays(backend, inputs)
         operands = {"query": "q", "key": "k", "value": "v", "sinks": "sinks"}
         operands["bias" if biased else "mask"] = "mask"
         function = backend.mlx.fast.scaled_dot_product_attention

@@ -57,8 +57,8 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
     It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv), and with them the
     log-sum-exp (B, H, Lq).
     """
-    lse = inputs.lse
-    settings = {"scale": inputs.scale, "softcap": inputs.softcap, "fmt": inputs.dtype}
+    lse = inputs.feature("lse")
+    settings = {"scale": inputs.scale, "softcap": inputs.feature("softcap"), "fmt": inputs.dtype}
     settings |= {"lse": True} if lse else {}
 
     def call(**arrays: Rounded | None) -> Any:

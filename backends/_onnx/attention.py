@@ -133,7 +133,7 @@ class Attention(Implementation):
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         """The operator's attributes but for its numbers of heads."""
-        numbers = {"scale": inputs.scale, "softcap": inputs.softcap}
+        numbers = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
         attributes = {name: number for name, number in numbers.items() if number is not None}
         return attributes | ({"is_causal": 1} if native.causal else {})
 

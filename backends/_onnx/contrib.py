@@ -13,7 +13,7 @@ from backends._onnx.attention import FIRST, behind_a_cache, check_packed, in_ful
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import Symbol
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_of, merged_bias, numbers_by_head, rank4, split_native
+from backends.masks import Native, dense_of, feature_arrays, merged_bias, rank4, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation, Limits
 from suite.spec.case import Case
@@ -176,7 +176,7 @@ class GroupQuery(ContribAttention):
         arrays["total"] = backend.array(np.array([s.Lk], np.int32), None)
         if self.cached and native.causal:
             arrays["chunks"] = backend.array(np.full(s.B, s.Lq, np.int32), None)
-        return arrays | numbers_by_head(backend, inputs)
+        return arrays | feature_arrays(backend, inputs)
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         more: dict[str, Any] = {"causal": int(native.causal)}
@@ -184,8 +184,8 @@ class GroupQuery(ContribAttention):
             if native.window.left < 0:
                 raise ValueError("local_window_size counts the query's own key, too")
             more["local_window_size"] = 1 + native.window.left
-        if inputs.softcap is not None:
-            more["softcap"] = inputs.softcap
+        if inputs.feature("softcap") is not None:
+            more["softcap"] = inputs.feature("softcap")
         return super().attributes(inputs, native) | more
 
     def node(

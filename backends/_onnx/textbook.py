@@ -40,7 +40,11 @@ class Eager(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        scale, softcap, lse = inputs.effective_scale, inputs.softcap, inputs.lse
+        scale, softcap, lse = (
+            inputs.effective_scale,
+            inputs.feature("softcap"),
+            inputs.feature("lse"),
+        )
         wide = inputs.dtype.widened.long_name
 
         def attention(query, key, value, mask, bias, sinks=None):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_of, merged_bias, numbers_by_head, split_native
+from backends.masks import dense_of, feature_arrays, merged_bias, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case
@@ -107,7 +107,7 @@ class Sdpa(Implementation):
         hidden = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
         if hidden is not None:
             arguments["mask"] = backend.array(hidden, inputs.dtype if biased else None)
-        for name, array in numbers_by_head(backend, inputs).items():
+        for name, array in feature_arrays(backend, inputs).items():
             arguments[name] = array.reshape(1, -1, 1, 1)
         scale, causal = inputs.scale, native.causal
 

@@ -50,7 +50,7 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         tf, backend = self.backend.tf, self.backend
-        softcap, lse = inputs.softcap, inputs.lse
+        softcap, lse = inputs.feature("softcap"), inputs.feature("lse")
         # A Python float that meets a tensor goes through float32 in TensorFlow; made in NumPy it
         # is rounded to the tensor's dtype once.
         scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)

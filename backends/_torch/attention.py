@@ -88,8 +88,8 @@ class Eager(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         torch, backend = self.backend.torch, self.backend
-        scale, softcap = inputs.effective_scale, inputs.softcap
-        lse = inputs.lse
+        scale, softcap = inputs.effective_scale, inputs.feature("softcap")
+        lse = inputs.feature("lse")
 
         def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
             if key.shape[1] != query.shape[1]:
@@ -148,7 +148,11 @@ class EagerPermuted(Eager):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain = super().prepare(inputs)
-        torch, scale, softcap = self.backend.torch, inputs.effective_scale, inputs.softcap
+        torch, scale, softcap = (
+            self.backend.torch,
+            inputs.effective_scale,
+            inputs.feature("softcap"),
+        )
         key = plain.arguments["key"].permute(2, 1, 0, 3).contiguous()
 
         def attention(query, key, value, mask, bias):

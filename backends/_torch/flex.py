@@ -12,7 +12,7 @@ import numpy as np
 from backends._torch.attention import SUBNORMAL
 from backends._torch.engine import TorchEngine
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
-from backends.masks import dense_of, numbers_by_head, rank4, split_native
+from backends.masks import dense_of, feature_arrays, rank4, split_native
 from backends.prepared import PreparedCall, attention_call, variations
 from backends.protocol import Implementation
 from backends.sources import call_source
@@ -75,7 +75,7 @@ class Flex(Implementation):
             calls["create_mask"] = self.call(inputs, self._created)
             calls["blocks of (16, 32)"] = self.call(inputs, blocks={"BLOCK_SIZE": (16, 32)})
             calls["create_mask of a score_mod"] = self.call(inputs, self._created_of_scores)
-        if inputs.lse and inputs.sinks is None:
+        if inputs.feature("lse") and inputs.feature("sinks") is None:
             calls["return_lse"] = self.call(inputs, more={"return_lse": True})
         dense = inputs.dense_mask
         if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
@@ -171,10 +171,10 @@ class Flex(Implementation):
         mask_mod: Any = None if full is None else _mask_mod_of(backend.array(full, None))
         if mask_mod is not None and rewritten is not None:
             mask_mod = rewritten(mask_mod, (batch, heads), shape)
-        softcap, lse = inputs.softcap, inputs.lse
+        softcap, lse = inputs.feature("softcap"), inputs.feature("lse")
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
-        arguments |= numbers_by_head(backend, inputs)
+        arguments |= feature_arrays(backend, inputs)
         if inputs.scale is not None:
             arguments["scale"] = inputs.scale
         if s.H != s.Hkv:
@@ -304,15 +304,15 @@ def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
             ")",
         ]
         more.append("block_mask=block_mask")
-    if inputs.bias is not None or inputs.softcap is not None:
+    if inputs.bias is not None or inputs.feature("softcap") is not None:
         lines += ["", "def score_mod(score, b, h, i, j):"]
-        if inputs.softcap is not None:
-            cap = repr(inputs.softcap)
+        if inputs.feature("softcap") is not None:
+            cap = repr(inputs.feature("softcap"))
             lines.append(f"    score = {cap} * torch.tanh(score / {cap})")
         added = "" if inputs.bias is None else " + bias[b, h, i, j]"
         lines += [f"    return score{added}", ""]
         more.append("score_mod=score_mod")
-    if inputs.sinks is None:
+    if inputs.feature("sinks") is None:
         return "\n".join([*lines, call_source("flex.flex_attention", names, *more)])
     lines += [
         "",

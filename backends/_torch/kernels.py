@@ -59,7 +59,7 @@ class SdpaFlash(Forced):
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        if not inputs.lse:
+        if not inputs.feature("lse"):
             return super().prepare(inputs)
         backend = self.backend
         arguments, operands = native_arguments(backend, inputs, flags(inputs))

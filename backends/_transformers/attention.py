@@ -109,7 +109,7 @@ class ModelAttention(Implementation):
 
     def sinks(self, inputs: Inputs) -> np.ndarray | None:
         """The layer's sinks (H,)."""
-        return inputs.sinks
+        return inputs.feature("sinks")
 
     def flagged(self, inputs: Inputs) -> bool:
         """Whether a causal mask is a flag."""
@@ -154,7 +154,7 @@ class Gemma2Eager(ModelAttention):
     model = "gemma2"
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
-        return super().settings(inputs) | {"softcap": inputs.softcap}
+        return super().settings(inputs) | {"softcap": inputs.feature("softcap")}
 
 
 class GptOssEager(ModelAttention):
@@ -176,7 +176,8 @@ class GptOssEager(ModelAttention):
 
     def sinks(self, inputs: Inputs) -> np.ndarray | None:
         # Sinks are parameters of every layer of this model: without any they take nothing.
-        return np.full(inputs.sizes.H, -np.inf) if inputs.sinks is None else inputs.sinks
+        sinks = inputs.feature("sinks")
+        return np.full(inputs.sizes.H, -np.inf) if sinks is None else sinks
 
 
 class SdpaForward(ModelAttention):

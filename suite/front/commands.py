@@ -20,10 +20,11 @@ from suite.spec.catalogue import AnyCase, Selection, everything, find
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
+from suite.spec.features import WORDS
 from suite.spec.inputs import draw
 from suite.spec.levels import POSTPONED
 from suite.spec.text import printed
-from suite.spec.vocabulary import FEATURES, KINDS, LEVELS, NUMERICS, STATUSES
+from suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
 from suite.sweep.command import add_sweep_parser
 from suite.vectors.command import add_vectors_parser
 
@@ -120,7 +121,7 @@ def _why(case_id: str) -> str:
 def _words() -> str:
     """Every word that a declaration or a claim can use, with what it means."""
     tables = {
-        "features": FEATURES,
+        "features": WORDS,
         "elections": {q.name: f"{q.text}: {' | '.join(q.options)}" for q in QUESTIONS.values()},
         "numerics classes, from the narrowest bound to the widest": dict.fromkeys(NUMERICS, ""),
         "dtypes": {name: fmt.long_name for name, fmt in DTYPES.items()},

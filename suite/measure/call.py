@@ -28,13 +28,14 @@ from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
 from suite.measure.seen import Seen, arrays_of, digest_of
 from suite.spec.case import Case
+from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
 
 FRESH_SEED = 7001
 """Added to a case's seed for inputs that the call has not seen."""
 
-UNTIMED = ("bias", "sinks")
+UNTIMED = ("bias", *ARRAYS)
 """Arrays whose gradients are not timed: many kernels give none."""
 
 _CHECK = Check("speed", lambda cell: None, lambda level: ())

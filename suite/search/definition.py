@@ -11,9 +11,9 @@ import numpy as np
 
 from suite.search.literals import IMPORTS, LITERALS, literal
 from suite.spec.case import Case
+from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import DRAWS, generator
-from suite.spec.vocabulary import BY_HEAD
 
 ROUNDED = {
     "f64": "return x",
@@ -42,14 +42,15 @@ def definition(inputs: Inputs, gradients: bool, uniform: bool) -> str:
         "    k, v = np.repeat(key, group, 1), np.repeat(value, group, 1)",
         "    scores = scale * (query @ k.swapaxes(-1, -2))",
     ]
-    if inputs.softcap is not None:
+    softcap = inputs.feature("softcap")
+    if softcap is not None:
         lines += [
-            f"    capped = np.tanh(scores / {inputs.softcap!r})",
-            f"    scores = {inputs.softcap!r} * capped",
+            f"    capped = np.tanh(scores / {softcap!r})",
+            f"    scores = {softcap!r} * capped",
         ]
     if inputs.bias is not None:
         lines.append("    scores = scores + bias")
-    if inputs.alibi_slopes is not None:
+    if inputs.feature("alibi_slopes") is not None:
         lines += [
             f"    distance = abs(np.arange({s.Lq})[:, None] + {s.Lk - s.Lq} - np.arange({s.Lk}))",
             f"    scores = scores - alibi_slopes.astype({work})[:, None, None] * distance",
@@ -65,7 +66,7 @@ def definition(inputs: Inputs, gradients: bool, uniform: bool) -> str:
 
 
 def _weights(inputs: Inputs) -> list[str]:
-    if inputs.sinks is not None:
+    if inputs.feature("sinks") is not None:
         return [
             "    sink = sinks.reshape(-1, 1, 1)  # one more logit a head, whose value is 0",
             "    top = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)",
@@ -97,7 +98,7 @@ def _gradients(inputs: Inputs, uniform: bool) -> list[str]:
     ]
     if uniform:
         lines.append("    dscores = np.where(total == 0, 0, dscores)")
-    if inputs.sinks is not None:
+    if inputs.feature("sinks") is not None:
         variables["sinks"] = "dsinks"
         lines.append(
             "    dsinks = -(sunk * (weights * back).sum(-1, keepdims=True)).sum((0, 2, 3))"
@@ -108,7 +109,7 @@ def _gradients(inputs: Inputs, uniform: bool) -> list[str]:
         whole = (s.B, s.H, s.Lq, s.Lk)
         axes = tuple(a for a in range(4) if full[a] == 1 and whole[a] != 1)
         lines.append(f"    dbias = dscores.sum({axes}).reshape({inputs.bias.shape})")
-    factor = " * (1 - capped**2)" if inputs.softcap is not None else ""
+    factor = " * (1 - capped**2)" if inputs.feature("softcap") is not None else ""
     named = ", ".join(f'"{name}": {variable}' for name, variable in variables.items())
     return [
         *lines,
@@ -129,7 +130,7 @@ def arrays_text(inputs: Inputs, cotangent: np.ndarray | None) -> str:
         "query": inputs.query, "key": inputs.key, "value": inputs.value,
         "bias": inputs.bias, "mask": inputs.dense_mask,
     }  # fmt: skip
-    arrays |= {name: inputs.arrays[name] for name in BY_HEAD if name in inputs.arrays}
+    arrays |= {name: inputs.arrays[name] for name in ARRAYS if name in inputs.arrays}
     if cotangent is not None:
         arrays["cotangent"] = cotangent
     drawn, names = "", set[str]()

@@ -32,7 +32,8 @@ from suite.judge.verdict import Verdict
 from suite.search.definition import arrays_text, definition
 from suite.search.literals import IMPORTS, literal
 from suite.spec.dtypes import DType
-from suite.spec.vocabulary import BY_HEAD, OPERANDS
+from suite.spec.features import ARRAYS
+from suite.spec.vocabulary import OPERANDS
 
 
 class NoScript(Exception):
@@ -140,7 +141,7 @@ def _call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
     inputs, backend = cell.inputs, cell.implementation.backend
     fmt = inputs.dtype
     kept = {"mask": inputs.dense_mask, "bias": inputs.bias}
-    kept |= {name: inputs.arrays.get(name) for name in BY_HEAD}
+    kept |= {name: inputs.arrays.get(name) for name in ARRAYS}
     lines, own = [], []
     for name, value in prepared.arguments.items():
         if not backend.is_array(value):

@@ -180,8 +180,7 @@ class Case:
     @cached_property
     def letters(self) -> dict[str, int]:
         """The size of every axis, by its letter."""
-        s, w = self.sizes, self.widths
-        sizes = dict(zip("bhgqkdv", (s.B, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv), strict=True))
+        sizes, w = self.sizes.letters, self.widths
         if w is not None:
             sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
         return sizes

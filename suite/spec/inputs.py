@@ -18,6 +18,7 @@ import numpy as np
 
 from suite.spec.case import Case, Widths, features
 from suite.spec.dtypes import DType, round_to
+from suite.spec.features import FEATURES
 from suite.spec.masks import Mask
 from suite.spec.operator import Operator
 from suite.spec.recipes import draw_bias, generator
@@ -107,13 +108,10 @@ class Inputs:
     def bias(self) -> np.ndarray | None:
         return self.arrays.get("bias")
 
-    @property
-    def sinks(self) -> np.ndarray | None:
-        return self.arrays.get("sinks")
-
-    @property
-    def alibi_slopes(self) -> np.ndarray | None:
-        return self.arrays.get("alibi_slopes")
+    def feature(self, name: str) -> Any:
+        """The array, or the value of the option, of one of `suite.spec.features`; None where the case has
+        no such array or option."""
+        return FEATURES[name].value(self.case, self.arrays)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -130,15 +128,6 @@ class Inputs:
     @property
     def scale(self) -> float | None:
         return self.case.option("scale")
-
-    @property
-    def softcap(self) -> float | None:
-        return self.case.option("softcap")
-
-    @property
-    def lse(self) -> bool:
-        """Whether the log-sum-exp of the scores comes back beside the output."""
-        return bool(self.case.option("lse"))
 
     @property
     def self_attention(self) -> bool:
@@ -252,8 +241,9 @@ class Inputs:
         """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of
         them: its answer is exactly 0, whatever an implementation elects."""
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
-        if self.sinks is not None:
-            rows = rows & np.isneginf(self.sinks)[:, None]
+        for name, feature in FEATURES.items():
+            if feature.fills is not None and name in self.arrays:
+                rows = rows & ~feature.fills(self.arrays[name])[:, None]
         return rows if self.operator.takes_masks else np.zeros_like(rows)
 
     @property

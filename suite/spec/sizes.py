@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -35,6 +35,11 @@ class Sizes:
         if self.H == self.Hkv:
             return "mha"
         return "mqa" if self.Hkv == 1 else f"gqa{self.group}"
+
+    @property
+    def letters(self) -> dict[str, int]:
+        """The sizes by the letters of their axes (see `suite.spec.operator.LETTERS`)."""
+        return dict(zip("bhgqkdv", astuple(self), strict=True))
 
     @property
     def group(self) -> int:

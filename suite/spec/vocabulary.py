@@ -77,9 +77,6 @@ HIDING = ("inf", "lowest")
 OPERANDS = ("query", "key", "value")
 """The arrays that attention is made of."""
 
-BY_HEAD = ("sinks", "alibi_slopes")
-"""Arrays of plain attention with a number for every query head, (H,)."""
-
 AXIS_ORDERS = ("bhld", "blhd", "bhdl")
 """Order of the axes in memory: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a
 query, key or value do not lie side by side."""
@@ -116,10 +113,6 @@ FEATURES = {
     "bias": "an additive bias",
     "bias-with-mask": "a bias and a mask together",
     "scale": "an explicit scale",
-    "softcap": "softcap",
-    "sinks": "a sink in every head: one more logit in the softmax, with the value 0",
-    "alibi-slopes": "ALiBi that the call makes of a slope for every head",
-    "lse": "the log-sum-exp of every row beside the output",
     "grouped-heads": "fewer key/value heads than query heads",
     "value-size": "values of another size than keys",
     "empty-batch": "a batch of size 0",
@@ -131,7 +124,6 @@ FEATURES = {
     "threads": "a number of threads that can be changed between calls",
     "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
-    "native-window": "a sliding window of its own",
     "other-shapes": "a compiled call with other lengths than its first ones",
     "gradient": "an answer that can be differentiated",
     "gradient-of-bias": "a bias that can be differentiated by",
@@ -172,6 +164,6 @@ FEATURES = {
     "length-arrays": "lengths of packed segments as an array that is looked at",
     "empty-segments": "packed segments without a query, or without a token",
 }
-"""What a case, or a check, may need of an implementation beyond plain attention. Masks that an
-implementation has no flag for are passed densely by its adapter, so that only what cannot be passed at
-all is lacking."""
+"""What a case, or a check, may need of an implementation beyond plain attention, besides the words of
+`suite.spec.features`. Masks that an implementation has no flag for are passed densely by its adapter, so
+that only what cannot be passed at all is lacking."""

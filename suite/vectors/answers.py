@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from suite.spec.vocabulary import FEATURES
+from suite.spec.features import WORDS
 from suite.vectors.index import (
     INDEX,
     RUNTIME,
@@ -80,8 +80,8 @@ def contradictions(runtime: Runtime, index: Index, files: Mapping[str, Path]) ->
     """What is declared unsupported and is not there, or is answered."""
     for key in runtime.unsupported:
         meant = [entry for entry in index.cases if speaks_of(key, entry)]
-        if not meant and key not in FEATURES:
-            near = get_close_matches(key, FEATURES, 1)
+        if not meant and key not in WORDS:
+            near = get_close_matches(key, WORDS, 1)
             yield (
                 f"unsupported: {key!r} is neither a feature nor a pattern of a case of these vectors"
                 f"{f'; did you mean {near[0]!r}?' if near else ''}"
@@ -95,7 +95,7 @@ def contradictions(runtime: Runtime, index: Index, files: Mapping[str, Path]) ->
 
 def speaks_of(key: str, entry: Entry) -> bool:
     """Whether a key of `unsupported`, a feature or a shell pattern of ids, speaks of a case."""
-    return key in entry.needs if key in FEATURES else fnmatchcase(entry.case, key)
+    return key in entry.needs if key in WORDS else fnmatchcase(entry.case, key)
 
 
 def checked_index(vectors: Path) -> Index:

@@ -19,11 +19,12 @@ from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
 from suite.spec.case import Case
 from suite.spec.elections import ElectionCase
+from suite.spec.features import FEATURES, WORDS
 from suite.spec.inputs import Inputs, draw, draw_cotangent, dtype_of
 from suite.spec.masks import Causal
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import FEATURES, OPERANDS
+from suite.spec.vocabulary import OPERANDS
 from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
 
 StoredCase = Case | ElectionCase
@@ -36,7 +37,7 @@ NOT_STORED = {
 }
 """Election questions that files do not put, with the reason."""
 
-ALL = Declared(features=frozenset(FEATURES) - OF_BACKENDS - {"dropout"})
+ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout"})
 """What can be asked of files: everything but what is a matter of memory, threads or chance."""
 
 
@@ -143,13 +144,13 @@ def operands(inputs: Inputs) -> dict[str, np.ndarray]:
 
 
 def numbers(inputs: Inputs) -> dict[str, float]:
-    """The numbers that a call is given: the scale, written out where it is the default, and softcap."""
+    """The numbers that a call is given: the scale, written out where it is the default, and those of
+    features."""
     arguments = {}
     if inputs.operator.option("scale") is not None:
         arguments["scale"] = inputs.effective_scale
-    if inputs.softcap is not None:
-        arguments["softcap"] = inputs.softcap
-    return arguments
+    given = {name: inputs.case.option(name) for name in FEATURES}
+    return arguments | {name: x for name, x in given.items() if isinstance(x, float)}
 
 
 def problems_of(selection: Selection) -> list[StoredProblem]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.declared import TEXTBOOK_FEATURES
-from backends.masks import dense_of, numbers_by_head, rank4, split_native
+from backends.masks import dense_of, feature_arrays, rank4, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Declared, Election, Implementation
 from suite.spec.dtypes import DType, round_to
@@ -128,7 +128,7 @@ class Kernel(Stated):
             arguments["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             arguments["bias"] = backend.array(inputs.bias, inputs.dtype)
-        arguments |= numbers_by_head(backend, inputs)
+        arguments |= feature_arrays(backend, inputs)
         if native.lengths is not None:
             lengths = native.lengths.lengths(inputs.sizes, inputs.seed)
             arguments["lengths"] = backend.array(lengths, None)
@@ -136,8 +136,8 @@ class Kernel(Stated):
             arguments["window"] = (native.window.left, native.window.right)
         if native.causal:
             arguments["causal"] = True
-        arguments |= {"scale": inputs.scale, "softcap": inputs.softcap}
-        lse = inputs.lse
+        arguments |= {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
+        lse = inputs.feature("lse")
         arguments |= {"lse": True} if lse else {}
         return attention_call(self.attention, arguments, lse, axis_order=self.axis_order)
 

@@ -3,16 +3,7 @@
 query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), H a multiple of Hkv.
 scores = scale query key^T, then softcap tanh(scores / softcap), then + bias, then the mask; weights =
 softmax over keys; output = weights value, (B, H, Lq, Dv). Scale None means 1 / sqrt(D). A row without any
-key gives zeros. With sinks (H,) the softmax of head h has one more logit, sinks[h], whose value is 0
-(Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025).
-
-With alibi_slopes (H,) the call makes its bias itself: -alibi_slopes[h] |i + Lk - Lq - j| for row i and
-key j, so that the last row stands at the last key (Press, Smith, Lewis, ALiBi, ICLR 2022; the parameter
-of this name of flash-attention's functions). Slopes are float32 beside 16-bit operands, and have no
-gradient.
-
-With the option lse the call returns a second output, (B, H, Lq): log sum exp of a row's scores, what
-partial answers are merged by (Dao et al., FlashAttention, 2022). Of 16-bit operands it is float32.
+key gives zeros. What else a call may have is described in `suite.spec.features`.
 
 With a rate of dropout, in training, each weight is dropped with this probability, behind the softmax,
 and what is kept is divided by 1 - rate (Srivastava et al., Dropout, 2014; Vaswani et al., 2017).
@@ -26,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.operator import Axes, Operator, Work, choice, flag, number
+from suite.spec.features import FEATURES, Feature
+from suite.spec.operator import Axes, Operator, Work, choice, number
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import CASES
 from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRADIENTS
-from suite.spec.recipes import DRAWS, RECIPES, alibi_slopes
+from suite.spec.recipes import DRAWS, RECIPES
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, BIASES, BY_HEAD, OPERANDS
+from suite.spec.vocabulary import AXIS_ORDERS, BIASES, OPERANDS
 
 if TYPE_CHECKING:
     from suite.spec.case import Case
@@ -42,33 +34,33 @@ BLOCK = 256
 """Query rows whose mask is held at a time."""
 
 
+def asked_features(case: Case) -> list[Feature]:
+    """The features that the options of a case ask for."""
+    return [feature for feature in FEATURES.values() if feature.asked_by(case)]
+
+
 def axes(case: Case) -> Axes:
-    by_head = {name: "h" for name in BY_HEAD if case.option(name)}
-    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **by_head}
+    more = {f.name: f.axes for f in asked_features(case) if f.axes}
+    return {"query": "bhqd", "key": "bgkd", "value": "bgkv", **more}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
-    if case.option("sinks"):
-        # About as large as scores, so that a sink takes some of every row.
-        arrays["sinks"] = 1.0 + rng.standard_normal(case.sizes.H)
-    if case.option("alibi_slopes"):
-        arrays["alibi_slopes"] = alibi_slopes(case.sizes.H)
+    draws = {f.name: f.draw for f in asked_features(case)}
+    arrays |= {name: of(case.sizes, rng) for name, of in draws.items() if of is not None}
     return arrays
 
 
 def outputs(case: Case) -> Axes:
-    lse = {"lse": "bhq"} if case.option("lse") else {}
-    return {"output": "bhqv", **lse}
+    more = {name: x for f in asked_features(case) for name, x in f.outputs.items()}
+    return {"output": "bhqv", **more}
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
     return {
         "scale": case.option("scale") is not None,
-        "softcap": case.option("softcap") is not None,
-        "sinks": "sinks" in arrays,
-        "alibi-slopes": "alibi_slopes" in arrays,
-        "lse": bool(case.option("lse")),
+        **{f.word: f.name in arrays for f in FEATURES.values() if f.axes},
+        **{f.word: f.asked_by(case) for f in FEATURES.values() if f.option and not f.axes},
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
         "empty-batch": sizes.B == 0,
@@ -79,28 +71,17 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def validate(case: Case) -> None:
-    softcap = case.option("softcap")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be positive, got {softcap}")
-    if case.option("sinks") and case.option("lse"):
-        raise ValueError(
-            "interfaces differ in whether a log-sum-exp counts the sink: ask one of them"
-        )
-    if case.option("alibi_slopes") and case.option("bias") != "none":
-        raise ValueError("slopes are a bias that the call makes itself: ask it or another bias")
+    for feature in FEATURES.values():
+        feature.validate(case)
 
 
 def group(case: Case) -> str:
-    """lse, sinks, softcap, bias (ALiBi with it), or the kind of mask."""
-    if case.option("lse"):
-        return "lse"
-    if case.option("sinks"):
-        return "sinks"
-    if case.option("softcap") is not None:
-        return "softcap"
-    if case.option("bias") != "none" or case.option("alibi_slopes"):
-        return "bias"
-    return re.sub(r"[^a-z].*", "", case.mask_token)
+    """A feature, bias (ALiBi with it), or the kind of mask."""
+    groups = [f.group for f in reversed(asked_features(case)) if f.group]
+    groups.sort(key="bias".__eq__)  # a bias last
+    if groups:
+        return groups[0]
+    return "bias" if case.option("bias") != "none" else re.sub(r"[^a-z].*", "", case.mask_token)
 
 
 def pairs(inputs: Inputs) -> int:
@@ -138,9 +119,9 @@ SDPA = Operator(
     axes=axes,
     draw=draw,
     outputs=outputs,
-    wide_outputs=("lse",),
-    wide_arrays=("alibi_slopes",),
-    statistics=("alibi_slopes",),
+    wide_outputs=tuple(name for f in FEATURES.values() if f.wide for name in f.outputs),
+    wide_arrays=tuple(name for name, f in FEATURES.items() if f.axes and f.wide),
+    statistics=tuple(name for name, f in FEATURES.items() if f.constant),
     needs=needs,
     validate=validate,
     plain="sdpa/none/mha/{dt}/b3h2q18k34d8",
@@ -151,10 +132,7 @@ SDPA = Operator(
     options=(
         choice("bias", BIASES, "bias."),
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0, 0.125, 3.0, -3.0),
-        number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
-        flag("sinks", "sinks", rare=True),
-        flag("lse", "lse", rare=True),
-        flag("alibi_slopes", "slopes", rare=True),
+        *(feature.option for feature in FEATURES.values() if feature.option),
         RATE,
         UNSEARCHED_TRAINING,
     ),

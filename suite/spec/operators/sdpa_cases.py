@@ -14,6 +14,7 @@ from typing import cast
 
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
+from suite.spec.features import FEATURES
 from suite.spec.levels import Ask, Covering
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
@@ -148,42 +149,6 @@ SMOKE_DESIGNED = (
     "sdpa/causal/gqa4/bf16/b2h8q33k47d64",
 )
 
-SMOKE_SINKS = (
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks",
-    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks",
-    "sdpa/padempty/mha/{dt}/b2h3q17k23d8/sinks",
-    "sdpa/causal/mqa/{dt}/b2h5q1k65d16/sinks",
-)
-
-SINKS = (
-    "sdpa/none/mqa/{dt}/b2h5q1k65d16/sinks",
-    "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/sinks/dense",
-    "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/sinks",
-    "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/sinks",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/large",
-    "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/sinks/onehot/blhd",
-)
-"""Attention sinks: sizes are shared with other cases."""
-
-SMOKE_LSE = (
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/lse",
-    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/lse",
-    "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/lse/offset",
-    "sdpa/causal/mha/f32/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
-)
-
-LSE = (
-    "sdpa/causal/mqa/{dt}/b2h5q1k65d16/lse",
-    "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/lse/dense",
-    "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/lse",
-    "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
-    "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/lse/onehot/blhd",
-    "sdpa/none/mha/{dt}/b1h2q513k513d8/lse",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
-)
-"""The log-sum-exp as a second output: sizes are shared with other cases."""
-
 SMOKE_ALIBI = (
     "sdpa/causal/mha/f32/b2h3q17k23d8/bias.alibikeys",
     "sdpa/causal/mha/f32/b1h2q513k513d8/bias.alibikeys",
@@ -198,25 +163,6 @@ ALIBI = (
 )
 """ALiBi as libraries make it: head counts that are no powers of two, slopes that are none, and more keys
 than 8 bits can number."""
-
-SMOKE_SLOPES = (
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes",
-    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/slopes",
-    "sdpa/causal/mha/f32/b1h12q5k24d8/slopes",
-    "sdpa/causal/mha/f32/b1h2q513k513d8/slopes",
-)
-
-SLOPES = (
-    "sdpa/causal/mha/{dt}/b2h3q17k23d8/slopes",
-    "sdpa/none/mqa/{dt}/b2h5q1k65d16/slopes",
-    "sdpa/padempty/mha/{dt}/b2h3q17k23d8/slopes",
-    "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/slopes",
-    "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/scale-0.2/slopes/dense",
-    "sdpa/causal/mha/{dt}/b1h12q5k24d8/slopes",
-    "sdpa/causal/mha/{dt}/b1h2q513k513d8/slopes",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes/onehot/blhd",
-)
-"""ALiBi that calls make of slopes: sizes are shared with other cases."""
 
 SIZES = (
     # the largest head of many models; the usual heads under masks that all heads share
@@ -311,12 +257,10 @@ CASES = (
     Ask(COVERING, "array"),
     Ask(_designed, since="standard"),
     Ask(_products, since="full"),
-    Ask(SMOKE_SINKS, "every"),
-    Ask(SMOKE_LSE, "every"),
-    Ask(SMOKE_SLOPES, "every"),
     Ask(SMOKE_ALIBI),
     Ask(SMOKE_LOWEST, "every"),
-    Ask(SINKS + LSE + ALIBI + SLOPES + LOWEST, "every", since="standard"),
+    Ask(ALIBI + LOWEST, "every", since="standard"),
     Ask(SIZES, since="standard"),
+    *(ask for feature in FEATURES.values() for ask in feature.cases),
 )
 """What is asked of values."""

@@ -11,6 +11,7 @@ a tail, sizes that all coincide, an empty batch.
 from __future__ import annotations
 
 from suite.spec.dtypes import DTYPES
+from suite.spec.features import FEATURES
 from suite.spec.levels import Ask, Covering
 from suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
 
@@ -54,19 +55,6 @@ DESIGNED_GRADIENTS = (
     "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
 )
 
-SMOKE_SINKS = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/sinks",)
-
-SINKS = (
-    "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/sinks",
-    "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/sinks/dense",
-)
-
-LSE = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",)
-"""The gradient of the output, while the log-sum-exp is returned beside it."""
-
-SLOPES = ("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes",)
-
-
 LOWEST = ("sdpa/none/gqa2/{dt}/b2h4q11k9d6/bias.lowest",)
 
 SIZES = (
@@ -96,10 +84,10 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 GRADIENTS = (
     Ask(SMOKE_GRADIENTS),
     Ask(GRADIENT_COVERING, "array x dtypes"),
-    Ask(SMOKE_SINKS + LSE + SLOPES),
     Ask(DESIGNED_GRADIENTS, "float32", since="standard"),
-    Ask(SINKS + SIZES + LOWEST, since="standard"),
+    Ask(SIZES + LOWEST, since="standard"),
     Ask(("sdpa/pad/mha/{dt}/b2h3q31k33d7",), since="full"),
+    *(ask for feature in FEATURES.values() for ask in feature.gradients),
 )
 """What is differentiated."""
 

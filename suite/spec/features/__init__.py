@@ -1,0 +1,28 @@
+"""Features of attention: what a call may have beyond scale, mask and bias, each described once.
+
+A feature is a file here. The operator `sdpa` takes its options, arrays, outputs and cases from these
+descriptors; inputs, calls, a person's function, vectors and the public functions take the names.
+"""
+
+from __future__ import annotations
+
+from suite.spec.features.feature import Feature
+from suite.spec.features.lse import LSE
+from suite.spec.features.sinks import SINKS
+from suite.spec.features.slopes import SLOPES
+from suite.spec.features.softcap import SOFTCAP
+from suite.spec.features.window import WINDOW
+from suite.spec.vocabulary import FEATURES as WORDS_OF_OTHERS
+
+FEATURES: dict[str, Feature] = {
+    feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS, LSE, SLOPES)
+}
+"""All features by name, in the order of their tokens in ids."""
+
+ARRAYS = tuple(name for name, feature in FEATURES.items() if feature.axes)
+"""The features that are arrays."""
+
+WORDS = WORDS_OF_OTHERS | {feature.word: feature.text for feature in FEATURES.values()}
+"""Every word that says what an implementation must be able to do, with its meaning."""
+
+__all__ = ["ARRAYS", "FEATURES", "WORDS", "Feature"]

@@ -1,0 +1,74 @@
+"""Attention sinks: the softmax of head h has one more logit, sinks[h], whose value is 0 (Xiao et al.,
+Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.features.feature import Feature
+from suite.spec.levels import Ask
+from suite.spec.operator import flag
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+
+def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
+    """Sinks (H,) about as large as scores, so that a sink takes some of every row."""
+    return 1.0 + rng.standard_normal(sizes.H)
+
+
+def validate(case: Case) -> None:
+    if case.option("sinks") and case.option("lse"):
+        raise ValueError(
+            "interfaces differ in whether a log-sum-exp counts the sink: ask one of them"
+        )
+
+
+SINKS = Feature(
+    name="sinks",
+    word="sinks",
+    text="a sink in every head: one more logit in the softmax, with the value 0",
+    option=flag("sinks", "sinks", rare=True),
+    axes="h",
+    draw=draw,
+    fills=np.isfinite,
+    group="sinks",
+    validate=validate,
+    cases=(
+        Ask(
+            (
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks",
+                "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks",
+                "sdpa/padempty/mha/{dt}/b2h3q17k23d8/sinks",
+                "sdpa/causal/mqa/{dt}/b2h5q1k65d16/sinks",
+            ),
+            "every",
+        ),
+        Ask(
+            (
+                "sdpa/none/mqa/{dt}/b2h5q1k65d16/sinks",
+                "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/sinks/dense",
+                "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/sinks",
+                "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/sinks",
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/large",
+                "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/sinks/onehot/blhd",
+            ),
+            "every",
+            since="standard",
+        ),
+    ),
+    gradients=(
+        Ask(("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/sinks",)),
+        Ask(
+            (
+                "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/sinks",
+                "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/sinks/dense",
+            ),
+            since="standard",
+        ),
+    ),
+)

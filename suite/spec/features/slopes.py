@@ -1,0 +1,71 @@
+"""ALiBi of slopes: the call makes its bias itself, -alibi_slopes[h] |i + Lk - Lq - j|.
+
+i is the row and j the key: the last row stands at the last key (Press, Smith, Lewis, ALiBi, ICLR 2022;
+the parameter of this name of flash-attention's functions). Slopes are float32 beside 16-bit operands,
+and have no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.features.feature import Feature
+from suite.spec.levels import Ask
+from suite.spec.operator import flag
+from suite.spec.recipes import alibi_slopes
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+
+def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
+    """The slopes (H,) of the paper."""
+    return alibi_slopes(sizes.H)
+
+
+def validate(case: Case) -> None:
+    if case.option("alibi_slopes") and case.option("bias") != "none":
+        raise ValueError("slopes are a bias that the call makes itself: ask it or another bias")
+
+
+SLOPES = Feature(
+    name="alibi_slopes",
+    word="alibi-slopes",
+    text="ALiBi that the call makes of a slope for every head",
+    option=flag("alibi_slopes", "slopes", rare=True),
+    axes="h",
+    draw=draw,
+    wide=True,
+    constant=True,
+    group="bias",
+    validate=validate,
+    cases=(
+        Ask(
+            (
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes",
+                "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/slopes",
+                "sdpa/causal/mha/f32/b1h12q5k24d8/slopes",
+                "sdpa/causal/mha/f32/b1h2q513k513d8/slopes",
+            ),
+            "every",
+        ),
+        Ask(
+            (
+                "sdpa/causal/mha/{dt}/b2h3q17k23d8/slopes",
+                "sdpa/none/mqa/{dt}/b2h5q1k65d16/slopes",
+                "sdpa/padempty/mha/{dt}/b2h3q17k23d8/slopes",
+                "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/slopes",
+                "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/scale-0.2/slopes/dense",
+                "sdpa/causal/mha/{dt}/b1h12q5k24d8/slopes",
+                "sdpa/causal/mha/{dt}/b1h2q513k513d8/slopes",
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes/onehot/blhd",
+            ),
+            "every",
+            since="standard",
+        ),
+    ),
+    gradients=(Ask(("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/slopes",)),),
+)

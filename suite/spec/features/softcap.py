@@ -1,0 +1,27 @@
+"""Softcap: scores s become c tanh(s / c) before bias and mask (Gemma 2, 2024)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from suite.spec.features.feature import Feature
+from suite.spec.operator import number
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+
+def validate(case: Case) -> None:
+    softcap = case.option("softcap")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be positive, got {softcap}")
+
+
+SOFTCAP = Feature(
+    name="softcap",
+    word="softcap",
+    text="softcap",
+    option=number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
+    group="softcap",
+    validate=validate,
+)
