@@ -41,7 +41,13 @@ def compose(problem: Problem) -> Composition:
 
 def attended(problem: Problem, query: Node, key: Node, value: Node) -> tuple[Node, Attend]:
     """The output (B, Lq, Eo), and what heads attend to."""
-    u, s, pairs = problem.u, problem.sizes, Pairs.of(problem)
+    attend = heads(problem, query, key, value)
+    return mixed(problem, attend), attend
+
+
+def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
+    """What every head attends to, (B, H, Lq, Dv)."""
+    u, pairs = problem.u, Pairs.of(problem)
     q, k, v = (
         _heads(problem, x, name) for x, name in zip((query, key, value), OPERANDS, strict=True)
     )
@@ -49,13 +55,18 @@ def attended(problem: Problem, query: Node, key: Node, value: Node) -> tuple[Nod
     bias = problem.optional("bias")
     if bias is not None:
         scores = Biased(u, scores, bias)
-    attend = Attend(u, scores, v, pairs)
-    output: Node = Reshaped(Moved(attend, 1, 2), (s.B, s.Lq, s.H * s.Dv))
+    return Attend(u, scores, v, pairs)
+
+
+def mixed(problem: Problem, attended: Node) -> Node:
+    """The output (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
+    u, s = problem.u, problem.sizes
+    output: Node = Reshaped(Moved(attended, 1, 2), (s.B, s.Lq, s.H * s.Dv))
     kernel = problem.optional("output_kernel")
     if kernel is not None:
         flat = Reshaped(kernel, (s.H * s.Dv, kernel.array.shape[-1]))
         output = Linear(u, output, flat, problem.exact("output_bias"), "output_bias")
-    return output, attend
+    return output
 
 
 def _heads(problem: Problem, x: Node, name: str) -> Node:
@@ -63,7 +74,8 @@ def _heads(problem: Problem, x: Node, name: str) -> Node:
     u, kernel = problem.u, problem.leaf(f"{name}_kernel")
     features, bias = 0, f"{name}_bias"
     if problem.inputs.self_attention:
-        kernels = (problem.leaf(f"{operand}_kernel").array for operand in OPERANDS)
+        names = [f"{operand}_kernel" for operand in (*OPERANDS, "gate")]
+        kernels = (problem.arrays[name] for name in names if name in problem.arrays)
         features = sum(math.prod(kernel.shape[1:]) for kernel in kernels)
     heads = Moved(Linear(u, x, kernel, problem.exact(bias), bias, features), 2, 1)
     gain = problem.optional(f"{name}_gain")

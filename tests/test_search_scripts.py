@@ -67,7 +67,7 @@ def test_inputs_of_a_script_are_those_of_the_case(case: str, dt: str) -> None:
     values: dict[str, Any] = {"np": np}
     exec(definition.arrays_text(inputs, None), values)
     for name in ("query", "key", "value", "bias", "sinks"):
-        assert values[name].tobytes() == getattr(inputs, name).tobytes(), name
+        assert values[name].tobytes() == inputs.arrays[name].tobytes(), name
     assert (values["mask"] == inputs.dense_mask).all()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from backends.protocol import Backend, Implementation
 from backends.textbook.encoder import TextbookEncoder
+from backends.textbook.gated import GatedHeads
 from backends.textbook.layer import Numerics, Operations, Textbook
 from backends.textbook.merge import MergeAtOnce, MergeInTurn
 from backends.textbook.multi_head import PackedHeads, PerHead, SingleSample
@@ -27,7 +28,7 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
     """Every textbook layer that all frameworks have, and packed attention, in a framework's operations
     and the numerics class these have; and rotations, whose classes are their own."""
     kinds: tuple[type[Textbook], ...] = (
-        PackedHeads, PerHead, SingleSample, SelfAttention, Additive, Luong, MaskedInfinity,
+        PackedHeads, PerHead, SingleSample, GatedHeads, SelfAttention, Additive, Luong, MaskedInfinity,
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
     )  # fmt: skip
     packed = (AllPairs(backend, ops, numerics), Segments(backend, ops, numerics))

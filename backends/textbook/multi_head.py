@@ -37,7 +37,7 @@ class PackedHeads(Textbook):
                 array = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
             elif name.endswith("kernel"):
                 array = array.reshape(array.shape[0], -1)  # (E, H D)
-            elif name in PER_HEAD:
+            elif name.endswith("bias"):
                 array = array.reshape(-1)
             packed[name] = array
         return packed
@@ -63,15 +63,20 @@ class PackedHeads(Textbook):
         if "bias" in rest:
             scores = scores + rest["bias"]
         weights = self.softmax(scores, rest.get("hidden"))  # (B, H, Lq, Lk)
-        merged = ops.transpose(weights @ v, (0, 2, 1, 3))
-        # -1, since one program may serve calls of several lengths.
-        shape: tuple[int, ...] = (-1, s.H * s.Dv) if alone else (s.B, -1, s.H * s.Dv)
-        output = ops.reshape(merged, shape) @ rest["output_kernel"]
+        merged = self.merged(ops.transpose(weights @ v, (0, 2, 1, 3)), query, rest, inputs)
+        output = merged @ rest["output_kernel"]
         if "output_bias" in rest:
             output = output + rest["output_bias"]
         if inputs.returned == "average":
             weights = ops.mean(weights, 1)
         return output, weights[0] if alone else weights
+
+    def merged(self, heads: Any, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+        """Heads (B, Lq, H, Dv) side by side, as they are handed to the last projection."""
+        s = inputs.sizes
+        # -1, since one program may serve calls of several lengths.
+        shape = (-1, s.H * s.Dv) if inputs.squeezed else (s.B, -1, s.H * s.Dv)
+        return self.ops.reshape(heads, shape)
 
 
 class PerHead(Textbook):

@@ -3,6 +3,9 @@ can move them. Derivatives multiply by g'(h), and store the product in the case'
 
     relu        Exact, and no further from relu(h) than h is. Its derivative is 0 or 1, and not known
                 where h may be of either sign.
+    sigmoid     1 / (1 + e^-h), at most 1/4 as steep, and its slope s (1 - s) at most 0.1 as steep. Three
+                steps: exp, a sum of two positive numbers, a quotient; each within u_acc of itself and
+                stored where steps are.
     gelu        h Phi(h). Its derivative Phi(h) + h phi(h) lies between -0.13 and 1.13, and changes by
                 phi(h) (2 - h^2), at most 0.8. Phi, (1 + erf) / 2, is off by 4 u_acc of 1: where h is
                 negative two numbers cancel. Three steps, each stored where steps are, and the result.
@@ -21,11 +24,11 @@ from references.tape import Gradients, Node
 
 
 class Activation(Node):
-    """g(h); `name` is "relu" or "gelu"."""
+    """g(h); `name` is "relu", "gelu" or "sigmoid"."""
 
     def __init__(self, u: Roundoffs, h: Node, name: str) -> None:
         super().__init__(u, h)
-        self.h, self.function = h, {"relu": relu, "gelu": gelu}[name]
+        self.h, self.function = h, {"relu": relu, "gelu": gelu, "sigmoid": sigmoid}[name]
 
     @cached_property
     def _both(self) -> tuple[Bounded, Bounded]:
@@ -54,6 +57,17 @@ def relu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     unsure = magnitude(h.value) <= h.error
     slope = positive.astype(h.value.dtype)
     return active, Bounded(slope, np.where(unsure, 1.0, 0.0))
+
+
+def sigmoid(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
+    """1 / (1 + e^-h) and its derivative."""
+    share = 1 / (1 + np.exp(-h.value))
+    slope = share * (1 - share)
+    roundings = 4 * u.accumulate + 3 * u.step
+    steepest = np.minimum(magnitude(slope) + 0.1 * h.error, 0.25)
+    active = Bounded(share, h.error * steepest + roundings * magnitude(share))
+    bend = Bounded(slope, 0.1 * h.error + 2 * roundings * magnitude(share))
+    return stored(active, u.output, u.floor), bend
 
 
 def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:

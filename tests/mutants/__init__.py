@@ -15,6 +15,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_dropout,
     faults_encoder,
     faults_flags,
+    faults_gated,
     faults_gradient_calls,
     faults_gradients,
     faults_hidden,

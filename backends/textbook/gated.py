@@ -1,0 +1,27 @@
+"""Textbook gated self-attention: packed heads, each element times a sigmoid of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.textbook.multi_head import PackedHeads
+from suite.spec.inputs import Inputs
+from suite.spec.operators.gated import GATED
+
+
+class GatedHeads(PackedHeads):
+    """One projection for all gates beside those of queries, keys and values."""
+
+    name = "gated-heads"
+    operator = GATED
+    declared = PackedHeads.declared.refusing(
+        {"squeezed": "the layer takes samples", "weights": "returns no weights"}
+    )
+
+    def merged(self, heads: Any, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+        gate = query @ rest["gate_kernel"]
+        if "gate_bias" in rest:
+            gate = gate + rest["gate_bias"]
+        one = self.number(1.0, inputs)
+        return super().merged(heads, query, rest, inputs) * (one / (one + self.ops.exp(-gate)))

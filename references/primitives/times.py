@@ -1,0 +1,51 @@
+"""Products element by element, y = x f: forward, backward and along tangents, with how far rounding can
+move them. f broadcasts to x.
+
+    dx = dy f,   df = sum over the axes that f lacks of dy x,   y' = x' f + x f'
+
+Bounds, in the notation of `references.rounding`: every product is rounded in the accumulator and stored,
+as a score is (u_s) or what layers hand on (u_o). df is a sum over broadcast axes, stored once.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from references.rounding import Bounded, Roundoffs, stored, summed, together
+from references.tape import Gradients, Node
+
+
+class Times(Node):
+    """x f of x and of f, of as many axes; `scores`: the products are stored like scores."""
+
+    def __init__(self, u: Roundoffs, x: Node, factor: Node, scores: bool = False) -> None:
+        super().__init__(u, x, factor)
+        self.x, self.factor = x, factor
+        self.unit = u.accumulate + (u.score if scores else u.output)
+        self.floor = u.score_floor if scores else u.floor
+
+    @cached_property
+    def output(self) -> Bounded:
+        return self._times(self.x.output, self.factor.output)
+
+    @cached_property
+    def again(self) -> Bounded:
+        return self._times(self.x.again, self.factor.again)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        """dx and df."""
+        shape, factor = received.shape, self.factor.again
+        axes = tuple(n for n, size in enumerate(factor.shape) if size == 1 and shape[n] != 1)
+        total = summed(self._times(received, self.x.again), axes, self.u)
+        return self._times(received, factor), stored(total, self.u.output, self.u.floor)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        x, factor = moved
+        parts = [
+            None if x is None else self._times(x, self.factor.again),
+            None if factor is None else self._times(self.x.again, factor),
+        ]
+        return together(parts, self.unit, self.floor)
+
+    def _times(self, x: Bounded, factor: Bounded) -> Bounded:
+        return stored(x * factor, self.unit, self.floor)

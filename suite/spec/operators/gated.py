@@ -1,0 +1,86 @@
+"""Gated self-attention: (concat_h attention_h * sigmoid(X W^G + b)) W^O + b, element by element.
+
+The heads are those of multi-head self-attention (Qiu et al., Gated Attention for Large Language Models,
+2025: the gate behind the attention).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.levels import Ask, filled
+from suite.spec.operator import Axes, Operator, flag
+from suite.spec.operators import multi_head
+from suite.spec.operators.layers import kernel
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+COMMON_SIZES = ("b2h4q7k7d3",)
+
+
+def axes(case: Case) -> Axes:
+    biases = {} if case.option("without_biases") else {"gate_bias": "hv"}
+    return multi_head.axes(case) | {"gate_kernel": "xhv"} | biases
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    n = case.letters
+    arrays = multi_head.draw(case, rng, seed)
+    return arrays | {"gate_kernel": kernel(rng, n["x"], n["x"], n["h"], n["v"])}
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
+    # The layer always takes one tensor: what other layers can only be asked is what it is.
+    return multi_head.needs(case, arrays, sizes, widths) | {"cross": False}
+
+
+def validate(case: Case) -> None:
+    if not case.option("self_attention"):
+        raise ValueError(
+            f"{case.operator} attends its own tensor: expected .../self, got {case.id}"
+        )
+
+
+GATED = Operator(
+    name="gated",
+    text="multi-head self-attention whose heads are gated element by element",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bqo"},
+    needs=needs,
+    ties=lambda options: ("xyz", "qk"),
+    validate=validate,
+    plain="gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+    cases=(
+        Ask(
+            (
+                "gated/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self",
+            )
+        ),
+        Ask(
+            (
+                "gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
+                "gated/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
+            ),
+            since="standard",
+        ),
+    ),
+    gradients=(
+        Ask(("gated/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)),
+        Ask(
+            filled(["gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"], ("f32", "bf16", "f64")),
+            since="standard",
+        ),
+    ),
+    options=(flag("without_biases", "nobias"), flag("self_attention", "self")),
+    is_layer=True,
+    common_sizes=COMMON_SIZES,
+)
