@@ -43,10 +43,9 @@ def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
     """The composition lets the query be scaled and stored before the product, too: its bounds are as
     large, and hardly larger."""
     inputs = draw(Case.parse(text.format(dt=dt)))
-    if (
-        inputs.sinks is not None
-    ):  # A head without a sink, whose rows without keys follow the election.
-        inputs = inputs.replace(sinks=np.where(np.arange(len(inputs.sinks)), inputs.sinks, -np.inf))
+    sinks = inputs.feature("sinks")
+    if sinks is not None:  # A head without a sink, whose rows without keys follow the election.
+        inputs = inputs.replace(sinks=np.where(np.arange(len(sinks)), sinks, -np.inf))
     u, reference = roundoffs(numerics, inputs.dtype), references.of(inputs.operator)
     answer = reference.forward(inputs, u, rows)
     with np.errstate(all="ignore"):

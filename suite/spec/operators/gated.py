@@ -24,8 +24,8 @@ COMMON_SIZES = ("b2h4q7k7d3",)
 
 
 def axes(case: Case) -> Axes:
-    biases = {} if case.option("without_biases") else {"gate_bias": "hv"}
-    return multi_head.axes(case) | {"gate_kernel": "xhv"} | biases
+    biases: dict[str, str] = {} if case.option("without_biases") else {"gate_bias": "hv"}
+    return {**multi_head.axes(case), "gate_kernel": "xhv", **biases}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
