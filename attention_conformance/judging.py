@@ -14,7 +14,8 @@ from backends.declared import UsageError
 from backends.user import ends_in
 from suite.checks import all_checks
 from suite.front.options import Options
-from suite.front.plan import Plan, header, record
+from suite.front.plan import Plan
+from suite.front.recorded import header, record
 from suite.judge.cell import Cell
 from suite.records.cells import Run
 from suite.spec.claims import CLAIMS

@@ -16,7 +16,8 @@ from backends.registry import UsageError
 from suite.__main__ import main
 from suite.checks import all_checks
 from suite.front.options import Options
-from suite.front.plan import Plan, record
+from suite.front.plan import Plan
+from suite.front.recorded import record
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import Verdict

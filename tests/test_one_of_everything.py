@@ -24,7 +24,7 @@ from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from suite.checks import all_checks
-from suite.front.plan import record
+from suite.front.recorded import record
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.run import run

@@ -10,7 +10,8 @@ import pytest
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.front.options import Options
-from suite.front.plan import Plan, record
+from suite.front.plan import Plan
+from suite.front.recorded import record
 from suite.records.cells import CellRecord, load, writer
 from suite.records.sweeps import runs
 from suite.sweep.child import Outcome, carry_out

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import pytest
 
 from suite.front.options import NAMES, Options
-from suite.front.plan import crashed, header
+from suite.front.recorded import crashed, header
 from suite.front.supervision import BOARD
 from suite.front.terminal import Terminal
 from suite.records import cells as records

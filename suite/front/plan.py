@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from backends.protocol import (
     TimeOver,
 )
 from backends.registry import UsageError
-from backends.threads import threads_as_set
 from suite.checks import all_checks
 from suite.front.options import Options
 from suite.front.process import limited
+from suite.front.recorded import record_key
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import Check
@@ -36,8 +35,7 @@ from suite.judge.leaks import Settings
 from suite.judge.run import run
 from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
-from suite.records import machine
-from suite.records.cells import CellRecord, Header, digest
+from suite.records.cells import digest
 from suite.records.expectations import (
     Expectation,
     ExpectationError,
@@ -45,9 +43,8 @@ from suite.records.expectations import (
     load,
     load_named,
 )
-from suite.spec.catalogue import AnyCase, find
+from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import dtype
-from suite.spec.elections import ElectionCase
 from suite.spec.vocabulary import BROKEN, OF_CALLS
 
 
@@ -286,23 +283,6 @@ class Plan:
         }  # fmt: skip
 
 
-def header(
-    options: Options, identity: Mapping[str, Any], partial: bool = False, **more: str
-) -> Header:
-    """The header of a run of this identity; `more` stands beside its options."""
-    origin = machine.origin()
-    origin["machine"]["thread_variables"] = threads_as_set()
-    return Header(
-        digest=identity.get("digest", ""),
-        cells=identity.get("cells", 0),
-        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
-        options=asdict(options) | more,
-        partial=partial or bool(options.implementation or options.dtype),
-        shard=options.shard,
-        **origin,
-    )
-
-
 def met(present: Sequence[Implementation], entry: Expectation) -> bool:
     """Whether an entry speaks of a cell of the full catalogue that one of the implementations can be
     asked."""
@@ -325,73 +305,3 @@ def _part_of(case_id: str, count: int) -> int:
     if count == 1:
         return 1
     return int.from_bytes(hashlib.sha256(case_id.encode()).digest()[:4], "big") % count + 1
-
-
-def cell_name(cell: Cell) -> str:
-    """What identifies a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
-    return f"{cell.implementation}/{cell.case.id}"
-
-
-def record(cell: Cell, verdict: Verdict) -> CellRecord:
-    """The record of a judged cell."""
-    return CellRecord(
-        **_identity(cell),
-        **_case_fields(cell.case),
-        status=verdict.status,
-        kind=verdict.kind,
-        message=verdict.message,
-        **vars(verdict.measured),
-        seconds=round(verdict.seconds, 6),
-        numerics=cell.numerics,
-        seed=cell.seed,
-    )
-
-
-def record_key(cell: Cell) -> tuple:
-    """The key of the record that a cell will give."""
-    return CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
-
-
-def _identity(cell: Cell) -> dict[str, Any]:
-    implementation = cell.implementation
-    return {
-        "case": cell.case.id,
-        "check": cell.check.name,
-        "backend": implementation.backend.name,
-        "implementation": implementation.name,
-        "mode": implementation.mode,
-        "device": implementation.backend.device,
-        "dtype": cell.case.dtype.name,
-    }
-
-
-def _case_fields(case: AnyCase) -> dict[str, Any]:
-    """What a record says of its case beside the id."""
-    return {
-        "group": case.group,
-        "operator": case.operator.name,
-        "question": case.question.name if isinstance(case, ElectionCase) else "",
-        "features": case.needs,
-        "facts": case.facts,
-    }
-
-
-def crashed(check: str, name: str, kind: str, message: str, options: Options) -> CellRecord:
-    """The record of a cell whose process died or ran out of time, made from its name alone."""
-    implementation, _, case_id = name.partition("/")
-    backend, _, short = implementation.partition(":")
-    case = find(case_id)
-    return CellRecord(
-        case=case_id,
-        check=check,
-        backend=backend,
-        implementation=short,
-        mode=mode_of(short),
-        device=options.device,
-        dtype=case.dtype.name,
-        **_case_fields(case),
-        status="crash",
-        kind=kind,
-        message=message,
-        seed=options.seed,
-    )

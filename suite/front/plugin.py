@@ -29,8 +29,9 @@ from suite.front import jax_caches
 from suite.front.ledger import RunLog, cell_of
 from suite.front.options import NAMES, Options, add_options
 from suite.front.order import sort_for_workers
-from suite.front.plan import Plan, cell_name, crashed, record
+from suite.front.plan import Plan
 from suite.front.process import orphaned, write_stacks
+from suite.front.recorded import cell_name, crashed, record
 from suite.front.rerun import failure_text
 from suite.front.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker
 from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main

@@ -12,7 +12,8 @@ from backends.protocol import Implementation
 from backends.registry import ALIASES, REGISTRY, UsageError
 from suite.checks import all_checks
 from suite.front.options import Options
-from suite.front.plan import Plan, header, record
+from suite.front.plan import Plan
+from suite.front.recorded import header, record
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.records.cells import CellRecord, Header

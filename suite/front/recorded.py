@@ -1,0 +1,105 @@
+"""Records of judged cells: what a run writes down of itself, of each cell, and of a cell that died."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+from backends.compilation import mode_of
+from backends.threads import threads_as_set
+from suite.front.options import Options
+from suite.judge.cell import Cell
+from suite.judge.verdict import Verdict
+from suite.records import machine
+from suite.records.cells import CellRecord, Header
+from suite.spec.catalogue import AnyCase, find
+from suite.spec.elections import ElectionCase
+
+
+def header(
+    options: Options, identity: Mapping[str, Any], partial: bool = False, **more: str
+) -> Header:
+    """The header of a run of this identity; `more` stands beside its options."""
+    origin = machine.origin()
+    origin["machine"]["thread_variables"] = threads_as_set()
+    return Header(
+        digest=identity.get("digest", ""),
+        cells=identity.get("cells", 0),
+        versions=identity.get("versions", {}) | {"numpy": metadata.version("numpy")},
+        options=asdict(options) | more,
+        partial=partial or bool(options.implementation or options.dtype),
+        shard=options.shard,
+        **origin,
+    )
+
+
+def cell_name(cell: Cell) -> str:
+    """What identifies a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
+    return f"{cell.implementation}/{cell.case.id}"
+
+
+def record(cell: Cell, verdict: Verdict) -> CellRecord:
+    """The record of a judged cell."""
+    return CellRecord(
+        **_identity(cell),
+        **_case_fields(cell.case),
+        status=verdict.status,
+        kind=verdict.kind,
+        message=verdict.message,
+        **vars(verdict.measured),
+        seconds=round(verdict.seconds, 6),
+        numerics=cell.numerics,
+        seed=cell.seed,
+    )
+
+
+def record_key(cell: Cell) -> tuple:
+    """The key of the record that a cell will give."""
+    return CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    implementation = cell.implementation
+    return {
+        "case": cell.case.id,
+        "check": cell.check.name,
+        "backend": implementation.backend.name,
+        "implementation": implementation.name,
+        "mode": implementation.mode,
+        "device": implementation.backend.device,
+        "dtype": cell.case.dtype.name,
+    }
+
+
+def _case_fields(case: AnyCase) -> dict[str, Any]:
+    """What a record says of its case beside the id."""
+    return {
+        "group": case.group,
+        "operator": case.operator.name,
+        "question": case.question.name if isinstance(case, ElectionCase) else "",
+        "features": case.needs,
+        "facts": case.facts,
+    }
+
+
+def crashed(check: str, name: str, kind: str, message: str, options: Options) -> CellRecord:
+    """The record of a cell whose process died or ran out of time, made from its name alone."""
+    implementation, _, case_id = name.partition("/")
+    backend, _, short = implementation.partition(":")
+    case = find(case_id)
+    return CellRecord(
+        case=case_id,
+        check=check,
+        backend=backend,
+        implementation=short,
+        mode=mode_of(short),
+        device=options.device,
+        dtype=case.dtype.name,
+        **_case_fields(case),
+        status="crash",
+        kind=kind,
+        message=message,
+        seed=options.seed,
+    )
