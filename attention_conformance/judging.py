@@ -35,6 +35,7 @@ def check_attention(
     checks: Iterable[str] = (),
     drop_in: bool = False,
     allow_unused: bool = False,
+    inherit_known: bool = True,
     device: str = "cpu",
     seed: int = 0,
     timeout: float = 0.0,
@@ -49,9 +50,10 @@ def check_attention(
     function makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
     `numerics` is the class it is held to, `elect` its answers by question, `dtypes` those it takes,
     `expect` manifests of expected failures; `claims` are the other claims that a function can make
-    (`head_sizes=(64, 128)`, `max_length=512`, ...; see `suite.spec.claims.CLAIMS`). `checks` are the
-    names of the checks to ask, all by default. `timeout` is in seconds a cell, 0 for none; it takes the
-    alarm of the process, and ends a process whose cell holds the interpreter's lock.
+    (`head_sizes=(64, 128)`, `max_length=512`, ...; see `suite.spec.claims.CLAIMS`). `inherit_known`: what
+    the framework's own code is known to fail in the same way is known. `checks` are names of checks to
+    ask, all by default. `timeout` is in seconds a cell, 0 for none; it takes the alarm of the process,
+    and ends a process whose cell holds the interpreter's lock.
 
     Returns the report. Raises AttentionFailure where a cell fails or none passes, unless `raises` is
     False, and UsageError for what cannot be judged at all.
@@ -61,7 +63,8 @@ def check_attention(
         raise UsageError(f"timeout must not be negative, got {timeout}")
     plan = plan_of(
         function, backend, level, like=like, name=name, numerics=numerics, elect=elect, dtypes=dtypes,
-        expect=expect, drop_in=drop_in, allow_unused=allow_unused, device=device, seed=seed, **claims,
+        expect=expect, drop_in=drop_in, allow_unused=allow_unused,
+        inherit_known=inherit_known, device=device, seed=seed, **claims,
     )  # fmt: skip
     judged = tuple(record(cell, plan.judge(cell, timeout)) for cell in cells_of(plan, checks))
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
@@ -95,6 +98,7 @@ def plan_of(
     device: str = "cpu",
     seed: int = 0,
     elect: Mapping[str, Any] | None = None,
+    inherit_known: bool = True,
     **said: Any,
 ) -> Plan:
     """The plan of a run that judges one function. Raises UsageError."""
@@ -108,6 +112,7 @@ def plan_of(
         raise UsageError("a function has a name of one letter or more, got ''")
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
+        inherit_known="yes" if inherit_known else "no",
         start_timeout=0.0,  # the watchdog would end the person's process
     )  # fmt: skip
     plan = Plan.make(options, callables={called: _signed(function)}, claimed=claimed)

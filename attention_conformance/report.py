@@ -101,4 +101,8 @@ class Report:
             lines.append(f"and {left} groups more: see .failures")
         if not totals["pass"]:
             lines.append("no cell passed")
+        if any(cell.inherited for cell in self.run.cells):
+            from suite.report import summary
+
+            lines += summary.inherited(self.table)
         return [*lines, *self.notes]

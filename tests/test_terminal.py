@@ -154,11 +154,11 @@ def test_the_search_takes_all_that_is_claimed() -> None:
     add_search_parser(parser.add_subparsers())
     claimed = Options(
         ("torch",), function=("my.py:sdpa",), claim=("dtypes=f32",), elect=("no-keys=zeros",),
-        drop_in=True, allow_unused=True, expect=("my.toml",), optimized=True,
+        drop_in=True, allow_unused=True, expect=("my.toml",), optimized=True, inherit_known="no",
     )  # fmt: skip
     words = shlex.split(search_command(cell(check="values", status="fail"), claimed))[3:]
     read = Options.of_arguments(parser.parse_args(words))
-    assert (read.claim, read.optimized) == (("dtypes=f32",), True)
+    assert (read.claim, read.optimized, read.inherit_known) == (("dtypes=f32",), True, "no")
 
 
 def test_groups_beyond_the_first_have_a_line_each() -> None:

@@ -198,6 +198,14 @@ class Options:
         "FILE.toml",
         many=True,
     )
+    inherit_known: str = option(
+        "yes (default): what --function fails as the framework's own code is known to fail, and does, is "
+        "known; no: it fails",
+        "yes|no",
+        "yes",
+        valid=("yes", "no"),
+        of_function=True,
+    )
     optimized: bool = option(
         "compile every program as people do: by default most of JAX's are compiled with few of XLA's "
         "optimisations, and again with all where an answer is wrong",

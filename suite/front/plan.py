@@ -25,6 +25,7 @@ from backends.protocol import (
 )
 from backends.registry import UsageError
 from suite.checks import all_checks
+from suite.front.inherited import inherited
 from suite.front.options import Options
 from suite.front.process import limited
 from suite.front.recorded import record_key
@@ -51,7 +52,7 @@ from suite.spec.vocabulary import BROKEN, OF_CALLS
 @dataclass
 class Plan:
     """Loaded backends and the implementations to judge, with their manifests; `of_functions` is that of
-    the person's functions, from the files `expected`.
+    the person's functions, from the files `expected`, beside which `natives` are the framework's.
 
     `callables` are functions at hand by the names that the options call them, `claimed` is what is
     claimed of functions besides what the options claim (see `suite.spec.claims.CLAIMS`).
@@ -69,6 +70,7 @@ class Plan:
     functions: list[Implementation] = field(default_factory=list)
     failed_imports: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    natives: list[Implementation] = field(default_factory=list)
     expected: list[Path] = field(default_factory=list)
     of_functions: Manifest = field(default_factory=lambda: Manifest([], {}, ""))
 
@@ -114,6 +116,7 @@ class Plan:
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
         implementations = registry.implementations(backend)
         if options.function:
+            self.natives += implementations
             settings = Settings(backend)
             functions = [self.function(backend, text) for text in options.function]
             self.notes += [
@@ -209,8 +212,8 @@ class Plan:
     def _judged(self, cell: Cell, seconds: float, quick: bool, again: bool = False) -> Verdict:
         """The verdict of a cell, in the light of the manifest."""
         start = time.perf_counter()
+        limit = partial(limited, seconds, "the cell")
         try:
-            limit = partial(limited, seconds, "the cell")
             verdict = run(cell, self.options.audit, limit, quick, again)
         except TimeOver as error:
             spent = time.perf_counter() - start
@@ -218,7 +221,11 @@ class Plan:
         manifest = self.manifest(cell.implementation)
         name = cell.implementation.name
         try:
-            return manifest.apply(verdict, name, cell.check.name, cell.case.id)
+            verdict = manifest.apply(verdict, name, cell.check.name, cell.case.id)
+            if cell.implementation not in self.functions or self.options.inherit_known == "no":
+                return verdict
+            of_framework = self.manifests[cell.implementation.backend.name]
+            return inherited(cell, verdict, self.natives, of_framework, limit)
         except ExpectationError as error:
             return replace(verdict, status="error", kind="harness", message=str(error))
 

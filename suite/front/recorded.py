@@ -48,6 +48,7 @@ def record(cell: Cell, verdict: Verdict) -> CellRecord:
         status=verdict.status,
         kind=verdict.kind,
         message=verdict.message,
+        inherited=verdict.inherited,
         **vars(verdict.measured),
         seconds=round(verdict.seconds, 6),
         numerics=cell.numerics,

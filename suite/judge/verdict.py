@@ -77,13 +77,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Status, kind ("" for pass), message for people (made `printable`), and the figures."""
+    """Status, kind ("" for pass), message for people (made `printable`), and the figures. `inherited` is
+    the finding that a failure of a person's function is known by."""
 
     status: str
     kind: str = ""
     message: str = ""
     measured: Measured = field(default_factory=Measured)
     seconds: float = 0.0
+    inherited: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

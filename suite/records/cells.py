@@ -43,7 +43,8 @@ class CellRecord:
     it asks, by name: sizes, mask, options (`suite.spec.case.Case.facts`). Figures
     are None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by
     operand or parameter, where several arrays were judged. `observed` is the answer to a question, or a
-    grade of invariance; `kernels` what a compiled implementation ran, in its framework's own words.
+    grade of invariance; `kernels` what a compiled implementation ran, in its framework's own words;
+    `inherited` the finding by which a failure of a person's function is known (`suite.front.inherited`).
     """
 
     case: str
@@ -72,6 +73,7 @@ class CellRecord:
     native: str = ""
     ratios: dict[str, float] = field(default_factory=dict, hash=False)
     facts: dict[str, Fact] = field(default_factory=dict, hash=False)
+    inherited: str = ""
 
     @property
     def key(self) -> tuple[str, str, str, str, str, str, int]:

@@ -99,6 +99,10 @@ class Expectation(ManifestEntry, frozen=True):
         """Whether the entry speaks of this case."""
         return _one_of(self.case, case) and not _one_of(self.except_, case)
 
+    def expects(self, verdict: VerdictLike) -> bool:
+        """Whether a failure is of the kind, and says what the entry says."""
+        return verdict.kind == self.kind and bool(re.search(self.message, verdict.message))
+
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
         """Whether the entry is meant for these versions (by distribution name), this device and this
         machine's CPU."""
@@ -248,7 +252,7 @@ class Manifest:
                 message=f"passed, but {entry.source} expects {entry.kind}: {entry.cause}; "
                 "remove or narrow the entry",
             )
-        if verdict.kind == entry.kind and re.search(entry.message, verdict.message):
+        if entry.expects(verdict):
             return replace(
                 verdict, status="known", message=f"{verdict.message} [{entry.cause}; {entry.issue}]"
             )

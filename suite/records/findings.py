@@ -97,6 +97,14 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     return contents
 
 
+def title_of(name: str) -> str:
+    """What messages call a finding: by its number on the page or, where it is none of this project's, by
+    its name."""
+    contents = manifests()
+    names = [finding.name for findings, _ in contents.values() for finding in findings]
+    return f"finding {names.index(name) + 1 if name in names else name}"
+
+
 def page(
     contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]], runs: Iterable[Run]
 ) -> str:

@@ -3,7 +3,8 @@
 `cells` has a row for every judged cell. Its columns are the fields of `suite.records.cells.CellRecord`:
 
 text            case, check, backend, implementation, mode, device, dtype, status, kind, message, grade,
-                observed, group, numerics, operator, question, kernels, native; "" for what is not known
+                observed, group, numerics, operator, question, kernels, native, inherited; "" for what is
+                not known
 float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was measured, infinity for a
                 measured error ratio of NaN, which is beyond every bound
 int64           seed

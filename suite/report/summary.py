@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pandas as pd
+
 from suite.records.cells import Run
 from suite.report import frames
 from suite.report.conformance import OF_STATUSES, OF_UNSUPPORTED
@@ -36,4 +38,20 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     if len(reasons) > REASONS:
         left = reasons["cells"][REASONS:]
         text.append(f"... and {len(left)} more reasons, of {left.sum()} cells")
-    return text + [f"not judged: {name}: {reason}" for name, reason in unavailable.items()]
+    text += [f"not judged: {name}: {reason}" for name, reason in unavailable.items()]
+    return text + inherited(cells)
+
+
+def inherited(cells: pd.DataFrame) -> list[str]:
+    """For every person's function with failures that its framework has, too, how many, by finding."""
+    known = cells[cells["inherited"] != ""]
+    lines = []
+    for label, of in known.groupby("label", sort=False):
+        findings = ", ".join(
+            f"{name} {count}" for name, count in of["inherited"].value_counts().items()
+        )
+        lines.append(
+            f"{label}: {len(of)} known: the framework's own code fails them too ({findings}); with "
+            "--inherit-known=no they fail"
+        )
+    return lines

@@ -36,7 +36,7 @@ MISSING = (
 SHARED = (
     "backend", "implementation", "function", "like", "numerics", "dtype", "device", "mode", "seed",
     "optimized", "threads", "cell-timeout", "start-timeout", "claim", "elect", "drop-in", "allow-unused",
-    "expect",
+    "inherit-known", "expect",
 )  # fmt: skip
 """The options that `search` shares with the other ways to run the suite; its `seed` is one of its own."""
 

@@ -1,0 +1,204 @@
+"""Failures that a person's function inherits from its framework are known; its own faults, in the very
+same cells, fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from attention_conformance import UsageError, check_attention
+from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan
+from suite.front.recorded import record
+from suite.judge.cell import Cell
+from suite.records import machine
+from suite.records.cells import load
+from suite.spec.catalogue import find
+from tests.functions.own_attention import torch_own
+from tests.test_runs import ISOLATED, run
+
+CHECKS = {check.name: check for check in all_checks()}
+FUNCTIONS = Path(__file__).parent / "functions"
+
+NEGATIVE = "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2"
+EMPTY = "sdpa/none/mha/f32/b0h3q5k7d8/bias.qk"
+LONG = "sdpa/none/mha/f64/b1h2q33k33d600{}/onehot"
+
+FAILING = (
+    ("values", NEGATIVE),
+    ("values", NEGATIVE.replace("f32", "bf16")),
+    ("values", NEGATIVE.replace("-0.2", "0.0")),
+    ("gradients", "sdpa/causal/gqa2/f32/b2h4q11k9d6/scale-0.2"),
+    ("gradients", EMPTY),
+)
+"""The cells of standard that torch's own attention is known to fail."""
+
+
+def judged(of: Plan, check: str, case: str) -> Any:
+    """The record of the one function of a plan."""
+    (function,) = of.functions
+    cell = Cell(CHECKS[check], find(case), function)
+    return record(cell, of.judge(cell))
+
+
+def plan(name: str, file: str = "own_attention.py", backend: str = "torch", **more: Any) -> Plan:
+    pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
+    return Plan.make(Options((backend,), function=(f"{FUNCTIONS / file}:{name}",), **more))
+
+
+def of_callable(function: Callable[..., Any]) -> Plan:
+    pytest.importorskip("torch")
+    return Plan.make(Options(("torch",), function=("mine",)), callables={"mine": function})
+
+
+def test_what_the_frameworks_own_attention_fails_is_known() -> None:
+    of, strict = plan("torch_own"), plan("torch_own", inherit_known="no")
+    for check, case in FAILING:
+        verdict = judged(of, check, case)
+        assert verdict.status == "known", verdict.message
+        assert "[torch's own sdpa fails this cell too: finding " in verdict.message
+        assert "; not your code: " in verdict.message
+        assert judged(strict, check, case).status == "fail"
+    assert verdict.inherited == "empty-batch-bias"
+    passed = judged(of, "values", "sdpa/causal/mha/f32/b2h4q5k7d8")
+    assert (passed.status, passed.inherited) == ("pass", "")
+
+
+@pytest.mark.parametrize("change", [{"kind": "value"}, {"message": "got inf"}, {"finding": ""}])
+def test_what_no_entry_expects_fails(change: dict[str, str]) -> None:
+    of = plan("torch_own")
+    manifest = of.manifests["torch"]
+    manifest.entries = [replace(entry, **change) for entry in manifest.entries]
+    assert judged(of, *FAILING[0]).status == "fail"
+
+
+def off_by_half(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """Where the framework's own attention gives NaN, finite numbers that are wrong."""
+
+    return torch_own(query, key, value, attn_mask, 0.0, False, scale, enable_gqa) * 1.5
+
+
+def one_nan(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """NaN, as the framework's own attention gives, in one element alone."""
+    import torch
+
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril() if is_causal else None
+    out = torch_own(query, key, value, mask, 0.0, False, scale, enable_gqa).clone()
+    out[0, 0, 0, 0] = torch.nan if is_causal else out[0, 0, 0, 0]
+    return out
+
+
+@pytest.mark.parametrize(("function", "kind"), [(off_by_half, "value"), (one_nan, "non-finite")])
+def test_another_fault_in_the_same_cell_fails(function: Callable[..., Any], kind: str) -> None:
+    verdict = judged(of_callable(function), "values", NEGATIVE)
+    assert (verdict.status, verdict.kind, verdict.inherited) == ("fail", kind, "")
+
+
+@pytest.mark.parametrize("scale", ["", "/scale-0.2"])
+def test_an_error_of_the_frameworks_own_size_is_known_and_a_larger_one_fails(scale: str) -> None:
+    """Keras' attention is right to seven digits in float64, for the scale passes through float32."""
+    right, wrong = (
+        judged(plan(name, "of_tensorflow.py", "tf"), "precision", LONG.format(scale))
+        for name in ("by_softmax", "in_float32")
+    )
+    assert (right.status, right.inherited) == ("known", "float64-scale"), right.message
+    assert (wrong.status, wrong.kind) == ("fail", "value")
+
+
+def test_a_fault_of_an_operation_is_known_where_textbook_code_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On CPUs without AVX512_BF16 `tf.nn.softmax` gives 1 - 2^-24 for the weight of a lone key."""
+    tf = pytest.importorskip("tensorflow")
+    monkeypatch.setattr(machine, "cpu_flags", frozenset)
+    case = "sdpa/none/mqa/f32/b2h5q17k1d8"
+    own = judged(plan("weighs_less", "of_tensorflow.py", "tf"), "single_key", case)
+    assert own.status == "fail"  # the manifest expects it of textbook code, which passes now
+    softmax = tf.nn.softmax
+    monkeypatch.setattr(tf.nn, "softmax", lambda x, axis=-1: softmax(x, axis=axis) * (1 - 2**-24))
+    of = plan("by_softmax", "of_tensorflow.py", "tf")
+    verdict = judged(of, "single_key", case)
+    assert (verdict.status, verdict.inherited) == ("known", "softmax-of-one-key"), verdict.message
+    assert verdict.message.startswith(own.message)
+    assert "[tf's own operations, written out (eager), fail this cell too: " in verdict.message
+    # No entry of the manifest speaks of it in this dtype.
+    assert judged(of, "single_key", case.replace("f32", "f64")).status == "fail"
+
+
+LAYER = """
+import torch
+
+class Masked(torch.nn.Module):
+    def __init__(self, value_width):
+        super().__init__()
+
+    def forward(self, query, key, value, mask=None):
+        scores = query @ key.mT * key.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, 0], -1e9)
+        return scores.softmax(-1) @ value
+
+    def load_attention(self, parameters):
+        pass
+"""
+
+
+def test_a_fault_of_the_suites_own_textbook_code_excuses_nobody(tmp_path: Path) -> None:
+    """Textbook code that hides by -1e9 raises in float16, and its entry cites no finding."""
+    pytest.importorskip("torch")
+    path = tmp_path / "layer.py"
+    path.write_text(LAYER)
+    of = Plan.make(Options(("torch",), function=(f"{path}:Masked",), like="masked"))
+    verdict = judged(of, "values", "masked/causal/mha/f16/b2h1q5k9d8v6/e8.8.6.6")
+    assert (verdict.status, verdict.kind) == ("fail", "raised"), verdict.message
+    assert "overflow" in verdict.message
+
+
+def test_a_compiled_function_inherits_from_what_the_same_compiler_takes() -> None:
+    of = plan("torch_own", mode="compiled")
+    (function,) = (f for f in of.functions if f.name == "torch_own@vmap")
+    statuses = [
+        of.judge(Cell(CHECKS[check], find(case), function)).status
+        for check, case in (
+            ("gradients", "sdpa/none/mha/f32/b2h3q5k7d8/bias.inf"),
+            ("values", NEGATIVE),  # which the manifest knows of eager attention alone
+        )
+    ]
+    assert statuses == ["known", "fail"]
+
+
+def test_a_report_counts_what_is_inherited() -> None:
+    pytest.importorskip("torch")
+    said = "5 known: the framework's own code fails them too (flash-causal-scale 4, empty-batch-bias 1)"
+    options: dict[str, Any] = {"level": "standard", "checks": ["values", "gradients"]}
+    report = check_attention(torch_own, **options, dtypes=("f32", "bf16"))
+    assert report.passed
+    assert f"torch:torch_own: {said}" in str(report)
+    strict = check_attention(torch_own, **options, inherit_known=False, raises=False)
+    assert strict.run.totals["known"] == 0
+    assert strict.run.totals["fail"] == 5
+    with pytest.raises(UsageError, match="--inherit-known speaks of a --function"):
+        Options(("torch",), inherit_known="no").check()
+
+
+@pytest.mark.parametrize("words", [(), ISOLATED])
+def test_a_run_says_what_is_inherited(tmp_path: Path, words: tuple[str, ...]) -> None:
+    pytest.importorskip("torch")
+    asked = (
+        "suite/test_values.py", "-k", "gqa2 and b2h6q17k23d8", "--backend=torch", "--dtype=f32",
+        f"--function={FUNCTIONS / 'own_attention.py'}:torch_own",
+    )  # fmt: skip
+    out = run(*asked, *words, f"--results={tmp_path / 'r.jsonl'}")
+    assert out.returncode == 0, out.stdout
+    assert "2 known: the framework's own code fails them too (flash-causal-scale 2)" in out.stdout
+    known = [cell.inherited for cell in load(tmp_path / "r.jsonl").cells if cell.status == "known"]
+    assert known == ["flash-causal-scale"] * 2
+    if not words:
+        out = run(*asked, "--inherit-known=no")
+        assert out.returncode == 1
+        assert "--inherit-known=no" in out.stdout.partition("again")[2]
