@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 from suite.spec.vocabulary import OPERANDS
@@ -53,31 +49,6 @@ def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
     *_, call = re.finditer(r"^( *output = )(.*)$", source, flags=re.MULTILINE)
     through = compiled.format(function=f"lambda {names}: {call[2]}")
     return f"{source[: call.start()]}{call[1]}{through}({names}){source[call.end() :]}"
-
-
-def textbook_source(
-    function: Callable[..., Any], imports: str, arguments: Iterable[str], **closure: str
-) -> str:
-    """A function written out, and its call with variables called like its `arguments`, in their order.
-
-    `closure` gives the expressions of the names that it takes from where it is defined. Empty where
-    Python does not find the function's text.
-    """
-    text = _text(function.__code__)
-    if not text:
-        return ""
-    taken = "".join(f"{name} = {value}\n" for name, value in closure.items())
-    call = f"output = {function.__name__}({', '.join(arguments)})"
-    return f"{imports}\n{taken}\n\n{text}\n\n{call}"
-
-
-@lru_cache
-def _text(code: CodeType) -> str:
-    try:
-        lines = textwrap.dedent(inspect.getsource(code))
-    except (OSError, TypeError):
-        return ""
-    return lines.rstrip() + "\n"
 
 
 def import_source(function: Any, name: str) -> str:

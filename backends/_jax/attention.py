@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
+from backends._jax.operations import operations
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
-from backends.masks import Native, dense_arguments, flagged_arguments, split_native
+from backends.masks import Native, flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call, variations
 from backends.protocol import Implementation
-from backends.sources import call_source, textbook_source
+from backends.sources import call_source
+from backends.textbook.attention import TextbookAttention
 from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
@@ -44,13 +46,13 @@ SIGNATURE = NativeSignature(
 )  # fmt: skip
 
 
-class Eager(Implementation):
+class Eager(TextbookAttention):
     """einsum, softmax, einsum in jax.numpy; hidden scores are the dtype's lowest number."""
 
     backend: JaxEngine
 
-    name = "eager"
-    textbook = True
+    spelled = staticmethod(operations)
+    imports = "import jax\nimport jax.numpy as jnp"
     declared = Declared(
         numerics="stepwise",
         features=TEXTBOOK_FEATURES | {"no-heads"},
@@ -79,52 +81,12 @@ class Eager(Implementation):
         },
     )
 
+    @property
+    def framework(self) -> dict[str, Any]:
+        return {"jax": self.backend.jax, "jnp": self.backend.numpy}
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        jax, jnp, backend = self.backend.jax, self.backend.numpy, self.backend
-        scale, softcap = inputs.effective_scale, inputs.feature("softcap")
-        lse = inputs.feature("lse")
-
-        def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
-            if key.shape[1] != query.shape[1]:
-                groups = query.shape[1] // key.shape[1]
-                key = jnp.repeat(key, groups, axis=1)  # (B, H, Lk, D)
-                value = jnp.repeat(value, groups, axis=1)
-            scores = jnp.einsum("bhid,bhjd->bhij", query, key) * scale
-            if softcap is not None:
-                scores = softcap * jnp.tanh(scores / softcap)
-            if bias is not None:
-                scores = scores + bias
-            if alibi_slopes is not None:  # -slope times the distance, counted from the last key
-                rows, keys = scores.shape[-2:]
-                row = jnp.arange(rows)[:, None] + (keys - rows)
-                distance = jnp.abs(row - jnp.arange(keys))
-                scores = scores + (-alibi_slopes[:, None, None] * distance).astype(scores.dtype)
-            if mask is not None:
-                scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-            if sinks is not None:  # one more logit a head, whose value is 0
-                sinks = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
-                scores = jnp.concatenate([scores, sinks], axis=-1)  # (B, H, Lq, Lk + 1)
-            weights = jax.nn.softmax(scores, axis=-1)
-            if sinks is not None:
-                weights = weights[..., :-1]
-            output = jnp.einsum("bhij,bhjd->bhid", weights, value)
-            if not lse:
-                return output
-            wide = jnp.promote_types(scores.dtype, jnp.float32)
-            return output, jax.nn.logsumexp(scores.astype(wide), axis=-1)  # (B, H, Lq)
-
-        arguments = dense_arguments(backend, inputs)
-        source = textbook_source(
-            attention,
-            "import jax\nimport jax.numpy as jnp",
-            arguments,
-            scale=repr(scale),
-            softcap=repr(softcap),
-            lse=repr(lse),
-        )
-        constants = (scale, softcap)
-        plain = attention_call(attention, arguments, lse, source=source, constants=constants)
-        return backend.jitted(self, plain)
+        return self.backend.jitted(self, super().prepare(inputs))
 
 
 def native_arguments(backend: JaxEngine, inputs: Inputs, native: Native) -> dict[str, Any]:

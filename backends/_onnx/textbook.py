@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import concatenated
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_arguments
-from backends.prepared import PreparedCall, attention_call
+from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.textbook import Numerics, Operations, textbooks
+from backends.textbook.attention import TextbookAttention
 from suite.spec.inputs import Inputs
 
 
-class Eager(Implementation):
+class Eager(TextbookAttention):
     """MatMul, Softmax, MatMul; hidden scores are -inf."""
 
     backend: OnnxEngine
 
-    name = "eager"
+    textbook = False
     declared = Declared(
         features=ATTENTION_FEATURES | {"sinks", "lse"},
         refusals={
@@ -39,37 +41,14 @@ class Eager(Implementation):
         },
     )
 
+    spelled = staticmethod(lambda backend: operations(backend))
+
+    @property
+    def framework(self) -> dict[str, Any]:
+        return {"backend": self.backend}
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        scale, softcap, lse = (
-            inputs.effective_scale,
-            inputs.feature("softcap"),
-            inputs.feature("lse"),
-        )
-        wide = inputs.dtype.widened.long_name
-
-        def attention(query, key, value, mask, bias, sinks=None):
-            if key.shape[1] != query.shape[1]:
-                groups = query.shape[1] // key.shape[1]
-                key = key.repeated(groups, 1)  # (B, H, Lk, D)
-                value = value.repeated(groups, 1)
-            scores = query @ key.transpose((0, 1, 3, 2)) * scale  # (B, H, Lq, Lk)
-            if softcap is not None:
-                scores = (scores / softcap).same("Tanh") * softcap
-            if bias is not None:
-                scores = scores + bias
-            if mask is not None:
-                scores = scores.where(mask, -np.inf)
-            if sinks is not None:  # one more logit a head, whose value is 0
-                sinks = sinks.reshape((1, -1, 1, 1)).expanded((*scores.shape[:-1], 1))
-                logits = concatenated([scores, sinks], -1)  # (B, H, Lq, Lk + 1)
-                weights = logits.same("Softmax", axis=-1)[..., :-1]
-            else:
-                weights = scores.same("Softmax", axis=-1)
-            output = weights @ value  # (B, H, Lq, Dv)
-            return (output, scores.cast(wide).reduced("ReduceLogSumExp", -1)) if lse else output
-
-        plain = attention_call(attention, dense_arguments(self.backend, inputs), lse)
-        return self.backend.recorded(plain)
+        return self.backend.recorded(super().prepare(inputs))
 
 
 def layers(backend: OnnxEngine, numerics: Numerics) -> list[Implementation]:
@@ -103,6 +82,14 @@ def operations(backend: OnnxEngine) -> Operations:
         log=lambda x: x.same("Log"),
         largest=lambda x, axis: x.reduced("ReduceMax", axis),
         cast=lambda x, dtype: x.cast(backend.kind(dtype)),
+        number=lambda value, x: value,
+        hide=lambda scores, mask: scores.where(mask, -np.inf),
+        broadcast=lambda x, shape: x.expanded(shape),
+        logsumexp=lambda x: x.cast(np.promote_types(x.dtype, np.float32)).reduced(
+            "ReduceLogSumExp", -1
+        ),
+        like=lambda x, other: x.cast(other.dtype),
+        counted=lambda n, x: np.arange(n),
         overflowing_fill="nan",
         called=called,
     )

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 from backends._torch.engine import TorchEngine
+from backends._torch.operations import operations
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
-from backends.masks import Native, dense_arguments, dense_of, fewer_axes, merged_bias, split_native
-from backends.prepared import PreparedCall, attention_call
+from backends.masks import Native, dense_of, fewer_axes, merged_bias, split_native
+from backends.prepared import PreparedCall
 from backends.protocol import Implementation
-from backends.sources import call_source, textbook_source
+from backends.sources import call_source
+from backends.textbook.attention import TextbookAttention
 from backends.user import NativeSignature, UserFunction
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
@@ -50,13 +52,13 @@ SUBNORMAL = {"f64": "kept", "f32": "kept", "f16": "kept"}
 NAN_QUERY = {"f32": "zeros", "bf16": "zeros", "f16": "zeros"}
 
 
-class Eager(Implementation):
+class Eager(TextbookAttention):
     """matmul, softmax, matmul as textbooks write it; hidden scores are -inf."""
 
     backend: TorchEngine
 
-    name = "eager"
-    textbook = True
+    spelled = staticmethod(operations)
+    imports = "import torch"
     declared = Declared(
         numerics="eager",
         features=TEXTBOOK_FEATURES | {"no-heads"},
@@ -86,47 +88,9 @@ class Eager(Implementation):
         },
     )
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        torch, backend = self.backend.torch, self.backend
-        scale, softcap = inputs.effective_scale, inputs.feature("softcap")
-        lse = inputs.feature("lse")
-
-        def attention(query, key, value, mask, bias, sinks=None, alibi_slopes=None):
-            if key.shape[1] != query.shape[1]:
-                groups = query.shape[1] // key.shape[1]
-                key = key.repeat_interleave(groups, dim=1)  # (B, H, Lk, D)
-                value = value.repeat_interleave(groups, dim=1)
-            scores = query @ key.transpose(-2, -1) * scale  # (B, H, Lq, Lk)
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            if bias is not None:
-                scores = scores + bias
-            if alibi_slopes is not None:  # -slope times the distance, counted from the last key
-                rows, keys = scores.shape[-2:]
-                row = torch.arange(rows, device=scores.device)[:, None] + (keys - rows)
-                distance = (row - torch.arange(keys, device=scores.device)).abs()
-                scores = scores + (-alibi_slopes[:, None, None] * distance).to(scores.dtype)
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -torch.inf)
-            if sinks is not None:  # one more logit a head, whose value is 0
-                sinks = sinks.reshape(-1, 1, 1).expand(*scores.shape[:-1], 1)
-                scores = torch.cat([scores, sinks], dim=-1)  # (B, H, Lq, Lk + 1)
-            weights = torch.softmax(scores, dim=-1)
-            if sinks is not None:
-                weights = weights[..., :-1]
-            output = weights @ value  # (B, H, Lq, Dv)
-            if not lse:
-                return output
-            wide = torch.promote_types(scores.dtype, torch.float32)
-            return output, torch.logsumexp(scores.to(wide), dim=-1)  # (B, H, Lq)
-
-        arguments = dense_arguments(backend, inputs)
-        source = textbook_source(
-            attention, "import torch", arguments, scale=repr(scale), softcap=repr(softcap),
-            lse=repr(lse),
-        )  # fmt: skip
-        constants = (scale, softcap)
-        return attention_call(attention, arguments, lse, source=source, constants=constants)
+    @property
+    def framework(self) -> dict[str, Any]:
+        return {"torch": self.backend.torch}
 
 
 class EagerPermuted(Eager):

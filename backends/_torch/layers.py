@@ -10,58 +10,34 @@ import numpy as np
 
 from backends._torch import functional
 from backends._torch.encoder import Encoder, EncoderFast
+from backends._torch.engine import TorchEngine
 from backends._torch.functional import module_state
 from backends._torch.masks import MULTI_HEAD_PATH, Masked, forced, load
 from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
+from backends._torch.operations import operations
 from backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
 from backends.masks import causal_alone
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.textbook import Operations, TextbookEncoder, textbooks
+from backends.protocol import Implementation
+from backends.textbook import TextbookEncoder, textbooks
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
 
-def layers(backend: Backend) -> list[Implementation]:
+def layers(backend: TorchEngine) -> list[Implementation]:
     """Every layer judged in PyTorch."""
     kinds: tuple[type[Implementation], ...] = (
         MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast, TorchLayerNorm,
         TorchBatchNorm, Encoder, EncoderFast,
     )  # fmt: skip
-    ops = _operations()
+    ops = operations(backend.torch)
     return [
         *textbooks(backend, ops, "eager"), TextbookEncoder(backend, ops, "eager"),
         *(kind(backend) for kind in kinds),
     ]  # fmt: skip
-
-
-def _operations() -> Operations:
-    import torch
-
-    return Operations(
-        softmax=lambda x: torch.softmax(x, -1),
-        fill=lambda x, hidden, number: x.masked_fill(hidden, number),
-        tanh=torch.tanh,
-        total=lambda x, axis: x.sum(axis),
-        mean=lambda x, axis: x.mean(axis),
-        root=torch.sqrt,
-        concat=lambda arrays, axis: torch.cat(list(arrays), axis),
-        transpose=lambda x, axes: x.permute(*axes),
-        reshape=lambda x, shape: x.reshape(shape),
-        repeat=lambda x, times, axis: x.repeat_interleave(times, axis),
-        cos=torch.cos,
-        sin=torch.sin,
-        power=torch.pow,
-        clip=torch.clamp,
-        exp=torch.exp,
-        log=torch.log,
-        largest=lambda x, axis: x.amax(axis),
-        cast=lambda x, dtype: x.to(getattr(torch, dtype)),
-        overflowing_fill="raises",
-    )
 
 
 class MultiheadAttention(Masked):

@@ -25,8 +25,11 @@ class Operations:
     """The operations textbook layers are written in, as one framework spells them.
 
     softmax over the last axis; fill(scores, hidden, number) where `hidden`; concat(arrays, axis);
-    transpose(array, axes); cast(array, "float32"); the rest as named. `@`, `+`, `*`, `/` and slices are
-    the framework's own.
+    transpose(array, axes); cast(array, "float32"); number(value, array), a number as it meets the array;
+    hide(scores, mask), with -inf or the lowest number where the mask is False; broadcast(array, shape);
+    logsumexp over the last axis, in float32 at least; like(array, other), in the other's dtype;
+    counted(n, array), 0 to n - 1 in the array's dtype; the rest as named. `@`, `+`, `*`, `/` and
+    slices are the framework's own.
     """
 
     softmax: Callable[[Any], Any]
@@ -47,6 +50,12 @@ class Operations:
     log: Callable[[Any], Any]
     largest: Callable[[Any, int], Any]
     cast: Callable[[Any, str], Any]
+    number: Callable[[float, Any], Any]
+    hide: Callable[[Any, Any], Any]
+    broadcast: Callable[[Any, tuple[int, ...]], Any]
+    logsumexp: Callable[[Any], Any]
+    like: Callable[[Any, Any], Any]
+    counted: Callable[[int, Any], Any]
     overflowing_fill: str
     """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call

@@ -1,0 +1,47 @@
+"""How JAX spells what textbooks are written in. A script has `operations` as it stands here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from backends._jax.engine import JaxEngine
+from backends.textbook.layer import Operations
+
+
+def spelled(backend: JaxEngine) -> Operations:
+    """The operations, in code that is called through `jax.jit`."""
+    return replace(operations(backend.jax, backend.numpy), called=backend.jitted)
+
+
+def operations(jax: Any, jnp: Any) -> Operations:
+    """JAX's words for what textbooks write."""
+    return Operations(
+        softmax=lambda x: jax.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: jnp.where(hidden, number, x),
+        tanh=jnp.tanh,
+        total=lambda x, axis: x.sum(axis),
+        mean=lambda x, axis: x.mean(axis),
+        root=jnp.sqrt,
+        concat=lambda arrays, axis: jnp.concatenate(list(arrays), axis),
+        transpose=jnp.transpose,
+        reshape=jnp.reshape,
+        repeat=lambda x, times, axis: jnp.repeat(x, times, axis),
+        cos=jnp.cos,
+        sin=jnp.sin,
+        power=jnp.power,
+        clip=jnp.clip,
+        exp=jnp.exp,
+        log=jnp.log,
+        largest=lambda x, axis: x.max(axis),
+        cast=lambda x, dtype: x.astype(dtype),
+        number=lambda value, x: value,
+        hide=lambda scores, mask: jnp.where(mask, scores, jnp.finfo(scores.dtype).min),
+        broadcast=jnp.broadcast_to,
+        logsumexp=lambda x: jax.nn.logsumexp(
+            x.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1
+        ),
+        like=lambda x, other: x.astype(other.dtype),
+        counted=lambda n, x: jnp.arange(n, dtype=x.dtype),
+        overflowing_fill="nan",
+    )

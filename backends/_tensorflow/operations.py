@@ -1,0 +1,42 @@
+"""How TensorFlow spells what textbooks are written in. A script has the function as it stands here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.textbook.layer import Operations
+
+
+def operations(np: Any, tf: Any) -> Operations:
+    """TensorFlow's words for what textbooks write."""
+    return Operations(
+        softmax=lambda x: tf.nn.softmax(x, axis=-1),
+        fill=lambda x, hidden, number: tf.where(hidden, tf.constant(number, x.dtype), x),
+        tanh=tf.tanh,
+        total=lambda x, axis: tf.reduce_sum(x, axis),
+        mean=lambda x, axis: tf.reduce_mean(x, axis),
+        root=tf.sqrt,
+        concat=lambda arrays, axis: tf.concat(list(arrays), axis),
+        transpose=lambda x, axes: tf.transpose(x, axes),
+        reshape=lambda x, shape: tf.reshape(x, shape),
+        repeat=lambda x, times, axis: tf.repeat(x, times, axis),
+        cos=tf.cos,
+        sin=tf.sin,
+        power=tf.pow,
+        clip=tf.clip_by_value,
+        exp=tf.exp,
+        log=tf.math.log,
+        largest=lambda x, axis: tf.reduce_max(x, axis),
+        cast=lambda x, dtype: tf.cast(x, dtype),
+        # A Python float that meets a tensor goes through float32 in TensorFlow; made in NumPy it is
+        # rounded to the tensor's dtype once.
+        number=lambda value, x: tf.constant(np.asarray(value, x.dtype.as_numpy_dtype)),
+        hide=lambda scores, mask: tf.where(mask, scores, scores.dtype.min),
+        broadcast=tf.broadcast_to,
+        logsumexp=lambda x: tf.reduce_logsumexp(
+            tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32), axis=-1
+        ),
+        like=lambda x, other: tf.cast(x, other.dtype),
+        counted=lambda n, x: tf.cast(tf.range(n), x.dtype),
+        overflowing_fill="nan",
+    )

@@ -1,0 +1,104 @@
+"""Textbook attention, written once: product, softmax, product, and every feature at its place.
+
+A framework gives its operations (`Operations`), and says of itself what it elects and how it rounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from backends.masks import dense_arguments
+from backends.prepared import PreparedCall, attention_call
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Operations
+from suite.spec.features import FEATURES
+from suite.spec.inputs import Inputs
+
+
+def attention(
+    ops, query, key, value, mask, bias, scale,
+    softcap=None, sinks=None, alibi_slopes=None, lse=False,
+):  # fmt: skip
+    """The output (B, H, Lq, Dv) of query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv);
+    with `lse` the log-sum-exp (B, H, Lq) behind it."""
+    if key.shape[1] != query.shape[1]:
+        groups = query.shape[1] // key.shape[1]
+        key = ops.repeat(key, groups, 1)  # (B, H, Lk, D)
+        value = ops.repeat(value, groups, 1)
+    scores = query @ ops.transpose(key, (0, 1, 3, 2)) * ops.number(scale, query)  # (B, H, Lq, Lk)
+    if softcap is not None:
+        scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
+    if bias is not None:
+        scores = scores + bias
+    if alibi_slopes is not None:  # -slope times the distance, counted from the last key
+        rows, keys = scores.shape[-2], scores.shape[-1]
+        row = ops.reshape(ops.counted(rows, alibi_slopes), (rows, 1)) + (keys - rows)
+        distance = abs(row - ops.counted(keys, alibi_slopes))
+        scores = scores + ops.like(-ops.reshape(alibi_slopes, (-1, 1, 1)) * distance, scores)
+    if mask is not None:
+        scores = ops.hide(scores, mask)
+    if sinks is None:
+        weights = ops.softmax(scores)
+    else:  # one more logit a head, whose value is 0
+        shape = (*scores.shape[:-1], 1)
+        column = ops.broadcast(ops.reshape(sinks, (1, -1, 1, 1)), shape)
+        weights = ops.softmax(ops.concat([scores, column], -1))[..., :-1]
+    output = weights @ value  # (B, H, Lq, Dv)
+    return (output, ops.logsumexp(scores)) if lse else output
+
+
+class TextbookAttention(Implementation):
+    """`attention` in a framework's operations, which the function `spelled` makes of what
+    `framework` gives: modules, by the names that scripts import them as."""
+
+    name = "eager"
+    textbook = True
+    spelled: Callable[..., Operations]
+    imports = ""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.ops = type(self).spelled(*self.framework.values())
+
+    @property
+    def framework(self) -> dict[str, Any]:
+        """The modules that `spelled` takes, by the names that `imports` gives them."""
+        raise NotImplementedError
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        ops = self.ops
+        numbers = {name: inputs.feature(name) for name, f in FEATURES.items() if not f.axes}
+        settings = {name: x for name, x in numbers.items() if x}
+        settings["scale"] = inputs.effective_scale
+
+        def call(query: Any, key: Any, value: Any, mask: Any, bias: Any, **features: Any) -> Any:
+            return attention(ops, query, key, value, mask, bias, **features, **settings)
+
+        arguments = dense_arguments(self.backend, inputs)
+        return attention_call(
+            call, arguments, bool(inputs.feature("lse")),
+            source=self.text(arguments, settings), constants=tuple(sorted(settings.items())),
+        )  # fmt: skip
+
+    def text(self, arguments: dict[str, Any], settings: dict[str, Any]) -> str:
+        """The call as text: operations and attention written out, and what they are called with; empty
+        for a framework without `imports`."""
+        spelled = type(self).spelled
+        if not self.imports:
+            return ""
+        try:
+            written = [inspect.getsource(function) for function in (spelled, attention)]
+        except (OSError, TypeError):
+            return ""
+        taken = ", ".join(f"{name}={name}" for name in arguments)
+        return "\n\n".join(
+            [
+                f"from types import SimpleNamespace as Operations\nfrom typing import Any\n"
+                f"{self.imports}\n",
+                *written,
+                f"ops = {spelled.__name__}({', '.join(self.framework)})\nsettings = {settings!r}",
+                f"output = attention(ops, {taken}, **settings)",
+            ]
+        )
