@@ -93,7 +93,9 @@ class Reference:
         check_empty_rows(empty_rows, EMPTY_ROWS)
         problem = Problem(inputs, self.roundoffs(inputs, rounding), empty_rows, "zeros")
         composition = self.compose(problem)
-        nodes = {"output": composition.output, **composition.beside}
+        returned = inputs.operator.outputs(inputs.case)
+        beside = {name: node for name, node in composition.beside.items() if name in returned}
+        nodes = {"output": composition.output, **beside}
         arrays = {name: node.output for name, node in nodes.items()}
         return _outputs(inputs, composition, arrays)
 

@@ -28,11 +28,13 @@ import numpy as np
 from references.blocked import BlockedPass, attention
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
+from references.primitives.arranged import Reshaped
 from references.primitives.attend import Attend, LogSumExp
 from references.primitives.bias import Biased, Sink
 from references.primitives.cap import Cap
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
+from references.primitives.times import Times
 from references.rounding import Bounded, Roundoffs, drawing, narrowed, precision_for
 from references.tape import Leaf, Node
 from suite.spec.cache import Cache
@@ -52,6 +54,9 @@ def compose(problem: Problem) -> Composition:
     u, inputs, value = problem.u, problem.inputs, problem.leaf("value")
     pairs, made = Pairs.of(problem), inputs.feature("alibi_slopes") is not None
     scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), problem.scale, pairs)
+    factors = problem.exact("logit_scale")
+    if factors is not None:
+        scores = Times(u, scores, Reshaped(factors, (1, inputs.sizes.H, 1, 1)), scores=True)
     if inputs.feature("softcap") is not None:
         scores = Cap(u, scores, inputs.feature("softcap"))
     added = _bias(inputs)

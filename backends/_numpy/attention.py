@@ -74,12 +74,14 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
 
 def definition(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
-    alibi_slopes: np.ndarray | None = None, **rest: Any,
+    alibi_slopes: np.ndarray | None = None, logit_scale: np.ndarray | None = None, **rest: Any,
 ) -> Any:  # fmt: skip
     """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
     if alibi_slopes is not None:
         rest["bias"] = alibi_bias(alibi_slopes.astype(precision), query.shape[2], key.shape[2])
+    if logit_scale is not None:
+        query = query.astype(precision) * logit_scale.astype(precision)[:, None, None]
     reference = attention(query, key, value, precision=precision, **rest)
     output = round_to(reference.output, fmt)
     return (output, round_to(reference.lse, fmt.widened)) if lse else output

@@ -19,7 +19,7 @@ from suite.spec.inputs import Inputs
 
 def attention(
     ops, query, key, value, mask, bias, scale,
-    softcap=None, sinks=None, alibi_slopes=None, lse=False,
+    softcap=None, logit_scale=None, sinks=None, alibi_slopes=None, lse=False,
 ):  # fmt: skip
     """The output (B, H, Lq, Dv) of query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv);
     with `lse` the log-sum-exp (B, H, Lq) behind it."""
@@ -28,6 +28,8 @@ def attention(
         key = ops.repeat(key, groups, 1)  # (B, H, Lk, D)
         value = ops.repeat(value, groups, 1)
     scores = query @ ops.transpose(key, (0, 1, 3, 2)) * ops.number(scale, query)  # (B, H, Lq, Lk)
+    if logit_scale is not None:
+        scores = scores * ops.reshape(logit_scale, (1, -1, 1, 1))
     if softcap is not None:
         scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
     if bias is not None:

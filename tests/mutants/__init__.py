@@ -27,6 +27,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_layer_scores,
     faults_layers,
     faults_layouts,
+    faults_logit_scale,
     faults_long_rows,
     faults_lse,
     faults_masks,

@@ -57,7 +57,8 @@ class Differentiable(Kernel):
 
     def moved(self, q: Any, k: Any, dq: Any, dk: Any, call: Call) -> np.ndarray:
         product = dq @ k.swapaxes(-1, -2) + q @ dk.swapaxes(-1, -2)
-        return self.keep(product * call.work(self.factor(call)), "scores", call)
+        moved = self.keep(product * call.work(self.factor(call)), "scores", call)
+        return self.tempered(moved, call)
 
     def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
         return (weights * moved).sum(-1, keepdims=True)
@@ -95,6 +96,9 @@ class Differentiable(Kernel):
             mean = self.mean(weights, dp, cotangent, value)
             ds = self.score_gradient(weights, dp, mean)
         dt = self.kept(self.uncapped(ds, query, key, call), call)
+        if call.logit_scale is not None:
+            of_factors = self.logit_scale_gradient(dt, self.scores(query, key, call))
+            dt = self.backward_tempered(dt, call)
         factor = call.work(self.factor(call))
         gradients: dict[str, np.ndarray | None] = {
             "query": self.query_gradient(dt, key, factor),
@@ -105,6 +109,8 @@ class Differentiable(Kernel):
         gradients["value"] = self.grouped(self.value_gradient(weights, cotangent, call), call)
         if call.bias is not None:
             gradients["bias"] = self.bias_gradient(ds, call.bias.shape)
+        if call.logit_scale is not None:
+            gradients["logit_scale"] = of_factors
         if call.sinks is not None:
             gradients["sinks"] = self.sink_gradient(sunk, mean, call)
         return gradients
@@ -162,8 +168,16 @@ class Differentiable(Kernel):
     ) -> np.ndarray:
         if call.softcap is None:
             return ds
-        bend = np.tanh(self.scores(query, key, call) / call.work(call.softcap))
+        scores = self.tempered(self.scores(query, key, call), call)
+        bend = np.tanh(scores / call.work(call.softcap))
         return ds * self.slope(bend)
+
+    def backward_tempered(self, dt: np.ndarray, call: Call) -> np.ndarray:
+        return self.tempered(dt, call)
+
+    def logit_scale_gradient(self, dt: np.ndarray, product: np.ndarray) -> np.ndarray:
+        """The gradient (H,) of the logit scales, for that of scores and the scores without them."""
+        return np.where(dt == 0, 0, dt * product).sum((0, 2, 3))
 
     def slope(self, bend: np.ndarray) -> np.ndarray:
         return 1 - bend * bend

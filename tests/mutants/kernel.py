@@ -28,7 +28,8 @@ from suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call, (B, H, L, D) whatever the axis order; sinks and alibi_slopes (H,).
+    """The arguments of one call, (B, H, L, D) whatever the axis order; sinks, alibi_slopes and
+    logit_scale (H,).
 
     `lengths` (B,) counts the keys of each sample; `window` is (left, right) with None for unbounded.
     `rate` is that of dropout, `seed` that of its pattern.
@@ -41,6 +42,7 @@ class Call:
     bias: Rounded | None = None
     sinks: Rounded | None = None
     alibi_slopes: Rounded | None = None
+    logit_scale: Rounded | None = None
     lengths: Rounded | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -233,7 +235,19 @@ class Kernel(Stated):
         product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
         return self.keep(product * call.work(self.factor(call)), "scores", call)
 
+    def tempered(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.logit_scale is None:
+            return scores
+        return self.keep(scores * self.factors(call)[:, None, None], "scores", call)
+
+    def factors(self, call: Call) -> np.ndarray:
+        """The logit scales (H,)."""
+        assert call.logit_scale is not None
+        return self.load(call.logit_scale, call)
+
     def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        """The scores times the logit scale, behind the softcap."""
+        scores = self.tempered(scores, call)
         if call.softcap is None:
             return scores
         cap = call.work(call.softcap)

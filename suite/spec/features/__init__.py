@@ -7,6 +7,7 @@ descriptors; inputs, calls, a person's function, vectors and the public function
 from __future__ import annotations
 
 from suite.spec.features.feature import Feature
+from suite.spec.features.logit_scale import LOGIT_SCALE
 from suite.spec.features.lse import LSE
 from suite.spec.features.sinks import SINKS
 from suite.spec.features.slopes import SLOPES
@@ -15,7 +16,7 @@ from suite.spec.features.window import WINDOW
 from suite.spec.vocabulary import FEATURES as WORDS_OF_OTHERS
 
 FEATURES: dict[str, Feature] = {
-    feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS, LSE, SLOPES)
+    feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS, LSE, SLOPES, LOGIT_SCALE)
 }
 """All features by name, in the order of their tokens in ids."""
 

@@ -1,0 +1,72 @@
+"""A logit scale per head: scores of query head h are scale * logit_scale[h] * q.k, before a softcap.
+
+Models with learned temperatures have one, of which the call is given the number itself (Liu et al., Swin
+Transformer V2, CVPR 2022, section 3.3).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from suite.spec.features.feature import Feature
+from suite.spec.levels import Ask
+from suite.spec.operator import flag
+from suite.spec.sizes import Sizes
+
+if TYPE_CHECKING:
+    from suite.spec.case import Case
+
+
+def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
+    """Logit scales (H,) around 1."""
+    return np.exp(rng.standard_normal(sizes.H) / 2)
+
+
+def validate(case: Case) -> None:
+    if case.option("logit_scale") and case.option("lse"):
+        raise ValueError("no bound is derived of a log-sum-exp under logit scales: ask one of them")
+
+
+LOGIT_SCALE = Feature(
+    name="logit_scale",
+    word="logit-scale",
+    text="a factor of the scores for every query head",
+    option=flag("logit_scale", "logitscale", rare=True),
+    axes="h",
+    draw=draw,
+    group="logit-scale",
+    validate=validate,
+    cases=(
+        Ask(
+            (
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale",
+                "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale",
+            ),
+            "every",
+        ),
+        Ask(
+            (
+                "sdpa/padempty/mha/{dt}/b2h3q17k23d8/logitscale",
+                "sdpa/causal/mqa/{dt}/b2h5q1k65d16/logitscale",
+                "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/logitscale",
+                "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/logitscale",
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/logitscale",
+                "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale/large",
+            ),
+            "every",
+            since="standard",
+        ),
+    ),
+    gradients=(
+        Ask(("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/logitscale",)),
+        Ask(
+            (
+                "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/logitscale",
+                "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/logitscale/dense",
+            ),
+            since="standard",
+        ),
+    ),
+)

@@ -1,0 +1,26 @@
+"""Promise: a logit scale multiplies the scores of its query head, and nothing else.
+
+(That answers and gradients with them lie within their bounds is asked by `values` and `gradients`.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.spec.catalogue import asked
+from suite.test_equalities import expect_equal
+
+PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale"
+GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale"
+
+
+@check(asked(PLAIN, GROUPED))
+def test_logit_scale_equals_scaled_query(cell: Cell) -> None:
+    """Logit scales that are powers of two equal queries that are multiplied by them."""
+    powers = 2.0 ** (np.arange(cell.inputs.sizes.H) % 3 - 1)
+    scaled = cell.inputs.replace(logit_scale=powers)
+    query = cell.inputs.query * powers[:, None, None]
+    other = cell.inputs.replace(logit_scale=None, query=query)
+    expect_equal(cell, scaled, other, "a logit scale and a query multiplied by it")
