@@ -341,13 +341,13 @@ def test_exit_codes(words: list[str], code: int, said: str) -> None:
 
 
 def test_the_summary_says_what_was_done() -> None:
-    out = command_line("--backend=numpy", "--examples=30", "--seed=11", "--list").stdout
-    assert "seed 11: 30 examples in" in out
+    out = command_line("--backend=numpy", "--examples=60", "--seed=11", "--list").stdout
+    assert "seed 11: 60 examples in" in out
     assert "a second, of numpy:definition" in out
     assert " 0 fail, 0 error, 0 crash" in out
     assert "4 dtypes" in out
     names = tuple(f"{name}/" for name in OPERATORS)
-    assert sum(line.startswith(names) for line in out.splitlines()) == 30
+    assert sum(line.startswith(names) for line in out.splitlines()) == 60
 
 
 def test_without_hypothesis_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class EagerStored(Eager):
         return float(round_to(super().factor(call), call.fmt))
 
     def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        scores = self.tempered(scores, call)
         if call.softcap is None:
             return scores
         cap = call.work(call.softcap)
