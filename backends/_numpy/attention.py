@@ -81,7 +81,7 @@ def definition(
     if alibi_slopes is not None:
         rest["bias"] = alibi_bias(alibi_slopes.astype(precision), query.shape[2], key.shape[2])
     if logit_scale is not None:
-        query = query.astype(precision) * logit_scale.astype(precision)[:, None, None]
+        query = np.multiply(query, logit_scale[:, None, None], dtype=precision)
     reference = attention(query, key, value, precision=precision, **rest)
     output = round_to(reference.output, fmt)
     return (output, round_to(reference.lse, fmt.widened)) if lse else output
