@@ -36,7 +36,10 @@ def operations(jax: Any, jnp: Any) -> Operations:
         largest=lambda x, axis: x.max(axis),
         cast=lambda x, dtype: x.astype(dtype),
         number=lambda value, x: value,
-        hide=lambda scores, mask: jnp.where(mask, scores, jnp.finfo(scores.dtype).min),
+        # A mask of more axes than the scores is refused, not broadcast.
+        hide=lambda scores, mask: jnp.where(
+            jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min
+        ),
         broadcast=jnp.broadcast_to,
         logsumexp=lambda x: jax.nn.logsumexp(
             x.astype(jnp.promote_types(x.dtype, jnp.float32)), axis=-1
