@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from backends.declared import Declared
 from backends.masks import dense_arguments
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
@@ -60,8 +61,8 @@ class TextbookAttention(Implementation):
     spelled: Callable[..., Operations]
     imports = ""
 
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
+    def __init__(self, backend: Backend, declared: Declared | None = None) -> None:
+        super().__init__(backend, declared=declared)
         self.ops = type(self).spelled(*self.framework.values())
 
     @property
