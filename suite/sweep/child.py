@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite.front.jax_caches import compilations_in
+from suite.front.process import how_it_ended
 from suite.sweep.plan import Task
 
 LAST_LINES = 12
@@ -49,7 +50,7 @@ def carry_out(task: Task, compiled: str = "") -> Outcome:
         )  # fmt: skip
         records = results.read_text(encoding="utf-8") if results.is_file() else ""
     if child.returncode < 0:
-        raise ChildDied(f"it died of {signal.Signals(-child.returncode).name}")
+        raise ChildDied(f"the child {how_it_ended(child.returncode)}")
     lines = [line for line in child.stdout.splitlines() if line.strip()]
     return Outcome(child.returncode, "\n".join(lines[-LAST_LINES:]), records)
 
