@@ -130,21 +130,34 @@ def begin(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+NODES = """
+import sys
+from ray.cluster_utils import Cluster
+
+head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 2**27}
+nodes = Cluster(True, head_node_args=head | {"ray_client_server_port": int(sys.argv[1])})
+nodes.add_node(num_cpus=1, object_store_memory=2**27)
+nodes.wait_for_nodes()
+print("at", nodes.address, flush=True)
+sys.stdin.read()
+nodes.shutdown()
+"""
+"""A program that is a cluster of two nodes until its input ends; the head judges nothing. In the
+process of the tests Ray would leave files open, of which a cell that is judged later would be told."""
+
+
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, str]]:
-    """The addresses, for auto and ray://, of a cluster of two nodes, of which the head judges nothing."""
-    from ray.cluster_utils import Cluster as Nodes
-
+    """The addresses, for auto and ray://, of a cluster of two nodes."""
     port = 20_000 + os.getpid() % 10_000
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 2**27,
-            "ray_client_server_port": port}  # fmt: skip
-    cluster = Nodes(initialize_head=True, head_node_args=head)
-    try:
-        cluster.add_node(num_cpus=1, object_store_memory=2**27)
-        cluster.wait_for_nodes()
-        yield cluster.address, f"ray://127.0.0.1:{port}"
-    finally:
-        cluster.shutdown()
+    process = subprocess.Popen(
+        [sys.executable, "-c", NODES, str(port)], text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = next(line for line in process.stdout if line.startswith("at "))
+    yield said.split()[1], f"ray://127.0.0.1:{port}"
+    process.communicate(timeout=60)
 
 
 @pytest.mark.slow
