@@ -5,32 +5,92 @@ A cell may change in several ways at once: its status, and what was observed of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
-from suite.records.cells import CellRecord, Run
+from suite.records.cells import KEY, CellRecord, Run
 from suite.records.lines import RecordError
+from suite.report.frames import cells
 from suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
 
+FACTOR = 2.0
+"""The factor by which an error ratio has to move."""
+
+Condition = Callable[[pd.DataFrame], "pd.Series[bool]"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One kind of change: what it means, and which pairs of cells (`_pairs`) it is true of.
+
+    `observed` is the field of a cell that changed, if it is not the status. Of changes without one a cell
+    has the first that is true; all others stand beside it.
+    """
+
+    meaning: str
+    condition: Condition
+    observed: str = ""
+
+
+def _differ(field: str) -> Condition:
+    """The field of both cells holds something, and not the same."""
+
+    def differ(pairs: pd.DataFrame) -> pd.Series[bool]:
+        old, new = pairs[f"old_{field}"], pairs[f"new_{field}"]
+        return (old != "") & (new != "") & (old != new)
+
+    return differ
+
+
+def _fell(field: str, order: tuple[str, ...]) -> Condition:
+    """The new entry of a field stands behind the old one in an order, which knows both."""
+    places = {entry: float(place) for place, entry in enumerate(order)}
+    return lambda pairs: pairs[f"new_{field}"].map(places) > pairs[f"old_{field}"].map(places)
+
+
 CHANGES = {
-    "new failure": "passed, was known, unsupported or absent before; fails, breaks or crashes now",
-    "fixed": "failed, expected or not, broke or crashed before; passes now",
-    "gone": "a cell of the old run that the new run lacks",
-    "new cell": "a cell that the old run lacks and that does not fail",
-    "status": "any other change of status, or another kind of failure",
-    "election": "another answer was observed where the field has no single right one",
-    "grade": "the narrowest numerics class whose bound the answer keeps is a wider one",
-    "invariance": "answers that were bitwise the same are within bound now, or broken",
-    "kernels": "other kernels ran",
-    "ratio": "the largest |error| / bound moved by more than a factor of 2; information only",
+    "new failure": Change(
+        "passed, was known, unsupported or absent before; fails, breaks or crashes now",
+        lambda p: p["new_status"].isin(BROKEN) & ~p["old_status"].isin(BROKEN),
+    ),
+    "fixed": Change(
+        "failed, expected or not, broke or crashed before; passes now",
+        lambda p: (p["new_status"] == "pass") & p["old_status"].isin([*BROKEN, "known"]),
+    ),
+    "gone": Change("a cell of the old run that the new run lacks", lambda p: p["new_status"] == ""),
+    "new cell": Change(
+        "a cell that the old run lacks and that does not fail", lambda p: p["old_status"] == ""
+    ),
+    "status": Change(
+        "any other change of status, or another kind of failure",
+        lambda p: (p["old_status"] != p["new_status"]) | (p["old_kind"] != p["new_kind"]),
+    ),
+    "election": Change(
+        "another answer was observed where the field has no single right one",
+        lambda p: _differ("observed")(p) & (p["new_question"] != ""),
+        "observed",
+    ),
+    "grade": Change(
+        "the narrowest numerics class whose bound the answer keeps is a wider one",
+        lambda p: _fell("grade", GRADES)(p) & (p["old_status"] == p["new_status"]),
+        "grade",
+    ),
+    "invariance": Change(
+        "answers that were bitwise the same are within bound now, or broken",
+        lambda p: _fell("observed", INVARIANCE_GRADES)(p) & (p["new_question"] == ""),
+        "observed",
+    ),
+    "kernels": Change("other kernels ran", _differ("kernels"), "kernels"),
+    "ratio": Change(
+        "the largest |error| / bound moved by more than a factor of 2; information only",
+        lambda p: (
+            (p["new_ratio"] > FACTOR * p["old_ratio"]) | (p["old_ratio"] > FACTOR * p["new_ratio"])
+        ),
+    ),
 }
 """Every kind of change, in the order they are listed in."""
-
-FACTOR = 2.0
 
 COLUMNS = [
     "change", "old_status", "new_status", "backend", "implementation", "check", "case", "mode",
@@ -57,31 +117,43 @@ def compare(old: Run, new: Run) -> pd.DataFrame:
     Raises NothingInCommon where no cell is in both: an empty diff must not pass for an unchanged
     run.
     """
-    before = {cell.key: cell for cell in old.cells}
-    after = {cell.key: cell for cell in new.cells}
-    if not before.keys() & after.keys():
+    pairs = _pairs(old, new)
+    pairs["message"] = pairs["new_message"].where(pairs["new_status"] != "", pairs["old_message"])
+    unchanged = pd.Series(True, pairs.index)
+    changed = []
+    for name, change in CHANGES.items():
+        holds = change.condition(pairs)
+        if not change.observed:
+            holds &= unchanged
+            unchanged &= ~holds
+        rows = pairs[holds].assign(change=name)
+        for side in ("old", "new"):
+            seen = rows[f"{side}_{change.observed}"] if change.observed else ""
+            rows[f"{side}_observed"] = seen
+        changed.append(rows)
+    return pd.concat(changed, ignore_index=True)[COLUMNS]
+
+
+def _pairs(old: Run, new: Run) -> pd.DataFrame:
+    """A row for every cell of the new run, then for those that only the old run has: `KEY`, and all other
+    columns of `suite.report.frames.cells` of both runs ("old_status", "new_status"; the error ratio is
+    "old_ratio"). What one run lacks is "" or NaN."""
+    before, after = (
+        cells(run).set_index([*KEY]).rename(columns={"error_ratio": "ratio"}) for run in (old, new)
+    )
+    in_both, gone = after.index.isin(before.index), ~before.index.isin(after.index)
+    if not in_both.any():
         raise NothingInCommon(
             f"{old.source or 'the old run'} and {new.source or 'the new run'} have no cell in "
             f"common ({len(before)} and {len(after)} cells): compare runs of the same backend, "
             "device and seed"
         )
-    keys = dict.fromkeys([*after, *before])
-    if not (_whole(old) and _whole(new)):
-        keys = {key: None for key in keys if key in before and key in after}
-    rows = []
-    for key in keys:
-        was, now = before.get(key), after.get(key)
-        change = _change(was, now)
-        if change:
-            rows.append(_row(change, was, now))
-        if was and now:
-            rows += [_row(name, was, now, *seen) for name, seen in _observed(was, now).items()]
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    frame = frame.astype({"old_ratio": "float64", "new_ratio": "float64"})
-    order = list(CHANGES)
-    return frame.sort_values(
-        "change", key=lambda s: s.map(order.index), kind="stable", ignore_index=True
-    )
+    whole = all(r.complete and not r.header.partial and not r.header.shard for r in (old, new))
+    keys = after.index.append(before.index[gone]) if whole else after.index[in_both]
+    sides = [run.reindex(keys).add_prefix(p) for run, p in ((before, "old_"), (after, "new_"))]
+    pairs = sides[0].join(sides[1]).reset_index()
+    texts = pairs.select_dtypes(exclude="number")
+    return pairs.fillna(dict.fromkeys(texts, ""))
 
 
 def mapped(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
@@ -133,10 +205,8 @@ def new_failures(frame: pd.DataFrame) -> bool:
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
     """Index change, in the order of `CHANGES`; columns cells (how many) and meaning."""
-    counts = frame["change"].value_counts()
-    index = pd.Index(list(CHANGES), name="change")
-    cells = [int(counts.get(change, 0)) for change in CHANGES]
-    return pd.DataFrame({"cells": cells, "meaning": list(CHANGES.values())}, index=index)
+    counts = frame["change"].value_counts().reindex([*CHANGES], fill_value=0).rename("cells")
+    return counts.to_frame().assign(meaning=[change.meaning for change in CHANGES.values()])
 
 
 def header_changes(old: Run, new: Run) -> pd.DataFrame:
@@ -145,88 +215,8 @@ def header_changes(old: Run, new: Run) -> pd.DataFrame:
     Fields of versions, machine and options are named "versions.torch" and so on; "" stands for a
     field that is absent.
     """
-    before, after = dict(_flat(asdict(old.header))), dict(_flat(asdict(new.header)))
-    rows = [
-        {"field": name, "old": before.get(name, ""), "new": after.get(name, "")}
-        for name in dict.fromkeys([*before, *after])
-        if name != "started" and before.get(name, "") != after.get(name, "")
-    ]
-    return pd.DataFrame(rows, columns=["field", "old", "new"])
-
-
-def _whole(run: Run) -> bool:
-    return run.complete and not run.header.partial and not run.header.shard
-
-
-def _change(was: CellRecord | None, now: CellRecord | None) -> str:
-    """One of `CHANGES`, or "" for none."""
-    if now is None:
-        return "gone"
-    if now.status in BROKEN and (was is None or was.status not in BROKEN):
-        return "new failure"
-    if was is None:
-        return "new cell"
-    if was.status in (*BROKEN, "known") and now.status == "pass":
-        return "fixed"
-    if (was.status, was.kind) != (now.status, now.kind):
-        return "status"
-    return "ratio" if _moved(was.error_ratio, now.error_ratio) else ""
-
-
-def _observed(was: CellRecord, now: CellRecord) -> dict[str, tuple[str, str]]:
-    """What was observed of a cell then and now, by the change that it is; only where both runs saw it."""
-    answers, grades = (was.observed, now.observed), (was.grade, now.grade)
-    kernels = (was.kernels, now.kernels)
-    changes = {}
-    if now.question and all(answers) and was.observed != now.observed:
-        changes["election"] = answers
-    if was.status == now.status and _fell(grades, GRADES):
-        changes["grade"] = grades
-    if not now.question and _fell(answers, INVARIANCE_GRADES):
-        changes["invariance"] = answers
-    if all(kernels) and was.kernels != now.kernels:
-        changes["kernels"] = kernels
-    return changes
-
-
-def _fell(grades: tuple[str, str], order: Sequence[str]) -> bool:
-    """Whether the second grade stands behind the first in an order, which knows both."""
-    was, now = grades
-    return was in order and now in order and order.index(now) > order.index(was)
-
-
-def _moved(was: float | None, now: float | None) -> bool:
-    """Whether one ratio is more than `FACTOR` times the other; NaN counts as infinite."""
-    if was is None or now is None:
-        return False
-    small, large = sorted(math.inf if math.isnan(ratio) else ratio for ratio in (was, now))
-    return large != small and large > FACTOR * small
-
-
-def _row(
-    change: str,
-    was: CellRecord | None,
-    now: CellRecord | None,
-    old_observed: str = "",
-    new_observed: str = "",
-) -> dict[str, Any]:
-    cell = now or was
-    assert cell is not None
-    return {
-        "change": change,
-        **{name: getattr(cell, name) for name in COLUMNS if name in cell.__dataclass_fields__},
-        "old_status": was.status if was else "",
-        "new_status": now.status if now else "",
-        "old_observed": old_observed,
-        "new_observed": new_observed,
-        "old_ratio": was.error_ratio if was else None,
-        "new_ratio": now.error_ratio if now else None,
-    }
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)
+    headers = [pd.json_normalize(asdict(run.header)).iloc[0].map(str) for run in (old, new)]
+    table = pd.DataFrame(dict(zip(("old", "new"), headers, strict=True))).fillna("")
+    order = dict.fromkeys(name for header in headers for name in header.index if name != "started")
+    table = table.reindex([*order]).rename_axis("field").reset_index()
+    return table[table["old"] != table["new"]].reset_index(drop=True)
