@@ -21,8 +21,6 @@ _FIRST = (VALUES, *GRADIENTS)
 _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
 """The sizes whose product says how large a case is."""
 
-_OF_CASE = ("case", "error_ratio", "message")
-
 
 @dataclass(frozen=True)
 class Group:
@@ -41,47 +39,17 @@ class Group:
 
 def groups(cells: pd.DataFrame) -> list[Group]:
     """The groups of failing cells: values first, then gradients, then the rest; the largest first."""
-    if not cells["status"].isin(BROKEN).any():
+    broken = cells[cells["status"].isin(BROKEN)]
+    if broken.empty:
         return []
-    known = axes(cells)
+    known, passed = axes(cells), cells[cells["status"] == "pass"]
     entries = []
-    for (check, label), same in cells.groupby(["check", "label"], sort=False):
-        failing = same[same["status"].isin(BROKEN)]
-        if failing.empty:
-            continue
-        passing = known.loc[same["case"][same["status"] == "pass"]]
-        for kind, block in failing.groupby("kind", sort=False):
-            text = separation(known.loc[block["case"]], passing)
-            rows = tuple(map(int, _by_size(block).index))
-            entries.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
+    for (check, label, kind), block in broken.groupby(["check", "label", "kind"], sort=False):
+        passing = passed["case"][(passed["check"] == check) & (passed["label"] == label)]
+        text = separation(known.loc[block["case"]], known.loc[passing])
+        rows = tuple(map(int, _by_size(block).index))
+        entries.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
     return sorted(entries, key=lambda group: (_place(group.check), -len(group.cells)))
-
-
-def explained(cells: pd.DataFrame) -> pd.DataFrame:
-    """A row per group: check, kind, implementation, failures, passes, separation, and of its smallest
-    case the case, the error ratio and the message."""
-    rows = [
-        {
-            "check": group.check,
-            "kind": group.kind,
-            "implementation": group.implementation,
-            "failures": len(group.cells),
-            "passes": group.passes,
-            "separation": group.separation,
-            **{name: cells[name].loc[group.cells[0]] for name in _OF_CASE},
-        }
-        for group in groups(cells)
-    ]
-    columns = ["check", "kind", "implementation", "failures", "passes", "separation"]
-    return pd.DataFrame(rows, columns=[*columns, *_OF_CASE])
-
-
-def in_full(groups: list[Group], most: int) -> list[int]:
-    """The rows of at most `most` cells: the smallest of every group, then the second ones, and so on;
-    in the order of the groups."""
-    ranked = [(n, g, row) for g, group in enumerate(groups) for n, row in enumerate(group.cells)]
-    chosen = sorted(ranked, key=lambda entry: entry[:2])[:most]
-    return [row for _, _, row in sorted(chosen, key=lambda entry: (entry[1], entry[0]))]
 
 
 def _place(check: str) -> int:
@@ -92,14 +60,39 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells, those of the smallest cases first: by the product of their sizes, what they need, and
     the length of their names."""
     facts = expanded(cells["facts"])
-    sizes = facts[[name for name in _EXTENT if name in facts]].astype("float64")
+    sizes = facts[facts.columns.intersection(_EXTENT)].astype("float64")
     keys = pd.DataFrame(
         {
             "extent": sizes.prod(axis=1),
             "features": cells["features"].map(len),
             "length": cells["case"].map(len),
             "case": cells["case"],
-        },
-        index=cells.index,
+        }
     )
-    return cells.loc[keys.sort_values([*keys.columns.astype(str)], kind="stable").index]
+    return cells.loc[keys.sort_values([*keys], kind="stable").index]
+
+
+def explained(cells: pd.DataFrame) -> pd.DataFrame:
+    """A row per group: check, kind, implementation, failures, passes, separation, and of its smallest
+    case the case, the error ratio and the message."""
+    every = groups(cells)
+    table = pd.DataFrame(
+        {
+            "check": [group.check for group in every],
+            "kind": [group.kind for group in every],
+            "implementation": [group.implementation for group in every],
+            "failures": [len(group.cells) for group in every],
+            "passes": [group.passes for group in every],
+            "separation": [group.separation for group in every],
+        }
+    )
+    smallest = cells.loc[[group.cells[0] for group in every], ["case", "error_ratio", "message"]]
+    return table.join(smallest.reset_index(drop=True))
+
+
+def in_full(groups: list[Group], most: int) -> list[int]:
+    """The rows of at most `most` cells: the smallest of every group, then the second ones, and so on;
+    in the order of the groups."""
+    ranked = [(n, g, row) for g, group in enumerate(groups) for n, row in enumerate(group.cells)]
+    chosen = sorted(ranked, key=lambda entry: entry[:2])[:most]
+    return [row for _, _, row in sorted(chosen, key=lambda entry: (entry[1], entry[0]))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from suite.report.frames import expanded
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
 """Pairs of sizes that kernels confuse: which one is larger is an axis."""
 
-MULTIPLES = {"Lq": (16, 64), "Lk": (16, 64), "D": (16, 64)}
+BLOCKED = ("Lq", "Lk", "D")
+BLOCKS = (16, 64)
 """Sizes that kernels divide into blocks: whether a block divides the size is an axis."""
 
 WORDS_AT_MOST = 3
@@ -43,35 +45,43 @@ class Condition:
 
 def axes(cells: pd.DataFrame) -> pd.DataFrame:
     """What is known of every case, a column per axis: whole numbers (Int64), or words for people
-    (category); index case."""
+    (category), missing where a case has none; index case."""
     cases = cells.drop_duplicates("case").set_index("case")
-    needed = dict.fromkeys(name for needs in cases["features"] for name in needs)
-    words: dict[str, list[str]] = {
-        f"feature {name}": [
-            f"feature {name}" if name in needs else f"no feature {name}"
-            for needs in cases["features"]
-        ]
-        for name in needed
-    }
-    words["dtype"] = [f"dtype {name}" for name in cases["dtype"]]
     facts = expanded(cases["facts"])
     numbers = facts.select_dtypes("Int64")
+    words = {"dtype": "dtype " + cases["dtype"]}
+    for name in dict.fromkeys(name for needs in cases["features"] for name in needs):
+        has = cases["features"].map(partial(_has, name))
+        words[f"feature {name}"] = has.map({True: f"feature {name}", False: f"no feature {name}"})
     for name in facts.columns.drop(numbers.columns):
-        words[name] = [_worded(str(name), value) for value in facts[name]]
+        words[name] = pd.Series([_worded(name, value) for value in facts[name]], facts.index)
     for one, other in COMPARED:
         if {one, other} <= set(numbers):
-            signs = np.sign((numbers[one] - numbers[other]).astype("float64"))
-            words[f"{one} : {other}"] = [
-                f"{one} {'=' if sign == 0 else '<' if sign < 0 else '>'} {other}" for sign in signs
-            ]
-    for name, blocks in MULTIPLES.items():
-        for block in blocks if name in numbers else ():
-            left = (numbers[name] % block).astype("float64")
-            words[f"{name} % {block}"] = [
-                f"{name} {'a' if rest == 0 else 'no'} multiple of {block}" for rest in left
-            ]
-    worded = pd.DataFrame(words, index=cases.index, dtype="category")
-    return worded.join(numbers)
+            signs = {
+                sign: f"{one} {word} {other}" for sign, word in ((-1, "<"), (0, "="), (1, ">"))
+            }
+            words[f"{one} : {other}"] = np.sign(numbers[one] - numbers[other]).map(signs)
+    for name in numbers.columns.intersection(BLOCKED):
+        for block in BLOCKS:
+            divides = {
+                True: f"{name} a multiple of {block}",
+                False: f"{name} no multiple of {block}",
+            }
+            words[f"{name} % {block}"] = (numbers[name] % block == 0).map(divides)
+    return pd.DataFrame(words, index=cases.index, dtype="category").join(numbers)
+
+
+def _has(name: str, needs: tuple[str, ...]) -> bool:
+    return name in needs
+
+
+def _worded(name: str, value: Any) -> str:
+    """A fact in words: "mask causal", "sinks on", "no softcap"."""
+    if pd.isna(value):
+        return f"no {name}"
+    if isinstance(value, bool):
+        return f"{name} {'on' if value else 'off'}"
+    return f"{name} {value}".replace("_", " ")
 
 
 def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
@@ -94,9 +104,8 @@ def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
         return f"{all_have} {first.text}, {none_has}{also}"
     if count >= PAIRED_FROM and (pair := _pair(conditions)):
         return f"{all_have} {pair[0].text} and {pair[1].text}, {none_has} both"
-    nearest = min(conditions, key=lambda c: int(c.shared.sum()))
-    common = int(nearest.shared.sum())
-    if 2 * common <= passed:
+    nearest = min(conditions, key=lambda c: c.shared.sum(), default=None)
+    if nearest and (common := int(nearest.shared.sum())) <= passed / 2:
         have = "has" if common == 1 else "have"
         return f"{all_have} {nearest.text}, as {have} {common} of {passed} passes"
     failures = "the failure" if count == 1 else f"the {count} failures"
@@ -104,30 +113,28 @@ def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
 
 
 def _conditions(failing: pd.DataFrame, passing: pd.DataFrame) -> Iterator[Condition]:
-    for name in failing:
+    """What every failing cell has, axis by axis."""
+    for name in failing.columns[failing.notna().all()]:
         whole = pd.api.types.is_integer_dtype(failing[name])
-        of = _of_numbers if whole else _of_words
-        yield from of(str(name), failing[name], passing[name])
+        yield from (_of_numbers if whole else _of_words)(failing[name], passing[name])
 
 
-def _of_numbers(name: str, failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
+def _of_numbers(failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
     """A threshold, or one number. One value lies beyond all others by chance more often than several."""
-    if failing.isna().any():
-        return
     values, least, most = failing.nunique(), int(failing.min()), int(failing.max())
     others = passing.astype("float64").to_numpy()
-    rank = 0 if values > 2 else 2 if values == 2 else 4
-    yield Condition(f"{name} >= {least}", others >= least, rank, values, True)
-    yield Condition(f"{name} <= {most}", others <= most, rank, values, True)
+    of = partial(Condition, rank={1: 4, 2: 2}.get(values, 0), values=values, numbers=True)
+    yield of(f"{failing.name} >= {least}", others >= least)
+    yield of(f"{failing.name} <= {most}", others <= most)
     if values == 1:
-        yield Condition(f"{name} = {least}", others == least, rank, values, True)
+        yield of(f"{failing.name} = {least}", others == least)
 
 
-def _of_words(name: str, failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
+def _of_words(failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
     words = list(failing.unique())
     if len(words) <= WORDS_AT_MOST:
-        rank = 1 if len(words) == 1 else 3
-        yield Condition(" or ".join(words), passing.isin(words).to_numpy(), rank, len(words))
+        shared = passing.isin(words).to_numpy()
+        yield Condition(" or ".join(words), shared, 1 if len(words) == 1 else 3, len(words))
 
 
 def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
@@ -138,12 +145,3 @@ def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
         return None
     first, second = apart[apart.sum(axis=1).argmin()]
     return conditions[first], conditions[second]
-
-
-def _worded(name: str, value: Any) -> str:
-    """A fact in words: "mask causal", "sinks on", "no softcap"."""
-    if pd.isna(value):
-        return f"no {name}"
-    if isinstance(value, bool):
-        return f"{name} {'on' if value else 'off'}"
-    return f"{name} {value}".replace("_", " ")
