@@ -196,7 +196,6 @@ def test_every_table_belongs_to_one_kind_of_results() -> None:
     assert len(TABLES) == sum(len(kind.tables) for kind in KINDS)
     for kind in KINDS:
         assert all(table.name == name for name, table in kind.tables.items())
-        assert kind.chosen() == [table for table in kind.tables.values() if not table.rare]
 
 
 @pytest.mark.parametrize("fmt", ["text", "markdown", "html"])

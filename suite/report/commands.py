@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +83,45 @@ def _rename(text: str) -> tuple[str, str]:
     return old, new
 
 
+def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A command that says on standard error what cannot be used, with the exit code 2."""
+
+    def guarded(args: argparse.Namespace) -> int:
+        try:
+            if args.format in DATA_FORMATS and args.output is None:
+                raise RecordError(f"{args.format} is one file per table: name a folder by --output")
+            return command(args)
+        except (RecordError, OSError) as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 2
+
+    return guarded
+
+
+@_guarded
 def report(args: argparse.Namespace) -> int:
     """Run `report`; returns the exit code."""
+    from suite.report.render import render
 
-    def work() -> int:
-        from suite.report.render import render
+    paths_of = _by_kind(args.results)
+    for kind in KINDS:
+        names = [name for name in kind.tables if name in (args.table or ())]
+        if kind not in paths_of and names:
+            raise RecordError(f"{', '.join(names)}: made of {kind.name}, and none is given")
+    if args.plots and SPEED not in paths_of:
+        raise RecordError(f"--plots draws {SPEED.name}, and none is given")
+    # In files of data the rare tables, too.
+    chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
+    tables: dict[str, Any] = {}
+    for kind, paths in paths_of.items():
+        frames = kind.read(paths, Request(args.partial, args.baseline))
+        tables |= kind.of(frames, chosen)
+        if kind is SPEED and args.plots:
+            from suite.report.plots import draw
 
-        paths_of = _by_kind(args.results)
-        request = Request(args.partial, args.baseline)
-        for kind in KINDS:
-            names = [name for name in kind.tables if name in (args.table or ())]
-            if kind not in paths_of and names:
-                raise RecordError(f"{', '.join(names)}: made of {kind.name}, and none is given")
-        if args.plots and SPEED not in paths_of:
-            raise RecordError(f"--plots draws {SPEED.name}, and none is given")
-        tables: dict[str, Any] = {}
-        for kind, paths in paths_of.items():
-            frames = kind.read(paths, request)
-            tables |= kind.of(frames, _names(args, kind))
-            if kind is SPEED and args.plots:
-                from suite.report.plots import draw
-
-                draw(frames["measurements"], args.plots)
-        render(tables, args.format, args.output, next(iter(paths_of)).title)
-        return 0
-
-    return _guarded(args, work)
+            draw(frames["measurements"], args.plots)
+    render(tables, args.format, args.output, next(iter(paths_of)).title)
+    return 0
 
 
 def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
@@ -118,42 +131,35 @@ def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
         if path.resolve() in seen:
             raise RecordError(f"{path} is given twice (as {seen[path.resolve()]}); name it once")
         seen[path.resolve()] = path
-    kinds = {path: kind_of(path) for path in paths}
-    paths_of = {kind: [path for path in paths if kinds[path] is kind] for kind in KINDS}
-    return {kind: mine for kind, mine in paths_of.items() if mine}
+    kinds = [kind_of(path) for path in paths]
+    return {
+        kind: [path for path, its in zip(paths, kinds, strict=True) if its is kind]
+        for kind in KINDS
+        if kind in kinds
+    }
 
 
-def _names(args: argparse.Namespace, kind: Kind) -> Iterable[str] | None:
-    """The tables of a kind that the options ask for: in files of data the rare ones, too."""
-    if args.table:
-        return set(args.table) & set(kind.tables)
-    return kind.tables if args.format in DATA_FORMATS else None
-
-
+@_guarded
 def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
+    from suite.report.diff import compare, header_changes, mapped, new_failures, summary
+    from suite.report.render import render
+    from suite.report.sweep_diff import difference, is_of_sweeps
 
-    def work() -> int:
-        from suite.report.diff import compare, header_changes, mapped, new_failures, summary
-        from suite.report.render import render
-        from suite.report.sweep_diff import difference, is_of_sweeps
-
-        renames = dict(args.map)
-        if len(renames) < len(args.map):
-            raise RecordError("--map names the same old implementation twice; name it once")
-        if is_of_sweeps(args.old, args.new):
-            comparison = difference(args.old, args.new, renames, args.partial)
-            changes, headers = comparison.changes, comparison.headers
-            more = {} if comparison.alone.empty else {"alone": comparison.alone}
-        else:
-            old, new = (load(path, args.partial) for path in (args.old, args.new))
-            changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
-            headers, more = header_changes(old, new), {}
-        tables = {"summary": summary(changes), "changes": changes, "headers": headers, **more}
-        render(tables, args.format, args.output, f"From {args.old} to {args.new}")
-        return 1 if new_failures(changes) else 0
-
-    return _guarded(args, work)
+    renames = dict(args.map)
+    if len(renames) < len(args.map):
+        raise RecordError("--map names the same old implementation twice; name it once")
+    if is_of_sweeps(args.old, args.new):
+        comparison = difference(args.old, args.new, renames, args.partial)
+        changes, headers = comparison.changes, comparison.headers
+        more = {} if comparison.alone.empty else {"alone": comparison.alone}
+    else:
+        old, new = (load(path, args.partial) for path in (args.old, args.new))
+        changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
+        headers, more = header_changes(old, new), {}
+    tables = {"summary": summary(changes), "changes": changes, "headers": headers, **more}
+    render(tables, args.format, args.output, f"From {args.old} to {args.new}")
+    return 1 if new_failures(changes) else 0
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -170,14 +176,3 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def add_partial(parser: argparse.ArgumentParser) -> None:
     """The option `--partial` of all that read result files."""
     parser.add_argument("--partial", action="store_true", help="also read runs that did not finish")
-
-
-def _guarded(args: argparse.Namespace, work: Callable[[], int]) -> int:
-    if args.format in DATA_FORMATS and args.output is None:
-        print(f"{args.format} is one file per table: name a folder by --output", file=sys.stderr)
-        return 2
-    try:
-        return work()
-    except (RecordError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2

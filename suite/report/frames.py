@@ -39,18 +39,19 @@ MEASURED = ("workload", "direction", "dtype", "device", "threads")
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row for every cell of one run, or of several, with the columns that this module describes."""
-    rows = [(cell, run.source) for run in _listed(loaded) for cell in run.cells]
-    columns: dict[str, Any] = {
-        f.name: [getattr(cell, f.name) for cell, _ in rows] for f in fields(CellRecord)
-    }
-    columns["error_ratio"] = [_beyond(ratio) for ratio in columns["error_ratio"]]
-    columns["ratios"] = [
-        {name: _beyond(ratio) for name, ratio in ratios.items()} for ratios in columns["ratios"]
+    records = [
+        vars(cell)
+        | {
+            "error_ratio": _beyond(cell.error_ratio),
+            "ratios": {name: _beyond(ratio) for name, ratio in cell.ratios.items()},
+            "source": run.source,
+        }
+        for run in _listed(loaded)
+        for cell in run.cells
     ]
-    frame = pd.DataFrame(columns | {"source": [source for _, source in rows]})
-    frame = frame.astype(
-        dict.fromkeys(("error_ratio", "rms", "max_abs_error", "seconds"), "float64")
-    )
+    frame = pd.DataFrame(records, columns=[*(f.name for f in fields(CellRecord)), "source"])
+    figures = ("error_ratio", "rms", "max_abs_error", "seconds")
+    frame = frame.astype(dict.fromkeys(figures, "float64"))
     return frame.assign(label=_labels(frame))
 
 

@@ -6,7 +6,7 @@ The one place that knows every table by name; the commands, their help, captions
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line says of results: also read unfinished runs; the baseline of `speedup`."""
+    """How results are read: unfinished runs, too; for speed the baseline that others are held against."""
 
     partial: bool = False
     baseline: str = ""
@@ -50,21 +50,12 @@ class Kind:
     read: Callable[[list[Path], Request], Frames]
     tables: Mapping[str, Table]
 
-    def chosen(self, names: Iterable[str] | None = None) -> list[Table]:
-        """The tables of these names in their order; without names all but the rare ones.
-
-        Raises KeyError with the valid names.
-        """
-        if names is None:
-            return [table for table in self.tables.values() if not table.rare]
-        wanted = set(names)
-        if unknown := sorted(wanted - set(self.tables)):
-            raise KeyError(f"unknown table {unknown[0]!r}; valid: {', '.join(self.tables)}")
-        return [table for name, table in self.tables.items() if name in wanted]
-
-    def of(self, frames: Frames, names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
-        """The tables that `chosen` gives for these names, made of what was read."""
-        return {table.name: table.of(frames[table.over]) for table in self.chosen(names)}
+    def of(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
+        """The tables of these names in their order, made of what was read; by default all but the rare
+        ones."""
+        tables = self.tables.values()
+        chosen = [t for t in tables if (not t.rare if names is None else t.name in names)]
+        return {table.name: table.of(frames[table.over]) for table in chosen}
 
 
 def _named(*tables: Table) -> dict[str, Table]:

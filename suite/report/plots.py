@@ -20,8 +20,9 @@ MISSING = (
 )
 
 
-def draw(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
-    """Draw measurements (`suite.report.frames.measurements`) into a new or empty folder.
+def draw(measurements: pd.DataFrame, folder: str | Path) -> None:
+    """Draw measurements (`suite.report.frames.measurements`) into a new or empty folder: for every
+    direction the shares of the ceiling, error ratios against shares, and times against lengths.
 
     Raises RecordError without matplotlib, and FileExistsError where the folder holds anything.
     """
@@ -29,48 +30,38 @@ def draw(frame: pd.DataFrame, folder: str | Path) -> list[Path]:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RecordError(MISSING) from error
-    folder = new_folder(Path(folder))
-    timed = frame[frame["status"].isin(TIMED)]
+    folder = new_folder(folder)
+    timed = measurements[measurements["status"].isin(TIMED)]
     swept = timed["swept"].astype(bool)
-    pictures = []
-    for direction, block in timed[~swept].groupby("direction", sort=False):
-        pictures.append(
-            _saved(_shares(Figure, block, str(direction)), folder, f"share-{direction}")
-        )
-        judged = block[block["error_ratio"].notna() & block["share_of_gemm"].notna()]
-        if len(judged):
-            pictures.append(
-                _saved(_exactness(Figure, judged, str(direction)), folder, f"exact-{direction}")
-            )
-    for direction, block in timed[swept].groupby("direction", sort=False):
-        pictures.append(_saved(_cost(Figure, block, str(direction)), folder, f"cost-{direction}"))
-    return [path for pair in pictures for path in pair]
+    judged = ~swept & timed["error_ratio"].notna() & timed["share_of_gemm"].notna()
+    pictures = (("share", _shares, ~swept), ("exact", _exactness, judged), ("cost", _cost, swept))
+    for name, picture, rows in pictures:
+        for direction, block in timed[rows].groupby("direction", sort=False):
+            workloads = block["workload"].nunique()
+            height = 1.6 + 0.32 * workloads if picture is _shares else 5
+            figure = Figure(figsize=(9, height), layout="constrained")
+            axes = figure.subplots()
+            axes.set_title(f"{direction}: {picture(axes, block)}")
+            axes.grid(alpha=0.3)
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+            for kind in ("png", "svg"):
+                file = f"{name}-{direction}.{kind}".replace("+", "-")
+                figure.savefig(folder / file, dpi=130)
 
 
-def _saved(figure: Any, folder: Path, name: str) -> list[Path]:
-    pictures = [folder / f"{name.replace('+', '-')}.{kind}" for kind in ("png", "svg")]
-    for path in pictures:
-        figure.savefig(path, dpi=130)
-    return pictures
-
-
-def _shares(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
+def _shares(axes: Any, block: pd.DataFrame) -> str:
     """A row of points per workload: share of the best matrix product, an implementation a colour."""
     wide = block.pivot_table(index="workload", columns="label", values="share_of_gemm", sort=False)
-    figure = Figure(figsize=(9, 1.6 + 0.32 * len(wide)), layout="constrained")
-    axes = figure.subplots()
     places = np.arange(len(wide))[::-1]
     for number, label in enumerate(wide):
         axes.plot(wide[label] * 100, places, _marker(number), label=label, alpha=0.85)
     axes.set_yticks(places, wide.index)
     _along_shares(axes, block)
-    return _finished(figure, axes, f"{direction}: how near to the ceiling (right is better)")
+    return "how near to the ceiling (right is better)"
 
 
-def _exactness(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
+def _exactness(axes: Any, block: pd.DataFrame) -> str:
     """Error ratio against share of the ceiling, a point per workload."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
     for number, (label, mine) in enumerate(block.groupby("label", sort=False)):
         axes.plot(mine["share_of_gemm"] * 100, mine["error_ratio"], _marker(number), label=label)
     axes.axhline(1.0, color="black", linewidth=1)
@@ -78,31 +69,27 @@ def _exactness(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
     _along_shares(axes, block)
     _stretch(axes.set_yscale, block["error_ratio"])
     axes.set_ylabel("error ratio, max |error| / bound")
-    title = f"{direction}: exactness against speed (right and low is better)"
-    return _finished(figure, axes, title)
+    return "exactness against speed (right and low is better)"
 
 
-def _cost(Figure: Any, block: pd.DataFrame, direction: str) -> Any:
+def _cost(axes: Any, block: pd.DataFrame) -> str:
     """Time against length with the fitted law."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    for number, (label, mine) in enumerate(block.groupby("label", sort=False)):
-        mine = mine.sort_values("keys")
-        marker = _marker(number)
-        axes.plot(mine["keys"], mine["seconds"] * 1e3, marker, label=label)
+    for number, (label, mine) in enumerate(
+        block.sort_values("keys", kind="stable").groupby("label", sort=False)
+    ):
+        lengths = mine["keys"].to_numpy(float)
+        axes.plot(lengths, mine["seconds"] * 1e3, _marker(number), label=label)
         if mine["keys"].nunique() >= LENGTHS:
-            coefficients = fit(mine["keys"].to_numpy(float), mine["seconds"].to_numpy())
-            lengths = np.geomspace(mine["keys"].min(), mine["keys"].max(), 60)
-            axes.plot(
-                lengths, law(coefficients, lengths) * 1e3, color=f"C{number % 10}", linewidth=1
-            )
+            every = np.geomspace(lengths.min(), lengths.max(), 60)
+            fitted = law(fit(lengths, mine["seconds"].to_numpy()), every)
+            axes.plot(every, fitted * 1e3, color=f"C{number % 10}", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(_plain)
     axes.set_xlabel("queries and keys")
     axes.set_ylabel("ms")
-    return _finished(figure, axes, f"{direction}: cost against length, with a + b L + c L²")
+    return "cost against length, with a + b L + c L²"
 
 
 def _along_shares(axes: Any, block: pd.DataFrame) -> None:
@@ -115,13 +102,6 @@ def _stretch(scale: Callable[..., None], values: pd.Series) -> None:
     """Make a scale logarithmic where any of its values can stand on such a one."""
     if (values > 0).any():
         scale("log", nonpositive="mask")
-
-
-def _finished(figure: Any, axes: Any, title: str) -> Any:
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    return figure
 
 
 def _plain(value: float, position: int) -> str:
