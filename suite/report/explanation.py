@@ -60,7 +60,7 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells, those of the smallest cases first: by the product of their sizes, what they need, and
     the length of their names."""
     facts = expanded(cells["facts"])
-    sizes = facts[facts.columns.intersection(_EXTENT)].astype("float64")
+    sizes = facts.filter(_EXTENT).astype("float64")
     keys = pd.DataFrame(
         {
             "extent": sizes.prod(axis=1),

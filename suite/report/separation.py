@@ -60,9 +60,9 @@ def axes(cells: pd.DataFrame) -> pd.DataFrame:
             signs = {
                 sign: f"{one} {word} {other}" for sign, word in ((-1, "<"), (0, "="), (1, ">"))
             }
-            words[f"{one} : {other}"] = np.sign(numbers[one] - numbers[other]).map(signs)
-    for name in numbers.columns.intersection(BLOCKED):
-        for block in BLOCKS:
+            words[f"{one} : {other}"] = (numbers[one] - numbers[other]).clip(-1, 1).map(signs)
+    for name in BLOCKED:
+        for block in BLOCKS if name in numbers else ():
             divides = {
                 True: f"{name} a multiple of {block}",
                 False: f"{name} no multiple of {block}",
