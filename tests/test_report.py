@@ -6,16 +6,17 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from suite.records.cells import CellRecord
+from suite.records.cells import CellRecord, load
 from suite.report import conformance, frames, precision
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.summary import lines
 from suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, elect, frame, run
+from tests.records_by_hand import cell, elect, frame, run, write
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
 
@@ -34,6 +35,13 @@ def test_nothing_measured_is_nan_and_a_measured_nan_is_infinite() -> None:
     cells = frame(cell(CASES[0]), cell(CASES[1], error_ratio=math.nan))
     assert math.isnan(cells["error_ratio"][0])
     assert cells["error_ratio"][1] == math.inf
+
+
+def test_a_field_that_an_older_file_lacks_is_empty(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell()))
+    path.write_text(path.read_text().replace(', "native": ""', ""))
+    assert "native" not in path.read_text()
+    assert frames.cells(load(path))["native"].tolist() == [""]
 
 
 def test_every_status_is_counted() -> None:

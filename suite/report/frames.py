@@ -40,7 +40,7 @@ MEASURED = ("workload", "direction", "dtype", "device", "threads")
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row for every cell of one run, or of several, with the columns that this module describes."""
     records = [
-        vars(cell)
+        _fields(cell)
         | {
             "error_ratio": _beyond(cell.error_ratio),
             "ratios": {name: _beyond(ratio) for name, ratio in cell.ratios.items()},
@@ -53,6 +53,11 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
     frame = frame.astype(dict.fromkeys(figures, "float64"))
     return frame.assign(label=_labels(frame))
+
+
+def _fields(record: CellRecord | SpeedRecord) -> dict[str, Any]:
+    """The fields of a record. `vars` lacks those that its file does not have."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _beyond(ratio: float | None) -> float | None:
@@ -164,7 +169,7 @@ def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
 
 def _measured(record: SpeedRecord) -> dict[str, Any]:
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
-    return vars(record) | {
+    return _fields(record) | {
         "label": f"{record.backend}:{record.implementation}",
         "seconds": record.seconds,
         "low": float(low),
