@@ -49,8 +49,8 @@ def test_the_facts_of_a_case() -> None:
     assert list(case.facts)[:7] == list(sizes)
     assert case.facts == sizes | {
         "heads": "mqa", "mask": "pad+win4.0", "bias": "inf", "scale": None, "softcap": 5.0,
-        "sinks": False, "lse": False, "alibi_slopes": False, "rate": 0.0, "training": False,
-        "recipe": "onehot", "axis_order": "bhld", "form": "dense",
+        "sinks": False, "lse": False, "alibi_slopes": False, "logit_scale": False, "rate": 0.0,
+        "training": False, "recipe": "onehot", "axis_order": "bhld", "form": "dense",
     }  # fmt: skip
 
 
