@@ -89,7 +89,8 @@ class Compiled(Implementation):
 
     def __init__(self, inner: Implementation, compiler: str) -> None:
         self.inner, self.compiler = inner, checked_name("a compiler", compiler)
-        self.operator = inner.operator
+        self.operator, self.beside = inner.operator, inner.beside
+        self.argument_names = inner.argument_names
         self.programs = Programs()
         self.lacking = inner.backend.lacking_compiled(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}

@@ -45,6 +45,9 @@ class Implementation(ABC):
     """Whether it is code of the suite's own, in the framework's single operations."""
     beside: Implementation | None = None
     """Of a person's function: the framework's own attention, beside which its elections are shown."""
+    argument_names: tuple[str, ...] = ()
+    """Of a person's function: what its arguments are called, one of which an error that refuses a case
+    names."""
     remarks: tuple[str, ...] = ()
     """Of a person's function: what the person should know of how it is asked."""
 

@@ -110,6 +110,8 @@ class Backend(ABC):
     compiles_shapes = False
     compiles_quickly = False
     """Whether calls can be compiled with few optimisations, in less time (see `quickly`)."""
+    validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
+    """The errors by which functions of the framework refuse their arguments."""
     runs_models = False
     """Whether a call is a model that a runtime rewrites, textbook code, too."""
     dialect: Dialect | None = None

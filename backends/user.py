@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any
 
 from backends.claims import Claims
@@ -21,6 +22,7 @@ from backends.protocol import Backend, Implementation
 from backends.sources import function_source
 from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 EXTRA = {name: feature.word for name, feature in FEATURES.items()}
 """Parameters beyond the native signature, with the word for each: the features by their names (see
@@ -64,11 +66,12 @@ class NativeSignature:
 @dataclass(frozen=True)
 class Accepted:
     """What a function accepts: the parameters that it can be passed by name, those of them that are
-    passed a neutral value alone, and those that nobody passes."""
+    passed a neutral value alone, those that nobody passes, and the names of all that it has."""
 
     passed: frozenset[str]
     neutral: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, function: Callable[..., Any], native: NativeSignature) -> Accepted:
@@ -105,7 +108,8 @@ class Accepted:
             passed = set(names) & set(native.known)
         unused = [n for n in names if n not in (*native.known, *native.neutral)]
         neutral = [n for n in native.neutral if n in names]
-        return cls(frozenset(passed), tuple(neutral), tuple(unused))
+        every = tuple(p.name for p in parameters)
+        return cls(frozenset(passed), tuple(neutral), tuple(unused), every)
 
     def lacking(self, native: NativeSignature) -> dict[str, str]:
         """The features that a function lacks, with the reason."""
@@ -119,10 +123,12 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Keywords:
-    """Which keywords a function takes besides its arrays, and which of its parameters nobody passes."""
+    """Which keywords a function takes besides its arrays, which of its parameters nobody passes, and the
+    names of all that it has."""
 
     taken: frozenset[str]
     unused: tuple[str, ...]
+    names: tuple[str, ...]
 
     @classmethod
     def of(
@@ -145,7 +151,13 @@ class Keywords:
                 f"{', any of the keywords' if known else ''}"
             )
         names = [p.name for p in rest]
-        return cls(frozenset(names) & {*known}, tuple(n for n in names if n not in known))
+        unused = tuple(n for n in names if n not in known)
+        return cls(frozenset(names) & {*known}, unused, tuple(p.name for p in parameters))
+
+
+def named_once(*names: Iterable[str]) -> tuple[str, ...]:
+    """The names of arguments, each once, in their order."""
+    return tuple(dict.fromkeys(chain(*names)))
 
 
 def keyword_only(names: Sequence[str]) -> list[str]:
@@ -214,6 +226,9 @@ class UserFunction(Implementation):
             merges_mask_into_bias=self.merges_mask_into_bias,
         )
         super().__init__(backend, name, declared)
+        self.argument_names = named_once(
+            OPERANDS, self.accepted.names, sorted(self.accepted.passed)
+        )
         self.beside = beside
         passed = ", ".join(self.native.ways(self.accepted.neutral))
         if passed:

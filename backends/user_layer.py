@@ -19,6 +19,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
+from suite.spec.vocabulary import OPERANDS
 
 CONFIGURATION = {
     "query_width": "cross",
@@ -111,6 +112,7 @@ class UserLayer(Implementation):
             whole_dropout=False,
         )
         super().__init__(backend, name, declared)
+        self.argument_names = (*OPERANDS, *CALL, *CONFIGURATION)
 
     def first_layer(self, inputs: Inputs, name: str) -> Any:
         """A layer to read the signature of. Raises TypeError that names what a factory may be told."""

@@ -9,9 +9,12 @@ from backends.claims import Claims
 from backends.declared import MERGE_FEATURES
 from backends.prepared import WITH_LSE, PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.user import Keywords, check_unused
+from backends.user import Keywords, check_unused, named_once
 from suite.spec.inputs import Inputs
 from suite.spec.operators.merge import MERGE
+
+ARRAYS = ("partial_output", "partial_lse")
+"""What a function is handed by place."""
 
 
 class UserMerge(Implementation):
@@ -29,9 +32,10 @@ class UserMerge(Implementation):
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
         self.judged = function
-        keywords = Keywords.of(function, name, ("partial_output", "partial_lse"), ())
+        keywords = Keywords.of(function, name, ARRAYS, ())
         if not claims.allow_unused:
             check_unused(f"function {name}", keywords.unused, (), keywords.taken)
+        self.argument_names = named_once(ARRAYS, keywords.names)
         super().__init__(backend, name, claims.declared(MERGE_FEATURES))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

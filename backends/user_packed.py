@@ -12,7 +12,7 @@ from backends.declared import PACKED_FEATURES
 from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.user import Keywords, check_unused
+from backends.user import Keywords, check_unused, named_once
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
@@ -60,6 +60,7 @@ class UserPacked(Implementation):
             lacking |= {"causal": none, "causal-bottom-right": none}
         if self.scale is None:
             lacking["scale"] = f"the function has neither {' nor '.join(SCALES)}"
+        self.argument_names = named_once(ARRAYS, self.signature.names)
         super().__init__(
             backend, name, claims.declared(PACKED_FEATURES | {"length-arrays"}, refusals=lacking)
         )

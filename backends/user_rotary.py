@@ -12,7 +12,7 @@ from backends.claims import Claims
 from backends.declared import ROTARY_FEATURES
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.user import Keywords, check_unused
+from backends.user import Keywords, check_unused, named_once
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
@@ -26,6 +26,9 @@ KEYWORDS = {
     "max_positions": "position-table",
 }
 """What a function may be told, by keyword, and the feature that it lacks where it does not take it."""
+
+ARRAYS = ("query", "position")
+"""What a function is handed by place."""
 
 PAIRINGS = {False: "halves", True: "interleaved"}
 
@@ -48,7 +51,7 @@ class UserRotation(Implementation):
     ) -> None:
         self.judged, self.signature = (
             function,
-            Keywords.of(function, name, ("query", "position"), KEYWORDS),
+            Keywords.of(function, name, ARRAYS, KEYWORDS),
         )
         if not claims.allow_unused:
             check_unused(f"function {name}", self.signature.unused, KEYWORDS, self.signature.taken)
@@ -57,6 +60,7 @@ class UserRotation(Implementation):
             for word, feature in KEYWORDS.items()
             if feature and word not in self.signature.taken
         }
+        self.argument_names = named_once(ARRAYS, self.signature.names)
         features = ROTARY_FEATURES | {"position-table"}
         super().__init__(backend, name, claims.declared(features, refusals=lacking))
         if "interleaved" not in self.signature.taken:

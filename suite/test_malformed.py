@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from backends.protocol import Implementation
 from suite.judge.answer import parts
-from suite.judge.cell import Cell, first_line
+from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from suite.judge.verdict import Deviation, HarnessError, NotApplicable, first_line
 from suite.spec.catalogue import Ask, asked
 from suite.spec.inputs import Inputs
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase

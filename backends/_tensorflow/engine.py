@@ -46,6 +46,10 @@ class TensorflowEngine(Backend):
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.tf: Any = tensorflow
+        self.validation_errors = (
+            *Backend.validation_errors,
+            tensorflow.errors.InvalidArgumentError,
+        )
         if device == "cuda" and not tensorflow.config.list_physical_devices("GPU"):
             raise BackendUnavailable("tensorflow sees no CUDA device")
         self.place = "/CPU:0" if device == "cpu" else "/GPU:0"

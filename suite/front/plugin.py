@@ -36,8 +36,9 @@ from suite.front.rerun import failure_text
 from suite.front.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker
 from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
 from suite.judge import leaks
-from suite.judge.cell import Cell, first_line
+from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
+from suite.judge.verdict import first_line
 from suite.records import cells as records
 from suite.spec.text import printable
 

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
-from suite.judge import answer, elections
+from suite.judge import answer, elections, refusal
 from suite.judge.answer import Answer
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import (
@@ -18,7 +18,8 @@ from suite.judge.verdict import (
     HarnessError,
     Measured,
     NotApplicable,
-    said,
+    Refused,
+    first_line,
 )
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -107,13 +108,9 @@ class Cell:
     def attempt(self, call: Callable[[], Any]) -> Any:
         """What the framework returns. Raises Deviation "raised" with what it raised, and NotApplicable
         where it was a refusal that the implementation may give: to differentiate, or of a person's own
-        function any."""
+        function any (see `suite.judge.refusal`)."""
         try:
             return call()
-        except NotImplementedError as error:
-            if self.implementation.declared.person:
-                raise NotApplicable(f"the function refuses: {first_line(error)}") from error
-            raise Deviation("raised", first_line(error)) from error
         except ForwardOnly as error:
             if error.declared or self.implementation.declared.may_be_forward_only:
                 raise NotApplicable(f"forward only: {error}") from error
@@ -121,7 +118,7 @@ class Cell:
         except ENDS:
             raise
         except BaseException as error:
-            raise Deviation("raised", first_line(error)) from error
+            raise refusal.outcome(self.implementation, error) from error
 
     def read(
         self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
@@ -170,9 +167,18 @@ class Cell:
             return "zeros"
         question = elections.question_of_rows(inputs, self.implementation)
         elected = self.elected(question)
-        if elected in ("raises", "other", "unsupported"):
-            raise NotApplicable(f"elects {elected!r} for rows without keys ({question})")
+        text = f"elects {elected!r} for rows without keys ({question})"
+        if elected == "raises":
+            raise self.refused(question, text)
+        if elected in ("other", "unsupported"):
+            raise NotApplicable(text)
         return elected
+
+    def refused(self, question: str, text: str) -> NotApplicable:
+        """What a cell raises that asks for what the implementation elects to raise on; `text` says so. The
+        election is a claim where it is declared, else a refusal."""
+        declared = self.implementation.elected(question, self.dtype) is not None
+        return (NotApplicable if declared else Refused)(text)
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
         """The oracle of `inputs` under the implementation's elections, in its class or another.
@@ -220,16 +226,9 @@ class Cell:
             applies = feature in case.needs if feature else case.sizes.Lk == 0
             applies = applies and question in case.operator.elections
             if applies and self.elected(question) == "raises":
-                raise NotApplicable(f"raises, and is observed to do so always ({question})")
+                raise self.refused(
+                    question, f"raises, and is observed to do so always ({question})"
+                )
         if elections.refuses_flag(self.inputs, self.implementation):
-            raise NotApplicable(
-                "raises where its causal flag meets more keys than queries, or fewer"
-            )
-
-
-def first_line(error: BaseException) -> str:
-    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's
-    functions begin with the place and end with what happened."""
-    lines = said(error).strip().splitlines() or [""]
-    text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
-    return f"{type(error).__name__}: {text[:300]}"
+            text = "raises where its causal flag meets more keys than queries, or fewer"
+            raise self.refused("causal-alignment", text)

@@ -13,8 +13,16 @@ import numpy as np
 
 from backends.protocol import ENDS
 from suite.judge import leaks
-from suite.judge.cell import Cell, first_line
-from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict, said
+from suite.judge.cell import Cell
+from suite.judge.verdict import (
+    Deviation,
+    Measured,
+    NotApplicable,
+    Refused,
+    Verdict,
+    first_line,
+    said,
+)
 from suite.spec.case import Case
 
 Limit = Callable[[], AbstractContextManager[None]]
@@ -90,7 +98,8 @@ def _verdict_of(cell: Cell, reason: str | None) -> Verdict:
             cell.refuse_what_is_elected()
             cell.check.function(cell)
     except NotApplicable as inapplicable:
-        return verdict("unsupported", "", str(inapplicable))
+        kind = "refused" if isinstance(inapplicable, Refused) else ""
+        return verdict("unsupported", kind, str(inapplicable))
     except Deviation as deviation:
         if reason is not None:
             return verdict("unsupported", "", reason)

@@ -10,8 +10,8 @@ import numpy as np
 
 from backends.protocol import ENDS, Implementation, PreparedCall
 from suite.judge import leaks
-from suite.judge.cell import first_line
 from suite.judge.elections.probe import Probe
+from suite.judge.verdict import first_line
 from suite.spec.case import Case
 from suite.spec.catalogue import gradient_cases, of_operator
 from suite.spec.dtypes import DTYPES

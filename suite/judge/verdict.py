@@ -31,6 +31,10 @@ class NotApplicable(Exception):
     """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
 
 
+class Refused(NotApplicable):
+    """A person's function refuses a case that its signature and its claims allow."""
+
+
 def said(error: BaseException) -> str:
     """What an exception says, also where asking it raises another one."""
     try:
@@ -39,6 +43,14 @@ def said(error: BaseException) -> str:
         raise
     except BaseException as other:
         return f"(its text raises {type(other).__name__})"
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's
+    functions begin with the place and end with what happened."""
+    lines = said(error).strip().splitlines() or [""]
+    text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
+    return f"{type(error).__name__}: {text[:300]}"
 
 
 @dataclass

@@ -46,6 +46,7 @@ KINDS = {
     "no-gradient": "an operand that the answer hangs on got no gradient",
     "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
+    "refused": "a person's function refused a case that its signature and its claims allow (unsupported)",
     "no-raise": "a malformed problem was answered silently",
     "election": "the observed answer is not the declared one",
     "stale-claim": "a declared refusal that in fact computes the right answer",

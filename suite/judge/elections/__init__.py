@@ -42,16 +42,29 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     """The answer to a question as observed by running its probe once. What is not declared, cells are
     judged by: it is observed of programs as people compile them.
 
-    Raises Deviation "election" where the answer is none of the question's options, and NotApplicable
-    where the implementation lacks what the probe needs.
+    Raises Deviation "election" where the answer is none of the question's options, Deviation "raised" for
+    an error that answers nothing (see `may_raise`), and NotApplicable where the implementation lacks what
+    the probe needs.
     """
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
     if key not in answers:
         declared = implementation.elected(question, dtype) is not None
+        probe = Probe(implementation, dtype, may_raise(question, implementation, dtype))
         with nullcontext() if declared else implementation.backend.quickly(False):
-            answers[key] = PROBES[question](Probe(implementation, dtype))
+            answers[key] = PROBES[question](probe)
     return answers[key]
+
+
+def may_raise(question: str, implementation: Implementation, dtype: DType) -> bool:
+    """Whether any error answers a question, and not those alone that refuse the call: where an answer is
+    declared, where the framework's own attention raises, too, and where a framework's elections are
+    observed on a device, since none are verified there."""
+    if implementation.elected(question, dtype) is not None:
+        return True
+    if implementation.declared.person:
+        return of_native(question, implementation, dtype) == "raises"
+    return implementation.backend.device != "cpu"
 
 
 def forget(implementation: Implementation) -> None:

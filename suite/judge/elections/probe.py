@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ForwardOnly, Implementation
+from suite.judge import refusal
 from suite.judge.answer import names_of, parts, turned, vjp_of_lse
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import ratios
@@ -27,13 +28,16 @@ class Probe:
     """One implementation in one dtype.
 
     A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in
-    float64 in one that recognises what was computed in float32 inside.
+    float64 in one that recognises what was computed in float32 inside. `any_error`: every error is an
+    answer, and not those alone that refuse a call (`suite.judge.refusal`).
     """
 
-    def __init__(self, implementation: Implementation, dtype: DType) -> None:
+    def __init__(
+        self, implementation: Implementation, dtype: DType, any_error: bool = True
+    ) -> None:
         if not implementation.declared.takes_parameters:
             raise NotApplicable("the layer takes no parameters: no answer can be recognised")
-        self.implementation, self.dtype = implementation, dtype
+        self.implementation, self.dtype, self.any_error = implementation, dtype, any_error
         self.operator = implementation.operator
         least = "single" if dtype.name == "f64" else "stepwise"
         wide = max(implementation.numerics_for(dtype), least, key=NUMERICS.index)
@@ -71,8 +75,8 @@ class Probe:
         raise NotApplicable(reason)
 
     def arrays(self, inputs: Inputs, lacking: bool = False) -> dict[str, np.ndarray] | None:
-        """The outputs by name in float64, or None where the framework raises. Raises NotApplicable where
-        a person's function refuses, and Deviation "shape".
+        """The outputs by name in float64, or None where the framework raises. Raises Refused where a
+        person's function refuses, and Deviation "raised" and "shape".
 
         `lacking`: the inputs may need what the implementation lacks; that it raises is the answer.
         """
@@ -82,7 +86,7 @@ class Probe:
         try:
             native = prepared()
         except Exception as error:
-            self._pass_on_refusal(error)
+            self._take_as_answer(error)
             return None
         backend = self.implementation.backend
         arrays = {
@@ -95,9 +99,13 @@ class Probe:
             raise Deviation("shape", f"expected shape {want} of the output, got {got}")
         return arrays
 
-    def _pass_on_refusal(self, error: Exception) -> None:
-        if self.implementation.declared.person and isinstance(error, NotImplementedError):
-            raise NotApplicable(f"the function refuses: {error}") from error
+    def _take_as_answer(self, error: Exception) -> None:
+        """Raise Refused where a person's function implements no answer, and Deviation "raised" for an
+        error that is none."""
+        if isinstance(error, NotImplementedError) and self.implementation.declared.person:
+            raise refusal.outcome(self.implementation, error) from error
+        if not (self.any_error or refusal.refuses(self.implementation, error)):
+            raise refusal.accident(self.implementation, error) from error
 
     def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
         """The output in float64, or None where the framework raises."""
@@ -155,7 +163,7 @@ class Probe:
         except ForwardOnly as error:
             raise NotApplicable(f"forward only: {error}") from error
         except Exception as error:
-            self._pass_on_refusal(error)
+            self._take_as_answer(error)
             return None
         if not gradients or any(gradient is None for gradient in gradients.values()):
             raise NotApplicable(
@@ -174,7 +182,7 @@ class Probe:
                 raise NotApplicable(f"forward only: {error}") from error
             return None
         except Exception as error:
-            self._pass_on_refusal(error)
+            self._take_as_answer(error)
             return None
         backend, zeros = self.implementation.backend, np.zeros(1)
         return {

@@ -1,0 +1,160 @@
+"""A person's function refuses a case by NotImplementedError, or by an error of validation that names an
+argument. Any other error is a failure, also where the field elects to raise."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.claims import Claims
+from backends.prepared import PreparedCall
+from backends.registry import load
+from suite.checks import all_checks
+from suite.judge import refusal
+from suite.judge.cell import Cell
+from suite.judge.run import run
+from suite.judge.verdict import Verdict
+from suite.spec.catalogue import find
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import BROKEN
+from tests.functions import partly
+from tests.miniatures import Miniature, Miniatures
+
+torch = pytest.importorskip("torch")
+
+
+def judged(name: str, check: str, case: str) -> Verdict:
+    function = getattr(partly, name)
+    implementation = load("torch").function(function, name, Claims.of(function, {}))
+    return run(Cell(next(c for c in all_checks() if c.name == check), find(case), implementation))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NotImplementedError("later"), True),
+        (ValueError("is_causal needs as many queries as keys"), True),
+        (TypeError("expected a key of 8 components, got 6"), True),
+        (ValueError("`attn_mask` must be boolean"), True),
+        (ValueError("only heads of 64 and 128"), False),
+        (ValueError("key_padding is not known"), False),
+        (RuntimeError("is_causal needs as many queries as keys"), False),
+        (IndexError("key"), False),
+        (KeyError("scale"), False),
+        (AssertionError("query"), False),
+        (ValueError("The truth value of an array with more than one element is ambiguous."), False),
+        (TypeError("attend() got an unexpected keyword argument 'scale'"), False),
+        (TypeError("attend() missing 1 required positional argument: 'value'"), False),
+        (TypeError("masked_fill_(): argument 'value' must be Number, not NoneType"), False),
+        (TypeError("Cannot interpret value of type <class 'object'> as an abstract array"), False),
+        (ValueError("size of label 'k' for operand 1 (7) does not match previous terms"), False),
+    ],
+)
+def test_an_error_refuses_where_it_names_an_argument(error: Exception, expected: bool) -> None:
+    def attend(q, k, v, attn_mask=None, is_causal=False, scale=None):  # type: ignore[no-untyped-def]
+        return v
+
+    implementation = load("torch").function(attend, "attend", Claims())
+    assert refusal.refuses(implementation, error) is expected
+
+
+def test_tensorflow_refuses_by_invalid_arguments_too() -> None:
+    tf = pytest.importorskip("tensorflow")
+    error = tf.errors.InvalidArgumentError(None, None, "key must have as many heads as query")
+    implementation = load("tf").function(lambda query, key, value: value, "attend", Claims())
+    assert refusal.refuses(implementation, error)
+    assert not refusal.refuses(load("torch").function(len3, "attend", Claims()), error)
+
+
+def len3(query, key, value):  # type: ignore[no-untyped-def]
+    return value
+
+
+ALIGNMENT = ("election", "elect/causal-alignment/f32")
+CROSS = ("values", "sdpa/causal/mha/f32/b2h3q5k7d8")
+VALUE_SIZE = ("election", "elect/value-size/f32")
+WIDE = ("values", "sdpa/none/mha/f32/b2h3q5k7d8v10")
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "case"),
+    [
+        ("square_mask", *ALIGNMENT),
+        ("square_mask", *CROSS),
+        ("output_like_query", *VALUE_SIZE),
+        ("output_like_query", *WIDE),
+    ],
+)
+def test_an_accident_is_no_election(name: str, check: str, case: str) -> None:
+    verdict = judged(name, check, case)
+    assert (verdict.status, verdict.kind) == ("fail", "raised")
+    assert verdict.message.startswith("RuntimeError: ")
+    rule = (
+        "; only NotImplementedError, or a ValueError or TypeError that names an argument (query, "
+    )
+    assert rule in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("name", "election", "asked"),
+    [
+        ("square_mask_validated", ALIGNMENT, CROSS),
+        ("output_like_query_validated", VALUE_SIZE, WIDE),
+    ],
+)
+def test_validation_is_an_election(
+    name: str, election: tuple[str, str], asked: tuple[str, str]
+) -> None:
+    verdict = judged(name, *election)
+    assert (verdict.status, verdict.measured.observed) == ("pass", "raises")
+    refused = judged(name, *asked)
+    assert (refused.status, refused.kind) == ("unsupported", "refused")
+
+
+def test_validation_refuses_a_case_that_nobody_elects() -> None:
+    def of_one_query(query, key, value):  # type: ignore[no-untyped-def]
+        if query.shape[2] != 1:
+            raise ValueError(f"query: expected length 1, got {query.shape[2]}")
+        return value
+
+    function = load("torch").function(of_one_query, "of_one_query", Claims())
+    values = next(check for check in all_checks() if check.name == "values")
+    verdict = run(Cell(values, find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
+    assert (verdict.status, verdict.kind) == ("unsupported", "refused")
+    assert verdict.message == ("the function refuses: ValueError: query: expected length 1, got 5")
+
+
+class CrashesBesideAMask(Miniature):
+    """A third-party implementation whose mask breaks, and which declares no elections."""
+
+    declared = Miniature.declared.but(elections={})
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain = super().prepare(inputs)
+
+        def crash(**arguments: object) -> object:
+            raise RuntimeError("a mask of the wrong shape")
+
+        return plain if inputs.mask_array is None else PreparedCall(crash, plain.arguments)
+
+
+@pytest.mark.parametrize(
+    ("elections", "status"), [({}, "fail"), ({"fully-masked-row": "raises"}, "pass")]
+)
+def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: str) -> None:
+    implementation = CrashesBesideAMask(Miniatures())
+    implementation.declared = implementation.declared.electing(elections)
+    election = next(check for check in all_checks() if check.name == "election")
+    verdict = run(Cell(election, find("elect/fully-masked-row/f32"), implementation))
+    assert verdict.status == status, verdict.message
+
+
+def test_all_that_is_refused_rightly_is_green() -> None:
+    for name in ("square_mask_validated", "output_like_query_validated"):
+        function = getattr(partly, name)
+        implementation = load("torch").function(function, name, Claims.of(function, {}))
+        cells = [c for check in all_checks() for c in check.cells("smoke", [implementation])]
+        verdicts = [run(cell) for cell in cells if cell.dtype.name == "f32"]
+        assert not [v.message for v in verdicts if v.status in BROKEN]
+        assert sum(v.status == "pass" for v in verdicts) > sum(
+            v.kind == "refused" for v in verdicts
+        )
