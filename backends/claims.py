@@ -148,7 +148,7 @@ def _read(name: str, text: str) -> Any:
     if not text:
         raise ValueError("expected a value")
     parts = [part.strip() for part in text.split(",")]
-    if name == "max_length":
+    if name in ("queries", "max_length"):
         return int(text)
     if name in ("head_sizes", "value_sizes"):
         return tuple(int(part) for part in parts)

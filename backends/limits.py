@@ -12,14 +12,15 @@ class Limits:
     """What an implementation takes; an empty tuple, 0, False and None stand for no limit.
 
     `head_sizes` are the sizes D of queries and keys, `value_sizes` those of values (by default
-    `head_sizes`), `max_length` is the largest number of queries and of keys, `equal_lengths` says that
-    there must be as many queries as keys, `equal_heads` that keys have as many heads as queries,
-    `scales` are the smallest and the largest scale. Raises ValueError for sizes below 1 and for scales
-    in the wrong order.
+    `head_sizes`), `queries` is the number of queries, `max_length` the largest one of queries and of
+    keys, `equal_lengths` says that there must be as many queries as keys, `equal_heads` that keys have as
+    many heads as queries, `scales` are the smallest and the largest scale. Raises ValueError for sizes
+    below 1 and for scales in the wrong order.
     """
 
     head_sizes: tuple[int, ...] = ()
     value_sizes: tuple[int, ...] = ()
+    queries: int = 0
     max_length: int = 0
     equal_lengths: bool = False
     equal_heads: bool = False
@@ -31,6 +32,8 @@ class Limits:
                 raise ValueError(
                     f"{name} are whole numbers from 1 on, got {list(getattr(self, name))}"
                 )
+        if self.queries < 0:
+            raise ValueError(f"queries is a number of queries, got {self.queries}")
         if self.max_length < 0:
             raise ValueError(f"max_length is a number of queries and keys, got {self.max_length}")
         if self.scales is not None and not self.scales[0] <= self.scales[1]:
@@ -50,6 +53,9 @@ class Limits:
         if self.sizes_of_values and sizes.Dv not in self.sizes_of_values:
             listed = _listed(self.sizes_of_values)
             return f"declares value sizes {listed}, and {sizes.Dv} is none of them"
+        if self.queries and sizes.Lq != self.queries:
+            other = "more" if sizes.Lq > self.queries else "fewer"
+            return f"declares calls of {self.queries} queries, and here are {other}"
         longest = max(sizes.Lq, sizes.Lk)
         if self.max_length and longest > self.max_length:
             return f"declares lengths up to {self.max_length}, and {longest} is more"
@@ -66,12 +72,12 @@ class Limits:
         """The sizes nearest to these that lie within the limits: the next larger ones where there are
         any.
 
-        Values that have the size of keys keep it where they can; one key stays one,
-        none none.
+        Values that have the size of keys keep it where they can; one key stays one, none none, and so do
+        no queries.
         """
         D = _next(sizes.D, self.head_sizes)
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
-        Lq, Lk = sizes.Lq, sizes.Lk
+        Lq, Lk = sizes.Lq and (self.queries or sizes.Lq), sizes.Lk
         if self.equal_lengths:
             Lq = Lk = Lk if Lk < 2 else Lq and max(Lq, Lk)
         longest = self.max_length or max(Lq, Lk)

@@ -175,10 +175,11 @@ class Cell:
         return elected
 
     def refused(self, question: str, text: str) -> NotApplicable:
-        """What a cell raises that asks for what the implementation elects to raise on; `text` says so. The
-        election is a claim where it is declared, else a refusal."""
-        declared = self.implementation.elected(question, self.dtype) is not None
-        return (NotApplicable if declared else Refused)(text)
+        """What a cell raises that asks for what the implementation elects to raise on; `text` says so. A
+        person's function refuses it, unless the election is promised."""
+        promised = self.implementation.elected(question, self.dtype) is not None
+        refuses = self.implementation.declared.person and not promised
+        return (Refused if refuses else NotApplicable)(text)
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
         """The oracle of `inputs` under the implementation's elections, in its class or another.

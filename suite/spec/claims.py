@@ -20,6 +20,7 @@ CLAIMS = {
     "dtypes": "the dtypes it takes: f16, bf16, f32, f64",
     "head_sizes": "the sizes D of queries and keys that it takes",
     "value_sizes": "the sizes Dv of values that it takes, by default those of head_sizes",
+    "queries": "the number of queries that it takes, 1 of a function that decodes",
     "max_length": "the largest number of queries and of keys",
     "equal_lengths": "whether it takes as many queries as keys alone",
     "equal_heads": "whether it takes as many heads of keys as of queries alone",
@@ -33,7 +34,8 @@ CLAIMS = {
 """What can be claimed, in words."""
 
 BY_DTYPE = (
-    "numerics", "head_sizes", "value_sizes", "max_length", "equal_lengths", "equal_heads", "scales",
+    "numerics", "head_sizes", "value_sizes", "queries", "max_length", "equal_lengths", "equal_heads",
+    "scales",
 )  # fmt: skip
 """Claims that can be one value, or one by short dtype name."""
 

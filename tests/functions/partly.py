@@ -16,40 +16,65 @@ def merges_without_weights(
     query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False
 ):
     """Decodes, wrongly: takes the mean of the answers of all blocks of keys."""
-    if query.shape[2] != 1:
-        raise NotImplementedError("decoding takes one query")
-    parts = [out for out, _ in partial_answers(query, key, value, attn_mask, is_causal, scale)]
-    return torch.stack(parts).mean(0).to(query.dtype)
+    parts = blocks(query, key, value, attn_mask, is_causal, scale)
+    return sum(out / total for out, total, _ in parts).to(query.dtype) / max(len(parts), 1)
+
+
+def merges_without_weights_and_says_so(
+    query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False
+):
+    """The same, and claims to decode."""
+    return merges_without_weights(query, key, value, attn_mask, is_causal, scale)
+
+
+merges_without_weights_and_says_so.queries = 1
 
 
 def decodes(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    """Decodes: weighs the answer of each block of keys by its log-sum-exp. Rows without keys are NaN."""
-    if query.shape[2] != 1:
-        raise NotImplementedError("decoding takes one query")
-    parts = partial_answers(query, key, value, attn_mask, is_causal, scale)
-    weights = torch.stack([lse for _, lse in parts]).softmax(0)
-    out = sum(
-        torch.where(weight[..., None] == 0, 0.0, weight[..., None] * out)
-        for weight, (out, _) in zip(weights, parts, strict=True)
-    )
-    return out.to(query.dtype)
+    """Decodes: raises the sums of all blocks of keys to one maximum. Rows without keys are zeros."""
+    parts = blocks(query, key, value, attn_mask, is_causal, scale)
+    if not parts:
+        return query.new_zeros((*query.shape[:3], value.shape[-1]))
+    largest = torch.stack([part[2] for part in parts]).amax(0)
+    factors = [(part[2] - finite(largest)).exp() for part in parts]
+    total = sum(factor * part[1] for factor, part in zip(factors, parts, strict=True))
+    out = sum(factor * part[0] for factor, part in zip(factors, parts, strict=True))
+    return (out / torch.where(total == 0, 1.0, total)).to(query.dtype)
 
 
-def partial_answers(
+def decodes_and_says_so(
+    query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False
+):
+    """The same, and claims to decode."""
+    return decodes(query, key, value, attn_mask, is_causal, scale)
+
+
+decodes_and_says_so.queries = 1
+
+
+def blocks(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
     scale: float | None,
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """The answer and the log-sum-exp of each block of keys, one of them where there are no keys."""
+) -> list[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Of each block of keys the weighted sum of values, the sum of weights, and the largest score, to
+    which the weights are relative. Raises NotImplementedError for more queries than one, or none."""
+    if query.shape[2] != 1:
+        raise NotImplementedError("decoding takes one query")
     key, value = repeated(query, key), repeated(query, value)
+    parts = []
     scores = scores_of(query, key, attn_mask, is_causal, scale)
-    return [
-        (
-            tile.softmax(-1) @ value[:, :, start : start + BLOCK].to(tile.dtype),
-            tile.logsumexp(-1),
-        )
-        for start in range(0, max(key.shape[2], 1), BLOCK)
-        for tile in [scores[..., start : start + BLOCK]]
-    ]
+    for start in range(0, key.shape[2], BLOCK):
+        tile = scores[..., start : start + BLOCK]
+        largest = tile.amax(-1, keepdim=True).detach()
+        weights = (tile - finite(largest)).exp()
+        out = weights @ value[:, :, start : start + BLOCK].to(weights.dtype)
+        parts.append((out, weights.sum(-1, keepdim=True), largest))
+    return parts
+
+
+def finite(largest: Tensor) -> Tensor:
+    """The largest scores, 0 where a row has no key."""
+    return torch.where(largest == -torch.inf, 0.0, largest)
 
 
 def square_mask(query, key, value, is_causal=False, scale=None, enable_gqa=False):

@@ -21,7 +21,12 @@ HIDDEN_KEY = 3
 """The key that probes hide from every row."""
 
 EMPTY_ROW = 2
-"""The row that probes leave without keys."""
+"""The row that probes leave without keys; the last one where there are fewer."""
+
+
+def empty_row(inputs: Inputs) -> int:
+    """The index of `EMPTY_ROW` in the inputs."""
+    return min(EMPTY_ROW, inputs.sizes.Lq - 1)
 
 
 class Probe:

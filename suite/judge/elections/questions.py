@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.elections.probe import EMPTY_ROW, HIDDEN_KEY, Probe
+from suite.judge.elections.probe import HIDDEN_KEY, Probe, empty_row
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
@@ -18,7 +18,7 @@ from suite.spec.vocabulary import OPERANDS
 def _emptied(inputs: Inputs) -> Inputs:
     """The inputs under a mask that leaves one row without keys."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
-    mask[EMPTY_ROW] = False
+    mask[empty_row(inputs)] = False
     return inputs.replace(mask_array=mask, form="dense")
 
 
@@ -46,7 +46,7 @@ def _lse_of_empty(p: Probe) -> str:
     arrays = p.arrays(inputs)
     if arrays is None:
         return "raises"
-    got = arrays["lse"][:, :, EMPTY_ROW]
+    got = arrays["lse"][:, :, empty_row(inputs)]
     for name, right in (
         ("minus-inf", np.isneginf(got)), ("plus-inf", np.isposinf(got)), ("nan", np.isnan(got)),
         ("lowest", np.isfinite(got) & (got < LOWEST)), ("finite", np.isfinite(got)),
@@ -94,7 +94,7 @@ def _minus_inf_bias(inputs: Inputs) -> np.ndarray:
     """A bias that is -inf in one row, and 0 elsewhere."""
     s = inputs.sizes
     bias = np.zeros((s.B, s.H, s.Lq, s.Lk))
-    bias[:, :, EMPTY_ROW] = -np.inf
+    bias[:, :, empty_row(inputs)] = -np.inf
     return bias
 
 
@@ -254,15 +254,16 @@ def _nan_attended(p: Probe) -> str:
 def _nan_query(p: Probe) -> str:
     base = p.inputs()
     query = base.query.copy()
-    query[:, :, EMPTY_ROW] = np.nan
+    row = empty_row(base)
+    query[:, :, row] = np.nan
     got = p.values(base.replace(query=query))
     if got is None:
         raise Deviation("election", "a NaN in a query raised")
     others = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
-    others[:, :, EMPTY_ROW] = False
+    others[:, :, row] = False
     if not p.matches(got, base, where=others):
         return "other"
-    rows = got[:, :, EMPTY_ROW]
+    rows = got[:, :, row]
     return "nan" if np.isnan(rows).all() else "zeros" if (rows == 0).all() else "other"
 
 
