@@ -18,6 +18,7 @@ from suite.front.plan import Plan
 from suite.front.recorded import header, record
 from suite.judge.cell import Cell
 from suite.records.cells import Run
+from suite.records.coverage import shortfalls
 from suite.spec.claims import CLAIMS
 
 
@@ -36,6 +37,7 @@ def check_attention(
     drop_in: bool = False,
     allow_unused: bool = False,
     inherit_known: bool = True,
+    allow_refusals: bool = False,
     device: str = "cpu",
     seed: int = 0,
     timeout: float = 0.0,
@@ -55,8 +57,10 @@ def check_attention(
     ask, all by default. `timeout` is in seconds a cell, 0 for none; it takes the alarm of the process,
     and ends a process whose cell holds the interpreter's lock.
 
-    Returns the report. Raises AttentionFailure where a cell fails or none passes, unless `raises` is
-    False, and UsageError for what cannot be judged at all.
+    Returns the report. Raises AttentionFailure where a cell fails, none passes, or too little is judged,
+    unless `raises` is False, and UsageError for what cannot be judged at all. Too little is no cell of
+    the check `values`, or less than half of what the signature and the claims allow, where the function
+    refuses the rest and `allow_refusals` is False.
     """
     __tracebackhide__ = True
     if timeout < 0:
@@ -64,11 +68,14 @@ def check_attention(
     plan = plan_of(
         function, backend, level, like=like, name=name, numerics=numerics, elect=elect, dtypes=dtypes,
         expect=expect, drop_in=drop_in, allow_unused=allow_unused,
-        inherit_known=inherit_known, device=device, seed=seed, **claims,
+        inherit_known=inherit_known, allow_refusals=allow_refusals, device=device, seed=seed, **claims,
     )  # fmt: skip
     judged = tuple(record(cell, plan.judge(cell, timeout)) for cell in cells_of(plan, checks))
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
-    report = Report(Run(head, judged), tuple(plan.notes))
+    missing = shortfalls(
+        judged, [i.name for i in plan.functions], allow_refusals=plan.options.allow_refusals
+    )
+    report = Report(Run(head, judged), tuple(plan.notes), tuple(missing))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report
@@ -99,6 +106,7 @@ def plan_of(
     seed: int = 0,
     elect: Mapping[str, Any] | None = None,
     inherit_known: bool = True,
+    allow_refusals: bool = False,
     **said: Any,
 ) -> Plan:
     """The plan of a run that judges one function. Raises UsageError."""
@@ -112,7 +120,7 @@ def plan_of(
         raise UsageError("a function has a name of one letter or more, got ''")
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
-        inherit_known="yes" if inherit_known else "no",
+        inherit_known="yes" if inherit_known else "no", allow_refusals=allow_refusals,
         start_timeout=0.0,  # the watchdog would end the person's process
     )  # fmt: skip
     plan = Plan.make(options, callables={called: _signed(function)}, claimed=claimed)

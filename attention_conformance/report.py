@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from suite.records import cells as records
 from suite.records.cells import Run
+from suite.records.coverage import scored
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN, STATUSES
 
@@ -29,17 +30,21 @@ class AttentionFailure(AssertionError):
 class Report:
     """What became of every cell. Its text explains failures, grouped, the smallest case of each first.
 
-    `run` holds the records as they are, `notes` what a person should know besides.
+    `run` holds the records as they are, `notes` what a person should know besides, `shortfalls` why too
+    little was judged, where that is so.
     """
 
-    def __init__(self, run: Run, notes: tuple[str, ...] = ()) -> None:
-        self.run, self.notes = run, notes
+    def __init__(
+        self, run: Run, notes: tuple[str, ...] = (), shortfalls: tuple[str, ...] = ()
+    ) -> None:
+        self.run, self.notes, self.shortfalls = run, notes, shortfalls
 
     @property
     def passed(self) -> bool:
-        """Whether no cell failed, and some cell passed."""
+        """Whether no cell failed, some cell passed, and enough was judged."""
         totals = self.run.totals
-        return bool(totals["pass"]) and not any(totals[status] for status in BROKEN)
+        failed = any(totals[status] for status in BROKEN)
+        return bool(totals["pass"]) and not failed and not self.shortfalls
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -86,7 +91,11 @@ class Report:
         counts = ", ".join(f"{totals[status]} {status}" for status in STATUSES if totals[status])
         names = ", ".join(dict.fromkeys(cell.implementation for cell in self.run.cells))
         backend = ", ".join(options["backend"])
-        lines = [f"{names or 'no cell'} on {backend}, level {options['level']}: {counts or 'none'}"]
+        cells = len(self.run.cells)
+        score = scored(totals["pass"], cells - totals["unsupported"], cells)
+        lines = [
+            f"{names or 'no cell'} on {backend}, level {options['level']}: {score} ({counts or 'none'})"
+        ]
         for number, row in enumerate(self.failures.head(MOST).to_dict("records"), 1):
             cells = row["failures"] + row["passes"]
             lines += [
@@ -105,4 +114,5 @@ class Report:
             from suite.report import summary
 
             lines += summary.inherited(self.table)
+        lines += [f"not judged enough: {text}" for text in self.shortfalls]
         return [*lines, *self.notes]

@@ -79,7 +79,7 @@ class Limits:
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
         Lq, Lk = sizes.Lq and (self.queries or sizes.Lq), sizes.Lk
         if self.equal_lengths:
-            Lq = Lk = Lk if Lk < 2 else Lq and max(Lq, Lk)
+            Lq = Lk = Lk if Lk < 2 else Lq and (self.queries or max(Lq, Lk))
         longest = self.max_length or max(Lq, Lk)
         Hkv = sizes.H if self.equal_heads else sizes.Hkv
         return replace(sizes, Hkv=Hkv, D=D, Dv=Dv, Lq=min(Lq, longest), Lk=min(Lk, longest))

@@ -15,6 +15,7 @@ import numpy as np
 from backends._numpy import Definition, NumpyBackend, Rounded
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
+from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
@@ -108,6 +109,19 @@ class RefusesEverything(Miniature):
         return "nothing is supported"
 
 
+class RaisesEverywhere(RefusesEverything):
+    """Supports no case, and raises on malformed problems as on all others."""
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        return super().unsupported(case) if isinstance(case, Case) else None
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        def refuse(**arguments: object) -> object:
+            raise NotImplementedError("nothing is supported")
+
+        return PreparedCall(refuse, super().prepare(inputs).arguments)
+
+
 class BrokenAdapter(Miniature):
     """The adapter itself breaks, before the framework is called."""
 
@@ -193,6 +207,7 @@ broken = backend_of(
     RefusesEverything, BrokenAdapter, Mutates, Unsteady,
 )  # fmt: skip
 refuses = backend_of(RefusesEverything)
+raises_everywhere = backend_of(RaisesEverywhere)
 claims_too_little = backend_of(ClaimsTooLittle)
 always_wrong = backend_of(AlwaysWrong)
 segfaults = backend_of(Segfaults)

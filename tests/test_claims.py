@@ -162,7 +162,19 @@ def test_a_function_is_judged_on_what_it_claims() -> None:
     assert wrong(judged(plan("half_right", "faulty.py"), "values"))
 
 
-@pytest.mark.parametrize("claim", ["equal_lengths", "max_length=23"])
+LIMITS = ["equal_lengths", "max_length=23", "max_length=3", "queries=1", "f32.queries=2"]
+
+
+@pytest.mark.parametrize("claim", LIMITS)
+def test_honest_functions_are_right_within_limits(claim: str) -> None:
+    verdicts = judged(plan("with_extras", "faulty.py", claim=(claim,), dtype=("f32",)))
+    assert not wrong(verdicts)
+    assert {"values", "gradients", "election", "poison"} <= {
+        cell.check.name for cell, verdict in verdicts if verdict.status == "pass"
+    }
+
+
+@pytest.mark.parametrize("claim", LIMITS)
 def test_probes_keep_within_limits(claim: str) -> None:
     """A probe beyond them would leave every value unjudged."""
     verdicts = judged(plan("too_small", "faulty.py", claim=(claim,)), "values")
@@ -183,6 +195,7 @@ def test_claims_by_options() -> None:
     ("options", "message"),
     [
         ({"claim": ("heads=3",)}, "unknown claim 'heads'; expected NAME=VALUE.*head_sizes"),
+        ({"claim": ("queries=-1",)}, "queries is a number of queries, got -1"),
         ({"claim": ("head_sizes=x",)}, "head_sizes=x: invalid literal"),
         ({"claim": ("f12.max_length=8",)}, "f12"),
         ({"elect": ("minus-inf=nan",)}, "unknown question 'minus-inf'; valid: fully-masked-row"),
@@ -342,3 +355,23 @@ def test_an_answer_of_another_shape_is_never_an_error() -> None:
     assert "shape" in kinds
     assert kinds <= {"shape", "election", "raised"}
     assert "error" not in {v.status for _, v in verdicts}
+
+
+def test_a_function_that_decodes_is_asked_what_others_are_in_one_query() -> None:
+    verdicts = judged(plan("decodes_and_says_so", "partly.py"))
+    assert not wrong(verdicts)
+    cases = [
+        cell.case
+        for cell, verdict in verdicts
+        if verdict.status == "pass" and isinstance(cell.case, Case)
+    ]
+    assert {case.sizes.Lq for case in cases} == {1}
+    assert {case.dtype.name for case in cases} == {*DTYPES}
+    assert {need for case in cases for need in case.needs} >= {
+        "mask", "bias", "scale", "grouped-heads", "value-size", "causal", "window", "padding",
+    }  # fmt: skip
+    assert len(cases) > 200
+    failing = wrong(judged(plan("merges_without_weights_and_says_so", "partly.py"), "values"))
+    assert len(failing) > 20
+    reasons = {verdict.message for _, verdict in verdicts if verdict.status == "unsupported"}
+    assert "declares calls of 1 queries, and here are more" in reasons

@@ -6,7 +6,8 @@ fails. Such a cell is `known`, and its record names the finding. Three condition
 - An entry of the framework's manifest that cites a finding expects one of the framework's implementations
   to fail the same check in the same case, with the kind and the message of the function's failure.
 - That implementation, which is asked the cell now, does fail so.
-- Where errors are measured, that of the function is at most `AS_FAR`; elsewhere both messages are equal.
+- Where errors are measured, that of the function is at most `AS_FAR`; elsewhere the function's message
+  begins with the implementation's.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _compiler(implementation: Implementation) -> str:
 
 def _is_as_far(verdict: Verdict, own: Verdict) -> bool:
     """Whether a failure is hardly larger than that of the framework's own implementation."""
-    if verdict.message == own.message:
+    if verdict.message.startswith(own.message):  # a function is told besides which errors refuse
         return True
     error, limit = _extent(verdict), _extent(own)
     return error is not None and limit is not None and error <= AS_FAR * limit

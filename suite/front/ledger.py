@@ -20,6 +20,7 @@ from suite.front.supervision import BOARD
 from suite.front.terminal import Terminal
 from suite.records import cells as records
 from suite.records.cells import CellRecord
+from suite.records.coverage import shortfalls
 from suite.records.files import new_file, remove_empty
 from suite.records.lines import Writer
 from suite.spec.text import printable
@@ -49,6 +50,7 @@ class RunLog:
         self.unavailable: dict[str, str] = {}
         self.failed_imports: list[str] = []
         self.notes: list[str] = []
+        self.functions: list[str] = []
         self.terminal = Terminal(config, self)
         self._keys: dict[str, tuple] = {}
         self._cells: dict[tuple, CellRecord] = {}
@@ -141,6 +143,7 @@ class RunLog:
         self.unavailable = identity.get("unavailable", {})
         self.failed_imports = identity.get("failed_imports", [])
         self.notes = list(identity.get("notes", []))
+        self.functions = list(identity.get("functions", []))
         self._owes_answers = identity.get("owes_answers", True)
         if self._file is not None:
             self.writer = records.writer(self._file.name, self.header, self._file)
@@ -199,13 +202,24 @@ class RunLog:
             )
         return reasons
 
+    def shortfalls(self) -> list[str]:
+        """Why a run in which nothing failed has not judged enough; none where it has."""
+        return shortfalls(
+            self.cells, self.functions, part=bool(self.options.shard), filtered=_filtered(self.config),
+            allow_refusals=self.options.allow_refusals,
+        )  # fmt: skip
+
 
 def _severity(cell: CellRecord) -> int:
     return ("pass", "unsupported", "known", *BROKEN).index(cell.status)
 
 
 def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
-    words = map(str, config.invocation_params.args)
-    filtered = any("::" in word or word.startswith(FILTERS) for word in words)
     workers = str(getattr(config.option, "numprocesses", None))
-    return header(options, identity, filtered, xdist=workers)
+    return header(options, identity, _filtered(config), xdist=workers)
+
+
+def _filtered(config: pytest.Config) -> bool:
+    """Whether options of pytest leave cells out."""
+    words = map(str, config.invocation_params.args)
+    return any("::" in word or word.startswith(FILTERS) for word in words)

@@ -193,6 +193,12 @@ class Options:
     allow_unused: bool = option(
         "let --function have parameters that nobody passes", switch=True, of_function=True
     )
+    allow_refusals: bool = option(
+        "let --function refuse more than half of what its signature and its claims allow",
+        switch=True,
+        of_function=True,
+        again=False,
+    )
     expect: tuple[str, ...] = option(
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
         "FILE.toml",

@@ -286,6 +286,7 @@ class Plan:
         return {
             "digest": text, "cells": count, "versions": self.versions, "unavailable": self.unavailable,
             "failed_imports": self.failed_imports, "notes": self.notes,
+            "functions": [i.name for i in self.functions],
             "owes_answers": self.answerable() or not self.answerable(whole=True),
         }  # fmt: skip
 

@@ -40,6 +40,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
 from suite.judge.verdict import first_line
 from suite.records import cells as records
+from suite.records.coverage import NOT_JUDGED_ENOUGH
 from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
@@ -275,8 +276,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     cut_short = bool(session.shouldstop or session.shouldfail or log.missing)
     log.close(finished=exitstatus in (0, 1) and not cut_short)
     judging = log.options.backend and not session.config.option.collectonly
-    if judging and exitstatus == 0 and log.failures():
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if judging and exitstatus == 0:
+        if log.failures():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif log.shortfalls():
+            session.exitstatus = NOT_JUDGED_ENOUGH
 
 
 def _spare_hypothesis(config: pytest.Config) -> None:

@@ -90,6 +90,8 @@ class Terminal:
             return
         for text in filter(None, (*log.notes, log.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
+        for text in log.shortfalls():
+            terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
         for text in log.failures():
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
         if log.writer:

@@ -24,6 +24,7 @@ from suite.judge.verdict import (
     said,
 )
 from suite.spec.case import Case
+from suite.spec.vocabulary import REFUSED
 
 Limit = Callable[[], AbstractContextManager[None]]
 """Makes the context in which a cell is asked; it may end the cell with `TimeOver`."""
@@ -98,7 +99,7 @@ def _verdict_of(cell: Cell, reason: str | None) -> Verdict:
             cell.refuse_what_is_elected()
             cell.check.function(cell)
     except NotApplicable as inapplicable:
-        kind = "refused" if isinstance(inapplicable, Refused) else ""
+        kind = REFUSED if isinstance(inapplicable, Refused) else ""
         return verdict("unsupported", kind, str(inapplicable))
     except Deviation as deviation:
         if reason is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ENDS, Implementation, PreparedCall
-from suite.judge import leaks
+from suite.judge import leaks, refusal
 from suite.judge.elections.probe import Probe
 from suite.judge.verdict import first_line
 from suite.spec.case import Case
@@ -44,11 +44,11 @@ def _tried(implementation: Implementation) -> str | None:
         prepared = implementation.prepare(inputs)
         try:
             native = prepared()
-        except NotImplementedError:
-            return None
         except ENDS:
             raise
         except BaseException as error:
+            if refusal.refuses(implementation, error):
+                return None
             first = first or f"called once, on {case.id}, it raised {first_line(error)}"
             if has_two_orders(case) and _fits_swapped(implementation, inputs):
                 return _wrong_order(prepared.axis_order)

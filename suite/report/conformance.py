@@ -56,8 +56,8 @@ RUNS = Table("runs", "What was run: versions, machine, options.", over="runs")
 
 OF_STATUSES = Table(
     "statuses",
-    "Cells per status. The score is pass / asked; what is unsupported was not asked, and coverage is "
-    "asked / all cells. - where nothing was asked.",
+    "Cells per status. The score is pass / judged, with the cells judged of all cells; what is "
+    "unsupported was not judged, and coverage is judged / all cells. - where nothing was judged.",
     by=BY_IMPLEMENTATION,
     columns=COUNTS,
 )

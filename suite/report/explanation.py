@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from suite.report.frames import expanded
-from suite.report.precision import GRADIENTS, VALUES
+from suite.report.precision import GRADIENTS
 from suite.report.separation import axes, separation
-from suite.spec.vocabulary import BROKEN
+from suite.spec.vocabulary import BROKEN, VALUES
 
 _FIRST = (VALUES, *GRADIENTS)
 """Checks whose failures explain those of others."""

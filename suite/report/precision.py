@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from suite.report.table import Columns, Table
-from suite.spec.vocabulary import GRADES
+from suite.spec.vocabulary import GRADES, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd
-
-VALUES = "values"
-"""The check that holds answers against the reference."""
 
 GRADIENTS = ("gradients", "gradient_of_bias")
 """The checks that hold gradients against their reference."""

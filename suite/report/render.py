@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from suite.records.coverage import percent, scored
 from suite.records.files import new_file, new_folder
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.conformance import FAILING, UNSUPPORTED
@@ -76,6 +77,11 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
 
 def _section(name: str, flat: pd.DataFrame) -> Section:
     values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
+    rows = [[_text(v, c) for v, c in zip(row, flat.columns, strict=True)] for row in values]
+    if {"score", "cells", UNSUPPORTED} <= {*flat.columns}:
+        score = [*flat.columns].index("score")
+        for texts, cells, unsupported in zip(rows, flat["cells"], flat[UNSUPPORTED], strict=True):
+            texts[score] += f" of {cells - unsupported} of {cells}" if cells > unsupported else ""
     return Section(
         name=name,
         heading=heading(name),
@@ -83,7 +89,7 @@ def _section(name: str, flat: pd.DataFrame) -> Section:
         columns=list(flat.columns),
         numeric=[pd.api.types.is_numeric_dtype(flat[column]) for column in flat],
         values=values,
-        rows=[[_text(v, c) for v, c in zip(row, flat.columns, strict=True)] for row in values],
+        rows=rows,
     )
 
 
@@ -110,7 +116,7 @@ def _text(value: Any, column: str) -> str:
         if math.isnan(value):
             return "-" if column in _SHARES else ""
         if column in _SHARES:
-            return f"{math.floor(value * 10000) / 100:.2f}%"
+            return percent(value)
         short = f"{value:.4g}"
         return ">1" if column in _LIMITS and value > 1 and short == "1" else short
     # Keras colours its messages with terminal codes.
@@ -209,11 +215,11 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
 
 def _bars(section: Section) -> Iterator[dict[str, Any]]:
     """For each row of the table of statuses the share of every status, in percent."""
-    for texts, values in zip(section.rows, section.values, strict=True):
+    for values in section.values:
         row = dict(zip(section.columns, values, strict=True))
         yield {
             "label": row["implementation"],
-            "score": f"{texts[1]} of {texts[2]}",
+            "score": scored(row["pass"], row["cells"] - row[UNSUPPORTED], row["cells"]),
             "parts": [(s, 100.0 * row[s] / row["cells"], row[s]) for s in STATUSES if row[s]],
         }
 

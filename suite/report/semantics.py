@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
-from suite.report.precision import VALUES
 from suite.report.table import Columns, Table, across, same
-from suite.spec.vocabulary import INVARIANCE_GRADES
+from suite.spec.vocabulary import INVARIANCE_GRADES, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from suite.report.conformance import COUNTS, UNSUPPORTED
-from suite.report.precision import VALUES
 from suite.report.table import Columns, Table, same
-from suite.spec.vocabulary import BROKEN
+from suite.spec.vocabulary import BROKEN, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +38,7 @@ SWEPT = Table(
 
 OF_RELEASES = Table(
     "by_release",
-    "Cells per status and release, over all seeds. The score is pass / asked, coverage asked / all "
+    "Cells per status and release, over all seeds. The score is pass / judged, coverage judged / all "
     "cells.",
     over="swept_cells",
     by=BY_RELEASE,

@@ -29,6 +29,9 @@ STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 BROKEN = ("fail", "error", "crash")
 """The statuses that fail a run."""
 
+REFUSED = "refused"
+"""The kind of an unsupported cell that a person's function refused."""
+
 KINDS = {
     "value": "an element is further from the oracle than rounding explains",
     "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
@@ -46,7 +49,7 @@ KINDS = {
     "no-gradient": "an operand that the answer hangs on got no gradient",
     "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
-    "refused": "a person's function refused a case that its signature and its claims allow (unsupported)",
+    REFUSED: "a person's function refused a case that its signature and its claims allow (unsupported)",
     "no-raise": "a malformed problem was answered silently",
     "election": "the observed answer is not the declared one",
     "stale-claim": "a declared refusal that in fact computes the right answer",
@@ -61,7 +64,10 @@ KINDS = {
 OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leaked-state")
 """The kinds that hang on what was called, in which order, and on no compiler."""
 
-SEARCHED = ("values", "gradients")
+VALUES = "values"
+"""The check that holds answers against the reference."""
+
+SEARCHED = (VALUES, "gradients")
 """The checks that cases drawn by the search are judged by."""
 
 BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "alibi", "alibikeys")

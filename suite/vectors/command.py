@@ -1,7 +1,8 @@
 """The command `vectors` of `python -m suite`, and `vectors judge`.
 
 Exit codes: 0 where the vectors were made, or where no answer fails and some pass; 1 where an answer
-fails, or none passes; 2 where arguments, vectors or answers cannot be used.
+fails, or none passes; 2 where arguments, vectors or answers cannot be used; 6 where none fails, and of
+all vectors no value is answered.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ def judge_answers(arguments: argparse.Namespace) -> int:
     from backends.claims import read_elections
     from backends.registry import UsageError
     from suite.records import cells as records
+    from suite.records.coverage import NOT_JUDGED_ENOUGH, shortfalls
     from suite.records.files import new_file
     from suite.vectors.index import VectorsError
     from suite.vectors.judge import judged, plan_of
@@ -130,8 +132,9 @@ def judge_answers(arguments: argparse.Namespace) -> int:
     run = records.Run(head, tuple(cells))
     if writer is not None:
         writer.close()
-    print("\n".join(lines(run, plan, arguments)))
-    return exit_code(run)
+    missing = shortfalls(run.cells, (), filtered=plan.filtered)
+    print("\n".join([*lines(run, plan, arguments), *(f"not judged enough: {t}" for t in missing)]))
+    return exit_code(run) or (NOT_JUDGED_ENOUGH if missing else 0)
 
 
 def progress(name: str) -> Callable[[float, int], None]:

@@ -52,6 +52,13 @@ def decodes_and_says_so(
 decodes_and_says_so.queries = 1
 
 
+def decodes_or_validates(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Decodes, and refuses more queries by an error that names them."""
+    if query.shape[2] != 1:
+        raise ValueError(f"query: expected length 1, got {query.shape[2]}")
+    return decodes(query, key, value, attn_mask, is_causal, scale)
+
+
 def blocks(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
     scale: float | None,
@@ -75,6 +82,13 @@ def blocks(
 def finite(largest: Tensor) -> Tensor:
     """The largest scores, 0 where a row has no key."""
     return torch.where(largest == -torch.inf, 0.0, largest)
+
+
+def of_float64(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right, and refuses all dtypes but one."""
+    if query.dtype != torch.float64:
+        raise NotImplementedError("float64 alone")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
 def square_mask(query, key, value, is_causal=False, scale=None, enable_gqa=False):

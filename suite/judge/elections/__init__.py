@@ -15,6 +15,7 @@ from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.dtypes import DType
+from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 
@@ -43,20 +44,25 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
     judged by: it is observed of programs as people compile them.
 
     Raises Deviation "election" where the answer is none of the question's options, Deviation "raised" for
-    an error that answers nothing (see `may_raise`), and NotApplicable where the implementation lacks what
-    the probe needs.
+    an error that answers nothing (see `any_error_answers`), and NotApplicable where the implementation
+    lacks what the probe needs.
     """
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
     if key not in answers:
         declared = implementation.elected(question, dtype) is not None
-        probe = Probe(implementation, dtype, may_raise(question, implementation, dtype))
+        probe = Probe(
+            implementation,
+            dtype,
+            any_error=any_error_answers(question, implementation, dtype),
+            may_refuse="raises" in QUESTIONS[question].options,
+        )
         with nullcontext() if declared else implementation.backend.quickly(False):
             answers[key] = PROBES[question](probe)
     return answers[key]
 
 
-def may_raise(question: str, implementation: Implementation, dtype: DType) -> bool:
+def any_error_answers(question: str, implementation: Implementation, dtype: DType) -> bool:
     """Whether any error answers a question, and not those alone that refuse the call: where an answer is
     declared, where the framework's own attention raises, too, and where a framework's elections are
     observed on a device, since none are verified there."""

@@ -18,7 +18,7 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.vocabulary import NUMERICS, OPERANDS
 
 HIDDEN_KEY = 3
-"""The key that probes hide from every row."""
+"""The key that probes hide from every row; the last one where there are fewer."""
 
 EMPTY_ROW = 2
 """The row that probes leave without keys; the last one where there are fewer."""
@@ -29,20 +29,30 @@ def empty_row(inputs: Inputs) -> int:
     return min(EMPTY_ROW, inputs.sizes.Lq - 1)
 
 
+def hidden_key(inputs: Inputs) -> int:
+    """The index of `HIDDEN_KEY` in the inputs."""
+    return min(HIDDEN_KEY, inputs.sizes.Lk - 1)
+
+
 class Probe:
     """One implementation in one dtype.
 
     A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in
     float64 in one that recognises what was computed in float32 inside. `any_error`: every error is an
-    answer, and not those alone that refuse a call (`suite.judge.refusal`).
+    answer; otherwise those alone that refuse a call (`suite.judge.refusal`), if a refusal is one.
     """
 
     def __init__(
-        self, implementation: Implementation, dtype: DType, any_error: bool = True
+        self,
+        implementation: Implementation,
+        dtype: DType,
+        any_error: bool = True,
+        may_refuse: bool = True,
     ) -> None:
         if not implementation.declared.takes_parameters:
             raise NotApplicable("the layer takes no parameters: no answer can be recognised")
-        self.implementation, self.dtype, self.any_error = implementation, dtype, any_error
+        self.implementation, self.dtype = implementation, dtype
+        self.any_error, self.may_refuse = any_error, may_refuse
         self.operator = implementation.operator
         least = "single" if dtype.name == "f64" else "stepwise"
         wide = max(implementation.numerics_for(dtype), least, key=NUMERICS.index)
@@ -105,12 +115,16 @@ class Probe:
         return arrays
 
     def _take_as_answer(self, error: Exception) -> None:
-        """Raise Refused where a person's function implements no answer, and Deviation "raised" for an
-        error that is none."""
-        if isinstance(error, NotImplementedError) and self.implementation.declared.person:
+        """Raise Refused for an error by which a person's function refuses to answer, and Deviation
+        "raised" for an error that is no answer."""
+        person = self.implementation.declared.person
+        if person and isinstance(error, NotImplementedError):
             raise refusal.outcome(self.implementation, error) from error
-        if not (self.any_error or refusal.refuses(self.implementation, error)):
-            raise refusal.accident(self.implementation, error) from error
+        if self.any_error:
+            return
+        refuses = refusal.refuses(self.implementation, error)
+        if not refuses or (person and not self.may_refuse):
+            raise refusal.outcome(self.implementation, error) from error
 
     def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
         """The output in float64, or None where the framework raises."""

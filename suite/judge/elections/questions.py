@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.elections.probe import HIDDEN_KEY, Probe, empty_row
+from suite.judge.elections.probe import Probe, empty_row, hidden_key
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
@@ -25,10 +25,10 @@ def _emptied(inputs: Inputs) -> Inputs:
 def _poisoned(inputs: Inputs, operand: str) -> Inputs:
     """The inputs with NaN in one key or value, which the mask hides from every row."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
-    mask[:, HIDDEN_KEY] = False
+    mask[:, hidden_key(inputs)] = False
     array = getattr(inputs, operand).copy()
     place = inputs.axes(operand).index("k")
-    array[(slice(None),) * place + (HIDDEN_KEY,)] = np.nan
+    array[(slice(None),) * place + (hidden_key(inputs),)] = np.nan
     return inputs.replace(mask_array=mask, form="dense", **{operand: array})
 
 
@@ -242,7 +242,7 @@ def _nan_in(operand: str) -> Callable[[Probe], str]:
 def _nan_attended(p: Probe) -> str:
     base = p.inputs()
     value = base.value.copy()
-    value[:, :, HIDDEN_KEY] = np.nan
+    value[:, :, hidden_key(base)] = np.nan
     got = p.values(base.replace(value=value))
     if got is None:
         raise Deviation("election", "a NaN in a value raised")

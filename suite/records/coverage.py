@@ -1,0 +1,126 @@
+"""Coverage: how many of its cells an implementation was judged on, and whether that is enough."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from suite.records.cells import CellRecord
+from suite.spec.vocabulary import REFUSED, VALUES
+
+ENOUGH = 0.5
+"""The share that must be judged of the cells that a person's function could be asked by its signature and
+its claims; the rest it refused."""
+
+NOT_JUDGED_ENOUGH = 6
+"""The exit code of a run in which nothing failed, and too little was judged; pytest's own end at 5."""
+
+
+def percent(share: float) -> str:
+    """A share in percent, rounded down, so that only a perfect one reads 100 %."""
+    return f"{math.floor(share * 10000) / 100:.2f}%"
+
+
+def scored(passed: int, judged: int, cells: int) -> str:
+    """A score with its coverage: "98.50% of the 200 of 483 cells that were judged"."""
+    score = percent(passed / judged) if judged else "-"
+    return f"{score} of the {judged} of {cells} cells that were judged"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The cells of one implementation, or of all of a backend that are no person's function, and what
+    became of them."""
+
+    name: str
+    cells: tuple[CellRecord, ...]
+    of_function: bool
+
+    @cached_property
+    def judged(self) -> list[CellRecord]:
+        """The cells that were asked and answered, rightly or wrongly."""
+        return [cell for cell in self.cells if cell.status != "unsupported"]
+
+    @cached_property
+    def refused(self) -> list[CellRecord]:
+        """The cells that a person's function refused."""
+        return [cell for cell in self.cells if cell.kind == REFUSED]
+
+    @property
+    def score(self) -> str:
+        """The score with its coverage."""
+        passed = sum(cell.status == "pass" for cell in self.judged)
+        return scored(passed, len(self.judged), len(self.cells))
+
+    def without_values(self, part: bool) -> str:
+        """A sentence where no value was judged; "" where one was. Of a `part` of a run, whose other parts
+        may have values, only where values were refused."""
+        values = [cell for cell in self.cells if cell.check == VALUES and cell.mode == "eager"]
+        unsupported = [cell for cell in values if cell.status == "unsupported"]
+        refused = any(cell.kind == REFUSED for cell in values)
+        if not values or len(unsupported) < len(values) or (part and not refused):
+            return ""
+        ((reason, _),) = Counter(cell.message for cell in unsupported).most_common(1)
+        return f"None of its {len(values)} cells of the check {VALUES} was judged, mostly since {reason}."
+
+    def refused_too_much(self) -> str:
+        """Sentences where less than `ENOUGH` was judged of what a function could be asked; "" where that
+        is enough."""
+        judged, refused = len(self.judged), len(self.refused)
+        if not refused or judged >= ENOUGH * (judged + refused):
+            return ""
+        return (
+            f"It refused {refused} of the {judged + refused} cells that its signature and its claims "
+            f"allow, and {percent(ENOUGH)} must be judged. {self.advice()}or say --allow-refusals."
+        )
+
+    def advice(self) -> str:
+        """What to do about the refusals: the claim that explains them, where one does."""
+        answered, refused = (
+            {cell.facts["Lq"] for cell in cells if "Lq" in cell.facts}
+            for cells in (self.judged, self.refused)
+        )
+        if answered == {1} and refused - {1}:
+            return (
+                "It refused every case of more than one query: claim queries=1 to be judged on "
+                "decoding, "
+            )
+        return "Claim what it takes, to be asked within that, "
+
+
+def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:
+    """The coverage of each of the `functions`, by their names, and of each backend without them."""
+    groups: dict[tuple[str, bool], list[CellRecord]] = {}
+    for cell in cells:
+        own = cell.implementation in functions
+        name = f"{cell.backend}:{cell.implementation}" if own else cell.backend
+        groups.setdefault((name, own), []).append(cell)
+    for (name, own), found in groups.items():
+        yield Coverage(name, tuple(found), own)
+
+
+def shortfalls(
+    cells: Iterable[CellRecord],
+    functions: Collection[str],
+    *,
+    part: bool = False,
+    filtered: bool = False,
+    allow_refusals: bool = False,
+) -> list[str]:
+    """Why a run did not judge enough, in a few sentences for each function or backend; none where it did.
+
+    No cell of the check `values` was judged of a function, or of a whole backend where nothing was
+    `filtered`; or a function refused more than `ENOUGH` lets it, unless that is allowed. `part`: the
+    cells are a shard of the run.
+    """
+    reasons = []
+    for one in coverages(cells, functions):
+        values = one.of_function or not (part or filtered)
+        missing = [one.without_values(part)] if values else []
+        missing += [] if allow_refusals else [one.refused_too_much()]
+        if any(missing):
+            reasons.append(f"{one.name}: {one.score}. {' '.join(filter(None, missing))}")
+    return reasons

@@ -1,0 +1,155 @@
+"""Enough: a run in which little was judged is no green one, and a score stands beside its coverage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_conformance import AttentionFailure, check_attention
+from suite.records import cells as records
+from suite.records.cells import CellRecord
+from suite.records.coverage import ENOUGH, NOT_JUDGED_ENOUGH, scored, shortfalls
+from suite.report import frames
+from suite.report.conformance import OF_STATUSES
+from suite.report.render import as_html, as_markdown, as_text
+from suite.report.summary import lines
+from suite.spec.vocabulary import REFUSED
+from tests.functions import partly
+from tests.records_by_hand import cell
+from tests.records_by_hand import run as made
+
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    """`pytest suite` at smoke, in float32 and float64."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "suite",
+        "--level=smoke",
+    ]
+    return subprocess.run(
+        [*command, "--dtype=f32", "--dtype=f64", *words],
+        cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+def function(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run("--backend=torch", f"--function=tests/functions/partly.py:{name}", *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code"),
+    [
+        ("merges_without_weights", (), NOT_JUDGED_ENOUGH),
+        ("merges_without_weights", ("-n", "1"), NOT_JUDGED_ENOUGH),
+        ("merges_without_weights", ("--allow-refusals",), NOT_JUDGED_ENOUGH),
+        ("merges_without_weights_and_says_so", (), pytest.ExitCode.TESTS_FAILED),
+        ("decodes", (), NOT_JUDGED_ENOUGH),
+        ("decodes_and_says_so", (), pytest.ExitCode.OK),
+        ("of_float64", (), NOT_JUDGED_ENOUGH),
+        ("of_float64", ("--allow-refusals",), pytest.ExitCode.OK),
+        ("of_float64", ("--claim", "dtypes=f64"), pytest.ExitCode.OK),
+    ],
+)
+def test_functions_are_green_where_enough_was_judged(
+    name: str, words: tuple[str, ...], code: int
+) -> None:
+    out = function(name, *words)
+    assert out.returncode == code, out.stdout[-3000:]
+    assert (f"not judged enough: torch:{name}: " in out.stdout) == (code == NOT_JUDGED_ENOUGH)
+
+
+def test_what_a_run_says_that_judged_too_little(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    out = function("decodes", f"--results={path}")
+    loaded = records.load(path)
+    judged = len(loaded.cells) - loaded.totals["unsupported"]
+    refused = sum(c.kind == REFUSED for c in loaded.cells)
+    (text,) = (x for x in out.stdout.splitlines() if x.startswith("not judged enough"))
+    score = scored(judged, judged, len(loaded.cells))
+    assert score == f"100.00% of the {judged} of {len(loaded.cells)} cells that were judged"
+    assert text.startswith(f"not judged enough: torch:decodes: {score}. None of its ")
+    assert f"It refused {refused} of the {judged + refused} cells that its signature" in text
+    assert "It refused every case of more than one query: claim queries=1 to be judged" in text
+
+
+def test_a_backend_that_computes_nothing_is_not_green() -> None:
+    out = run("--backend=tests.miniatures:raises_everywhere", "suite/test_malformed.py")
+    assert out.returncode == NOT_JUDGED_ENOUGH, out.stdout[-3000:]
+    assert "not judged enough: mini: 100.00% of the " in out.stdout
+
+
+def test_a_check_of_a_function_that_judged_too_little_raises() -> None:
+    with pytest.raises(AttentionFailure, match="claim queries=1") as error:
+        check_attention(partly.decodes, dtypes=("f32",))
+    report = error.value.report
+    assert not report.passed
+    assert report.run.totals["fail"] == 0
+    assert str(report).startswith("decodes on torch, level smoke: 100.00% of the ")
+    assert check_attention(partly.decodes_and_says_so, dtypes=("f32",), checks=["values"]).passed
+    few = check_attention(partly.of_float64, dtypes=("f64", "f32"), raises=False)
+    assert not few.passed
+    assert check_attention(partly.of_float64, dtypes=("f64", "f32"), allow_refusals=True).passed
+
+
+def cells(judged: int, refused: int, lacking: int = 0, **fields: Any) -> list[CellRecord]:
+    """Cells of a function `f`: passes, refusals, and what its signature lets nobody ask."""
+    statuses = ["pass"] * judged + ["unsupported"] * (refused + lacking)
+    kinds = [""] * judged + [REFUSED] * refused + [""] * lacking
+    return [
+        cell(f"sdpa/none/mha/f32/b2h3q5k{k}d8", "torch:f", status, kind=kind, **fields)
+        for k, (status, kind) in enumerate(zip(statuses, kinds, strict=True))
+    ]
+
+
+def test_half_of_what_could_be_asked_is_enough() -> None:
+    assert ENOUGH == 0.5
+    assert shortfalls(cells(2, 2, lacking=9), ["f"]) == []
+    (text,) = shortfalls(cells(2, 3, lacking=9), ["f"])
+    assert text.startswith(
+        "torch:f: 100.00% of the 2 of 14 cells that were judged. It refused 3 of the 5 "
+    )
+    assert "Claim what it takes" in text
+    assert shortfalls(cells(2, 3), ["f"], allow_refusals=True) == []
+
+
+def test_a_function_is_judged_by_values() -> None:
+    none = cells(0, 0, lacking=2, message="no parameters") + cells(5, 0, check="contract")
+    (text,) = shortfalls(none, ["f"], allow_refusals=True)
+    assert "None of its 2 cells of the check values was judged, mostly since no parameters." in text
+    assert shortfalls(none, ["f"], filtered=True)
+    assert shortfalls(none, ["f"], part=True) == []  # another part may have some
+    assert shortfalls(cells(0, 2) + cells(5, 0, check="contract"), ["f"], part=True)
+    assert shortfalls(cells(5, 0, check="contract"), ["f"]) == []  # none is owed
+
+
+def test_a_whole_backend_is_judged_by_values() -> None:
+    none = cells(0, 0, lacking=2) + cells(5, 0, check="contract")
+    assert shortfalls(none, [])
+    assert shortfalls(none, [], filtered=True) == []
+    assert shortfalls([*none, cell("sdpa/none/mha/f32/b1h1q1k1d1", "torch:other")], []) == []
+    compiled = cells(0, 0, lacking=2, mode="compiled") + cells(5, 0, check="contract")
+    assert shortfalls(compiled, []) == []
+
+
+def test_scores_stand_beside_their_coverage() -> None:
+    few = made(*cells(3, 5, lacking=2))
+    tables = {"statuses": OF_STATUSES.of(frames.cells(few))}
+    for text in ("\n".join(lines(few, {})), as_text(tables, ""), as_markdown(tables, "")):
+        assert "100.00% of 3 of 10" in text
+    page = as_html(tables, "")
+    assert "100.00% of 3 of 10" in page
+    assert "100.00% of the 3 of 10 cells that were judged" in page
+    assert scored(0, 0, 4) == "- of the 0 of 4 cells that were judged"
