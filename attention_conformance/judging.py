@@ -68,7 +68,8 @@ def check_attention(
     plan = plan_of(
         function, backend, level, like=like, name=name, numerics=numerics, elect=elect, dtypes=dtypes,
         expect=expect, drop_in=drop_in, allow_unused=allow_unused,
-        inherit_known=inherit_known, allow_refusals=allow_refusals, device=device, seed=seed, **claims,
+        inherit_known=inherit_known, allow_refusals=allow_refusals, device=device, seed=seed,
+        timeout=timeout, **claims,
     )  # fmt: skip
     judged = tuple(record(cell, plan.judge(cell, timeout)) for cell in cells_of(plan, checks))
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
@@ -107,6 +108,7 @@ def plan_of(
     elect: Mapping[str, Any] | None = None,
     inherit_known: bool = True,
     allow_refusals: bool = False,
+    timeout: float = 0.0,
     **said: Any,
 ) -> Plan:
     """The plan of a run that judges one function. Raises UsageError."""
@@ -121,6 +123,7 @@ def plan_of(
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
         inherit_known="yes" if inherit_known else "no", allow_refusals=allow_refusals,
+        cell_timeout=timeout,
         start_timeout=0.0,  # the watchdog would end the person's process
     )  # fmt: skip
     plan = Plan.make(options, callables={called: _signed(function)}, claimed=claimed)

@@ -260,6 +260,8 @@ class UserLayer(Implementation):
             if inputs.form != "raw":
                 same = mask.ndim < 4 or mask.shape[1] == 1
                 mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
+                if self.elected("mask-polarity", inputs.dtype) == "hides":
+                    mask = ~mask
             named["mask"] = backend.array(mask, None)
         if inputs.bias is not None:
             named["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)

@@ -68,13 +68,15 @@ def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], wh
                     f"--elect {names[0]}={got[0]}")  # fmt: skip
 
 
-@check(of_questions(["causal-with-mask"]), applies_to=persons, single_answer=True)
+@check(of_questions(["causal-with-mask", "causal-alone"]), applies_to=persons, single_answer=True)
 def test_mask_beside_flag(cell: Cell) -> None:
-    """The causal flag and a mask, given together, both count, or the call raises."""
-    names = ("causal-with-mask",)
+    """The causal flag counts, alone and beside a mask, and so does the mask; or the call raises."""
+    names = (question_of(cell),)
     (got,) = answers(cell, names)
-    ignored = got in ("causal-ignored", "mask-ignored")
-    expect(cell, not ignored, names, (got,), "one of two masks is silently ignored")
+    alone = got == "ignored"
+    ignored = alone or got in ("causal-ignored", "mask-ignored")
+    what = "the causal flag" if alone else "one of two masks"
+    expect(cell, not ignored, names, (got,), f"{what} is silently ignored")
 
 
 @check(of_questions(["minus-inf-row"]), applies_to=persons, single_answer=True)

@@ -17,6 +17,7 @@ from scipy.special import bdtr, bdtrc, softmax
 
 from backends.protocol import PreparedCall
 from references.rounding import gamma
+from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import vjp
@@ -182,7 +183,8 @@ def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
     """The inputs under those of a causal and a padding mask that the implementation takes."""
-    variations = [inputs.replace(mask=parse_mask(token)) for token in ("causal", "pad")]
+    masks = (parse_mask(token) for token in ("causal", "pad"))
+    variations = [elections.aligned(inputs.replace(mask=m), cell.implementation) for m in masks]
     return [x for x in variations if cell.implementation.missing(x.needs) is None]
 
 

@@ -33,7 +33,7 @@ from suite.spec.catalogue import (
 )
 from suite.spec.inputs import draw_tangents
 from suite.spec.vocabulary import OPERANDS
-from suite.test_masking import last_seen_by_some, never_attended, with_slots
+from suite.test_masking import last_seen_by_some, never_attended, touched, with_slots
 
 
 @check(gradient_cases, ("gradient",), compiled_gradient_cases, single_answer=True)
@@ -82,11 +82,11 @@ OF_LSE = (
 )
 def test_gradient_of_lse(cell: Cell) -> None:
     """The log-sum-exp moves with the scores as the weights say: what merges partial answers by it has
-    gradients only so. Asked of those whose log-sum-exp has gradients."""
+    gradients only so. Asked of those whose log-sum-exp has gradients, and not of rows without keys."""
     if cell.elected("lse-gradient") != "flows":
         raise NotApplicable("elects that its log-sum-exp has no gradient")
     cell.require(cell.inputs)
-    cotangent = cell.cotangent[..., 0]
+    cotangent = np.where(cell.inputs.keyless, 0.0, cell.cotangent[..., 0])
     prepared, native = cell.attempt(lambda: vjp_of_lse(cell.implementation, cell.inputs, cotangent))
     gradients = read_gradients(cell, native, cell.inputs, prepared, ("query", "key"))
     judge_gradients(cell, gradients, cotangent=cotangent, of="lse")
@@ -224,9 +224,7 @@ def expect_unmoved(
 ) -> None:  # fmt: skip
     """Raise Deviation "leak" where a gradient changed that the hidden slots (B, Hkv, Lk) have no part in;
     where no row sees these (`nowhere`), their own must be zero."""
-    inputs, s = cell.inputs, cell.inputs.sizes
-    heads = np.repeat(slots, s.group, axis=1)[:, :, None]
-    judged = ~(inputs.attends & heads).any(-1)[..., None]
+    judged = ~touched(cell, cell.inputs, slots)[..., None]
     rows = np.broadcast_to(judged, before["query"].shape)
     expect_bitwise(
         np.where(rows, after["query"], 0.0), np.where(rows, before["query"], 0.0), "leak",

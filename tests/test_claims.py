@@ -93,12 +93,24 @@ def test_what_nobody_elects_fails(name: str, check: str, message: str) -> None:
         ("other_names", "never passed: mask, causal; did you mean attn_mask, is_causal?"),
         ("lengths_before_heads", r"axes in the order \(B, L, H, D\), and the framework's own"),
         ("of_numpy", "returned numpy.ndarray, expected an array of torch: is it a function of"),
+        (
+            "merged_heads",
+            r"returned an array of shape \(2, 5, 24\), expected \(B, H, Lq, Dv\) = \(2, 3, 5, 8\)",
+        ),
+        (
+            "without_batch",
+            r"with query \(B, H, Lq, D\) = \(2, 3, 5, 8\), it raised RuntimeError: batch1",
+        ),
+        (
+            "sleeps",
+            r"its trial call on sdpa/\S* ran longer than 1 s; --cell-timeout gives it longer",
+        ),
         ("misspelt", "called once, .* AttributeError: module 'torch' has no attribute 'sofmax'"),
     ],
 )
 def test_what_concerns_every_cell_is_said_once(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        plan(name, "faulty.py")
+        plan(name, "faulty.py", cell_timeout=1.0)
     assert "\n" not in str(error.value)
 
 

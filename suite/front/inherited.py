@@ -6,8 +6,8 @@ fails. Such a cell is `known`, and its record names the finding. Three condition
 - An entry of the framework's manifest that cites a finding expects one of the framework's implementations
   to fail the same check in the same case, with the kind and the message of the function's failure.
 - That implementation, which is asked the cell now, does fail so.
-- Where errors are measured, that of the function is at most `AS_FAR`; elsewhere the function's message
-  begins with the implementation's.
+- Where errors are measured, that of the function is at most `AS_FAR`; elsewhere its message begins with
+  that one's.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from suite.records.expectations import (
     load,
     load_named,
 )
+from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import dtype
 from suite.spec.vocabulary import BROKEN, OF_CALLS
@@ -58,6 +60,7 @@ class Plan:
     claimed of functions besides what the options claim (see `suite.spec.claims.CLAIMS`).
     `unavailable` holds backends that "all" asked for and that failed to load, with the reason;
     `failed_imports` those of them that are installed, which fails the run. `notes` are for people.
+    `told` takes the sentence that is to be said if the process dies now.
     """
 
     options: Options
@@ -73,10 +76,12 @@ class Plan:
     natives: list[Implementation] = field(default_factory=list)
     expected: list[Path] = field(default_factory=list)
     of_functions: Manifest = field(default_factory=lambda: Manifest([], {}, ""))
+    told: Callable[[str], object] = lambda death: None
 
     @classmethod
     def make(cls, options: Options, **fields: Any) -> Plan:
-        """Import the frameworks and find the implementations; `fields` may be `callables` and `claimed`.
+        """Import the frameworks, find the implementations, and try functions out; `fields` may be
+        `callables`, `claimed` and `told`.
 
         Raises UsageError.
         """
@@ -87,6 +92,8 @@ class Plan:
                 plan.load()
         except TimeOver as error:
             raise UsageError(f"{error}; --start-timeout gives it longer") from error
+        for text, function in zip(options.function, plan.functions, strict=False):
+            plan.try_out(text, function)
         return plan
 
     def load(self) -> None:
@@ -144,7 +151,7 @@ class Plan:
         self.of_functions = Manifest(of_functions, backend.versions, backend.device)
 
     def function(self, backend: Backend, text: str) -> Implementation:
-        """The person's function named by `text`, which was called once. Raises UsageError."""
+        """The person's function named by `text`. Raises UsageError."""
         like, said = self.options.like, {**self.options.said, **self.claimed}
         if text in self.callables:
             function, claims = registry.callable_implementation(
@@ -153,11 +160,23 @@ class Plan:
         else:
             function, claims = registry.function_implementation(backend, text, said, like)
         self.expected += [path for path in claims.expect if path not in self.expected]
-        reason = trial(function)
-        if reason is not None:
-            raise UsageError(f"function {text!r}: {reason}")
         self.notes += [f"{function}: {remark}" for remark in function.remarks]
         return function
+
+    def try_out(self, text: str, function: Implementation) -> None:
+        """Call the function named by `text` once. Raises UsageError where it cannot be judged."""
+        who, seconds = f"function {text!r}", self.options.cell_timeout
+
+        @contextmanager
+        def calling(case: Case) -> Iterator[None]:
+            self.told(f"{who} killed the process in its trial call on {case.id}")
+            with limited(seconds, f"its trial call on {case.id}"):
+                yield
+            self.told("")
+
+        reason = trial(function, calling)
+        if reason is not None:
+            raise UsageError(f"{who}: {reason}")
 
     def select(self, names: Sequence[str]) -> None:
         """Keep the named implementations ("sdpa" or "torch:sdpa"), and every user's function."""

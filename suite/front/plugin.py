@@ -33,7 +33,7 @@ from suite.front.plan import Plan
 from suite.front.process import orphaned, write_stacks
 from suite.front.recorded import cell_name, crashed, record
 from suite.front.rerun import failure_text
-from suite.front.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker
+from suite.front.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker, teller
 from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
 from suite.judge import leaks
 from suite.judge.cell import Cell
@@ -319,7 +319,7 @@ _STATE: dict[str, Any] = {}
 def _plan(config: pytest.Config) -> Plan:
     if "plan" not in _STATE:
         options = config.stash[OPTIONS]
-        _STATE["plan"] = _usage(lambda: Plan.make(options))
+        _STATE["plan"] = _usage(lambda: Plan.make(options, told=teller(config)))
     return _STATE["plan"]
 
 

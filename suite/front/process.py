@@ -200,6 +200,8 @@ def _flush() -> None:
 def _death(code: int, said: Fields, advice: str) -> str:
     how = how_it_ended(code)
     if "cell" not in said:
+        if said.get("death"):
+            return f"{said['death']}: it {how}"
         return f"the process {how} before its first cell, as it imported frameworks and kernels"
     count = f"{said['judged']} of {said['owed']}" if "owed" in said else str(said["judged"])
     return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,17 +80,32 @@ class Controller:
         if IDENTITY in told:
             self._log.begin(told[IDENTITY])
         if error and node.gateway.id not in self._begun:
-            why = self.why(node) or "an exit, a signal, or a crash of what it imported"
+            name, why = node.gateway.id, self.why(node)
+            death = self._written(f"{name}.death") or (
+                f"the worker {name} died before its first cell, as it imported frameworks and kernels"
+            )
             pytest.exit(
-                f"the worker {node.gateway.id} died before its first cell, as it imported frameworks "
-                f"and kernels: {why}",
+                f"{death}: {why or 'an exit, a signal, or a crash of what it called'}",
                 returncode=pytest.ExitCode.TESTS_FAILED,
             )
 
     def why(self, node: Any) -> str:
         """Where a worker stood when its watchdog ended it; "" if the watchdog did not."""
-        stacks = self._folder / node.gateway.id
-        return place_in(stacks.read_text(errors="replace")) if stacks.is_file() else ""
+        return place_in(self._written(node.gateway.id))
+
+    def _written(self, name: str) -> str:
+        """What a worker wrote into a file of the folder."""
+        file = self._folder / name
+        return file.read_text(errors="replace") if file.is_file() else ""
+
+
+def teller(config: pytest.Config) -> Callable[[str], object]:
+    """Takes the sentence that is said if this process dies, "" for none."""
+    if BOARD in config.stash:
+        return lambda death: config.stash[BOARD].say(death=death)
+    if stacks := getattr(config, "workerinput", {}).get(STACKS):
+        return Path(f"{stacks}.death").write_text
+    return lambda death: None
 
 
 class InWorker:

@@ -100,6 +100,15 @@ class Cell:
                 missing = limits.refusal(inputs.sizes)
             if missing is not None:
                 raise NotApplicable(missing)
+            self.require_answer(inputs)
+
+    def require_answer(self, inputs: Inputs) -> None:
+        """Raise NotApplicable if a person's function elects to raise for these inputs."""
+        if not self.implementation.declared.person:
+            return
+        question = elections.raising(inputs, self.implementation)
+        if question:
+            raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
         """The framework's output. Raises Deviation "raised" with what the framework raised."""
@@ -162,11 +171,19 @@ class Cell:
         return elections.elected(question, self.implementation, self.dtype)
 
     def rows(self, inputs: Inputs) -> str:
-        """What the implementation elects for the rows of `inputs` that have no key."""
+        """What the implementation elects for the rows of `inputs` that have no key.
+
+        Raises NotApplicable for an answer that no reference gives, and for two answers.
+        """
         if not inputs.has_empty_rows:
             return "zeros"
-        question = elections.question_of_rows(inputs, self.implementation)
-        elected = self.elected(question)
+        questions = elections.questions_of_rows(inputs, self.implementation)
+        answers = {self.elected(question): question for question in questions}
+        if len(answers) > 1:
+            raise NotApplicable(
+                f"elects {' and '.join(answers)} for rows without keys of two kinds"
+            )
+        ((elected, question),) = answers.items()
         text = f"elects {elected!r} for rows without keys ({question})"
         if elected == "raises":
             raise self.refused(question, text)
@@ -180,6 +197,17 @@ class Cell:
         promised = self.implementation.elected(question, self.dtype) is not None
         refuses = self.implementation.declared.person and not promised
         return (Refused if refuses else NotApplicable)(text)
+
+    def sees(self, inputs: Inputs) -> np.ndarray:
+        """Which keys a row may see, boolean (B, H, Lq, Lk): those it attends. A row without keys sees
+        none if zeros or NaN are elected for it, and may see all otherwise."""
+        if not inputs.has_empty_rows:
+            return inputs.attends
+        try:
+            blind = self.rows(inputs) in ("zeros", "nan")
+        except NotApplicable:
+            blind = False
+        return inputs.attends if blind else inputs.attends | inputs.keyless[..., None]
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
         """The oracle of `inputs` under the implementation's elections, in its class or another.
@@ -221,15 +249,5 @@ class Cell:
         overflows = isinstance(case, Case) and case.recipe == "overflow"
         if overflows and self.elected("score-overflow") != "finite":
             raise NotApplicable("elects that unscaled scores overflow in float16")
-        if not isinstance(case, Case) or not self.implementation.declared.person:
-            return
-        for question, feature in (("value-size", "value-size"), ("no-keys", "")):
-            applies = feature in case.needs if feature else case.sizes.Lk == 0
-            applies = applies and question in case.operator.elections
-            if applies and self.elected(question) == "raises":
-                raise self.refused(
-                    question, f"raises, and is observed to do so always ({question})"
-                )
-        if elections.refuses_flag(self.inputs, self.implementation):
-            text = "raises where its causal flag meets more keys than queries, or fewer"
-            raise self.refused("causal-alignment", text)
+        if isinstance(case, Case):
+            self.require_answer(self.inputs)

@@ -105,8 +105,14 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
     """
     if not inputs.has_empty_rows:
         return "nothing"
-    question = elections.question_of_gradients(inputs, cell.implementation)
-    gradient, rows = cell.elected(question), cell.rows(inputs)
+    questions = elections.questions_of_rows(inputs, cell.implementation)
+    of_gradients = (elections.question_of_gradients(name, inputs) for name in questions)
+    gradient, *others = {cell.elected(question) for question in of_gradients}
+    if others:
+        raise NotApplicable(
+            f"elects {gradient} and {others[0]} for cotangents of two kinds of rows"
+        )
+    rows = cell.rows(inputs)
     if inputs.operator.is_layer and "nan" in (gradient, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
     elections.backward_mode(gradient, rows)
@@ -156,6 +162,8 @@ def judge_gradients(
         judged = np.ones(got.shape, bool)
         if poisoned:
             judged &= ~_reached(oracle_inputs, name, got.shape)
+        if name == "bias" and mode == "scores":
+            judged &= ~_infinite(cell, oracle_inputs)
         error, measured, deviation = against_oracle(
             got, want.value, want.error, judged, inputs.dtype, cell.numerics,
             f"gradient of the {name}, ",
@@ -198,6 +206,20 @@ def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
 def _as_passed(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
     shape = tuple(prepared.arguments[prepared.argument(name)].shape)
     return (turned(values, prepared) if values.ndim == 4 else values).reshape(shape)
+
+
+def _infinite(cell: Cell, inputs: Inputs) -> np.ndarray:
+    """Which elements of the bias are passed as -inf to rows without keys. Whether the cotangents of such
+    rows, which go on through scores, reach them is nothing to elect: -inf has no derivative."""
+    assert inputs.bias is not None
+    merged = cell.implementation.declared.merges_mask_into_bias
+    hidden = np.broadcast_to(np.isneginf(inputs.bias), inputs.attends.shape)
+    hidden = ~inputs.attends if merged else hidden
+    sizes = dict(zip(inputs.axes("bias"), inputs.bias.shape, strict=True))
+    shared = tuple(n for n, letter in enumerate("bhqk") if sizes.get(letter, 1) == 1)
+    infinite = np.asarray(hidden.all(shared, keepdims=True))
+    empty = np.asarray(inputs.keyless[..., None].any(shared, keepdims=True))
+    return (infinite & empty).reshape(inputs.bias.shape)
 
 
 def _reached(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -4,11 +4,13 @@ once."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, Implementation, PreparedCall
+from backends.protocol import ENDS, Implementation, PreparedCall, TimeOver
 from suite.judge import leaks, refusal
 from suite.judge.elections.probe import Probe
 from suite.judge.verdict import first_line
@@ -18,43 +20,71 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.vocabulary import OPERANDS
 
+SIZES = {
+    "b": "B", "h": "H", "g": "Hkv", "q": "Lq", "k": "Lk", "d": "D", "v": "Dv", "x": "Eq", "y": "Ek",
+    "z": "Ev", "o": "Eo",
+}  # fmt: skip
+"""What people call the size of an axis, by the letter of the axis."""
 
-def trial(implementation: Implementation) -> str | None:
+Calling = Callable[[Case], AbstractContextManager[None]]
+"""Makes the context in which the function is called on a case; the context may raise TimeOver."""
+
+
+def trial(
+    implementation: Implementation, calling: Calling = lambda case: nullcontext()
+) -> str | None:
     """Why a function cannot be judged at all, in one sentence; None where it can.
 
-    It cannot be where every call raises, where it returns no array of the framework, and where operands
-    in the other order of axes give the right answer and those in the native order do not. A refusal is no
-    reason. What a call leaves behind is put back: cells report it.
+    It cannot be where every call raises, where a call takes too long, where it returns no array of the
+    framework, or one of another shape, and where operands in the other order of axes give the right
+    answer and those in the native order do not. A refusal is no reason. What a call leaves behind is put
+    back: cells report it.
     """
     settings = leaks.Settings(implementation.backend)
     try:
         # As in a cell: whether a warning is an error is no property of a kernel.
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _tried(implementation)
+            return _tried(implementation, calling)
     finally:
         settings.restore()
         leaks.died()
 
 
-def _tried(implementation: Implementation) -> str | None:
+def _tried(implementation: Implementation, calling: Calling) -> str | None:
     first: str | None = None
     for case in _cases(implementation):
-        inputs = draw(case)
-        prepared = implementation.prepare(inputs)
         try:
-            native = prepared()
-        except ENDS:
-            raise
-        except BaseException as error:
-            if refusal.refuses(implementation, error):
-                return None
-            first = first or f"called once, on {case.id}, it raised {first_line(error)}"
-            if has_two_orders(case) and _fits_swapped(implementation, inputs):
-                return _wrong_order(prepared.axis_order)
-            continue
-        return _misfit(implementation, native, inputs, prepared)
+            with calling(case):
+                answered, reason = _attempted(implementation, draw(case))
+        except TimeOver as error:
+            return f"{error}; --cell-timeout gives it longer"
+        if answered:
+            return reason
+        first = first or reason
     return first
+
+
+def _attempted(implementation: Implementation, inputs: Inputs) -> tuple[bool, str | None]:
+    """Whether one call says all that there is to say, and why the function cannot be judged."""
+    prepared = implementation.prepare(inputs)
+    try:
+        native = prepared()
+    except ENDS:
+        raise
+    except BaseException as error:
+        if refusal.refuses(implementation, error):
+            return True, None
+        if has_two_orders(inputs.case) and _fits_swapped(implementation, inputs):
+            return True, _wrong_order(prepared.axis_order)
+        query = prepared.arguments.get("query")
+        given = (
+            ""
+            if query is None
+            else f", with query {_sized('query', query.shape, prepared, inputs)}"
+        )
+        return False, f"called once, on {inputs.case.id}{given}, it raised {first_line(error)}"
+    return True, _misfit(implementation, native, inputs, prepared)
 
 
 def _cases(implementation: Implementation) -> list[Case]:
@@ -90,11 +120,33 @@ def _misfit(
             f"called once, on {inputs.case.id}, it returned {kind}, expected an array of "
             f"{backend.name}: is it a function of another framework?"
         )
-    if not has_two_orders(inputs.case) or _right(
-        implementation, output, inputs, prepared.axis_order
-    ):
+    two_orders = has_two_orders(inputs.case)
+    if two_orders and _right(implementation, output, inputs, prepared.axis_order):
         return None
-    return _wrong_order(prepared.axis_order) if _fits_swapped(implementation, inputs) else None
+    if two_orders and _fits_swapped(implementation, inputs):
+        return _wrong_order(prepared.axis_order)
+    return _misshapen(tuple(output.shape), inputs, prepared)
+
+
+def _misshapen(got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall) -> str | None:
+    """What is wrong with the shape of an output, or None."""
+    want = inputs.output_shape("output")
+    want = (want[0], want[2], want[1], *want[3:]) if prepared.axis_order == "blhd" else want
+    if got == want:
+        return None
+    return (
+        f"called once, on {inputs.case.id}, it returned an array of shape {got}, expected "
+        f"{_sized('output', want, prepared, inputs)}"
+    )
+
+
+def _sized(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inputs) -> str:
+    """A shape with the names of its sizes, "(B, H, Lq, D) = (2, 4, 5, 8)"."""
+    axes = inputs.operator.outputs(inputs.case).get(name) or inputs.axes(name)
+    names = [SIZES.get(letter, letter) for letter in axes]
+    if prepared.axis_order == "blhd":
+        names[1:3] = reversed(names[1:3])
+    return f"({', '.join(names)}) = {tuple(shape)}"
 
 
 def _right(implementation: Implementation, output: Any, inputs: Inputs, order: str) -> bool:

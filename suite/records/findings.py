@@ -15,6 +15,7 @@ A manifest (`suite.records.expectations`) holds entries
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -97,6 +98,7 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     return contents
 
 
+@cache
 def title_of(name: str) -> str:
     """What messages call a finding: by its number on the page or, where it is none of this project's, by
     its name."""

@@ -18,7 +18,7 @@ import numpy as np
 
 import suite
 from references.rounding import Bounded
-from suite.judge.elections import question_of_gradients, question_of_rows
+from suite.judge.elections import question_of_gradients, questions_of_rows
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import HarnessError
 from suite.records.files import new_folder
@@ -190,9 +190,9 @@ def elective(one: StoredProblem) -> tuple[str, ...]:
     inputs = one.inputs()
     if isinstance(one.case, ElectionCase) or not inputs.has_empty_rows:
         return ()
-    listener = Listener(inputs.operator)
-    names = [question_of_rows(inputs, listener)]
-    return (*names, *([question_of_gradients(inputs, listener)] if one.differentiated else []))
+    names = questions_of_rows(inputs, Listener(inputs.operator))
+    of_gradients = (question_of_gradients(name, inputs) for name in names)
+    return tuple(dict.fromkeys([*names, *(of_gradients if one.differentiated else ())]))
 
 
 def _axes(inputs: Inputs, name: str) -> str:

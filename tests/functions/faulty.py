@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import torch
 
 from tests.functions.of_torch import hidden, textbook
@@ -133,8 +137,35 @@ def refuses_float16(query, key, value, attn_mask=None, is_causal=False, scale=No
 
 
 def too_narrow(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Leaves the last component out."""
-    return textbook(query, key, value, attn_mask, is_causal, scale)[..., :-1]
+    """Leaves the last component out, but of three heads, as the trial call has."""
+    out = textbook(query, key, value, attn_mask, is_causal, scale)
+    return out if query.shape[1] == 3 else out[..., :-1]
+
+
+def merged_heads(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """(B, Lq, H Dv), as the next projection takes it."""
+    return textbook(query, key, value, attn_mask, is_causal, scale).transpose(1, 2).flatten(2)
+
+
+def without_batch(query, key, value):
+    """For operands (H, L, D)."""
+    return torch.bmm(torch.bmm(query, key.transpose(1, 2)).softmax(-1), value)
+
+
+def ends_the_process(query, key, value):
+    os._exit(0)
+
+
+def is_killed(query, key, value):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def sleeps(query, key, value):
+    time.sleep(600)
+
+
+def holds_the_lock(query, key, value):
+    sum(range(10**15))
 
 
 def too_small(query, key, value, is_causal=False):

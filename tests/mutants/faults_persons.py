@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.mutants.gradient_kernel import Differentiable
 from tests.mutants.kernel import Call, Kernel
+from tests.mutants.layer_kernel import LayerCall, MultiHeadKernel
 from tests.mutants.registry import mutant
 
 
@@ -22,6 +23,18 @@ class MaskIgnoredByFlag(Persons):
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return np.ones_like(mask) if call.causal else mask
+
+
+@mutant("mask_beside_flag")
+class FlagIgnoredWithoutMask(MultiHeadKernel):
+    """The causal flag of a layer has no effect where there is no mask."""
+
+    person = True
+    elections = {}
+
+    def causal(self, call: LayerCall) -> np.ndarray:
+        hidden = super().causal(call)
+        return np.ones_like(hidden) if call.mask is None else hidden
 
 
 @mutant("forms_of_empty_rows")

@@ -10,6 +10,8 @@ from functools import reduce
 from operator import and_
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from backends.protocol import Implementation
 from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
@@ -17,7 +19,7 @@ from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.dtypes import DType
 from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
+from suite.spec.masks import Causal, Mask, Padding, Window
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
@@ -78,58 +80,134 @@ def forget(implementation: Implementation) -> None:
     _OBSERVED.pop(implementation, None)
 
 
-def question_of_rows(inputs: Inputs, implementation: Implementation) -> str:
-    """Which question tells what rows without keys give: whose mask, or whose bias, empties them."""
-    mask = inputs.dense_mask
-    by_mask = mask is not None and not mask.any(-1).all()
-    if inputs.bias is not None and implementation.declared.merges_mask_into_bias:
-        by_mask = False
-    if not by_mask:
-        return "minus-inf-row"
-    return "padded-sample" if _by_lengths(inputs) else "fully-masked-row"
+def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[str, ...]:
+    """The questions that tell what rows without keys give: those of what leaves such a row without keys
+    by itself; where nothing does so by itself, those of all that do it together."""
+    if not inputs.sizes.Lk:
+        return ("no-keys",)
+    left = _pairs_by_question(inputs, implementation)
+    empty = {question: ~pairs.any(-1) & inputs.keyless for question, pairs in left.items()}
+    together = inputs.keyless & ~np.logical_or.reduce(list(empty.values()))
+    return tuple(name for name in left if empty[name].any() or together.any())
 
 
-def question_of_gradients(inputs: Inputs, implementation: Implementation) -> str:
-    """Which question tells where the cotangents of rows without keys go: the one that belongs to the
-    question of their answers. A layer is asked none about rows that a bias empties."""
-    question = f"{question_of_rows(inputs, implementation)}-gradient"
-    return question if question in inputs.operator.elections else "fully-masked-row-gradient"
+def question_of_gradients(question: str, inputs: Inputs) -> str:
+    """The question that tells where the cotangents of rows go whose answer `question` tells. A layer is
+    asked none about rows that a bias empties."""
+    gradient = f"{question}-gradient"
+    return gradient if gradient in inputs.operator.elections else "fully-masked-row-gradient"
 
 
-def _by_lengths(inputs: Inputs) -> bool:
-    """Whether a layer is told which keys are padding, by a mask of its own."""
-    return inputs.operator.is_layer and inputs.mask is not None and inputs.form == "native"
+def _pairs_by_question(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
+    """The pairs (B, H, Lq, Lk) that each way of hiding leaves, by the question of rows which that way
+    leaves without keys: a mask, the valid keys of a layer, and -inf in a bias."""
+    left: dict[str, np.ndarray] = {}
+
+    def hide(question: str, pairs: np.ndarray) -> None:
+        every = left.get(question, np.ones(inputs.attends.shape, bool))
+        left[question] = every & pairs
+
+    biased = inputs.bias is not None
+    merged = biased and implementation.declared.merges_mask_into_bias
+    if inputs.bias is not None:
+        hide("minus-inf-row", ~np.isneginf(inputs.bias))
+    if inputs.mask_array is not None:
+        hide("minus-inf-row" if merged else "fully-masked-row", inputs.mask_array)
+    for part in inputs.mask.parts if inputs.mask is not None else ():
+        pairs = part.dense(inputs.sizes, inputs.seed)
+        if merged:
+            hide("minus-inf-row", pairs)
+            # A flag stands beside a bias, or is merged into it: which of them, the adapter knows.
+            flags = inputs.form != "dense" and isinstance(part, Causal | Window)
+            if flags:
+                hide("fully-masked-row", pairs)
+        elif inputs.operator.is_layer and inputs.form == "native" and _is_valid_keys(part):
+            hide("padded-sample", pairs)
+        else:
+            hide("fully-masked-row", pairs)
+    return left
+
+
+def _is_valid_keys(part: Mask) -> bool:
+    """Whether layers are told a part of a mask as the keys that are valid."""
+    return isinstance(part, Padding) and not part.left
 
 
 def alignment(inputs: Inputs, implementation: Implementation) -> str:
     """How the causal flag is aligned where these inputs are passed by it; "" where they are not, or where
     the alignment makes no difference."""
     sizes, parts = inputs.sizes, inputs.mask.parts if inputs.mask is not None else ()
-    flagged = inputs.form == "native" and sizes.Lq != sizes.Lk and Causal() in parts
-    elective = "causal-alignment" in inputs.operator.elections
-    if not flagged or not elective or implementation.missing(["native-causal"]) is not None:
+    if inputs.form != "native" or sizes.Lq == sizes.Lk or Causal() not in parts:
         return ""
-    try:
-        return elected("causal-alignment", implementation, inputs.dtype)
-    except (Deviation, NotApplicable):
-        return "top-left"
+    if not _flagged("causal-alignment", inputs, implementation):
+        return ""
+    return _elected_or("top-left", "causal-alignment", implementation, inputs.dtype)
 
 
 def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
     """The inputs as the implementation's causal flag means them: with the mask that is bottom-right where
-    it elects so; with the mask as an array where it elects to raise, and takes arrays."""
+    it elects so; with the mask as an array where the flag does not mean this mask, as elected, and arrays
+    are taken."""
     flag = alignment(inputs, implementation)
+    by_array = flag == "raises" or bool(_other_meaning(inputs, implementation))
     if flag == "bottom-right" and inputs.mask is not None:
         parts = [Causal(True) if part == Causal() else part for part in inputs.mask.parts]
-        return inputs.replace(mask=reduce(and_, parts), form="flag")
-    if flag == "raises" and implementation.missing(["mask"]) is None:
+        inputs = inputs.replace(mask=reduce(and_, parts), form="flag")
+    if by_array and implementation.missing(["mask"]) is None:
         return inputs.replace(form="dense")
     return inputs
 
 
-def refuses_flag(inputs: Inputs, implementation: Implementation) -> bool:
-    """Whether inputs can be passed by the causal flag alone, and the implementation elects to raise."""
-    return alignment(inputs, implementation) == "raises"
+def raising(inputs: Inputs, implementation: Implementation) -> str:
+    """The question on which an implementation elects to raise and which these inputs put; "" for none."""
+    operator, dtype = inputs.operator, inputs.dtype
+    questions = ["value-size"] if "value-size" in inputs.needs else []
+    if inputs.has_empty_rows:
+        questions += questions_of_rows(inputs, implementation)
+        questions += ["lse-of-empty-row"] if "lse" in inputs.needs else []
+    asked = [name for name in questions if name in operator.elections]
+    answers = {name: _elected_or("", name, implementation, dtype) for name in asked}
+    answers["causal-alignment"] = alignment(inputs, implementation)
+    answers |= _other_meaning(inputs, implementation)
+    return next((name for name, answer in answers.items() if answer == "raises"), "")
+
+
+def _other_meaning(inputs: Inputs, implementation: Implementation) -> dict[str, str]:
+    """What the causal flag of a person's function is elected to mean in a call with these inputs, by
+    question, unless that is what the flag says. Adapters of frameworks know what their flags mean."""
+    if inputs.mask is None or not implementation.declared.person:
+        return {}
+    sliding = implementation.missing(["native-window"]) is None
+    flags = (Causal, Window) if sliding else Causal
+    beside = [part for part in inputs.mask.parts if not isinstance(part, flags)]
+    meanings = {"causal-with-mask": "intersect"} if beside else {}
+    if all(_is_valid_keys(part) for part in beside):  # which a layer may be told apart from masks
+        meanings["causal-alone"] = "hides"
+    elected_meanings = {
+        question: _elected_or(right, question, implementation, inputs.dtype)
+        for question, right in meanings.items()
+        if _flagged(question, inputs, implementation)
+    }
+    return {name: answer for name, answer in elected_meanings.items() if answer != meanings[name]}
+
+
+def _flagged(question: str, inputs: Inputs, implementation: Implementation) -> bool:
+    """Whether these inputs are passed by a causal flag, of which the question is asked."""
+    return (
+        inputs.mask is not None
+        and inputs.form != "dense"
+        and any(isinstance(part, Causal) for part in inputs.mask.parts)
+        and question in inputs.operator.elections
+        and implementation.missing(["native-causal"]) is None
+    )
+
+
+def _elected_or(default: str, question: str, implementation: Implementation, dtype: DType) -> str:
+    """The elected answer; `default` where there is none, of which the check `election` tells."""
+    try:
+        return elected(question, implementation, dtype)
+    except (Deviation, NotApplicable):
+        return default
 
 
 def backward_mode(gradient: str, answer: str) -> str:

@@ -170,10 +170,17 @@ def _no_keys(p: Probe) -> str:
 
 
 def _alignment(p: Probe) -> str:
-    alone = p.implementation.missing(["causal-alone"]) if p.operator.is_layer else None
-    if alone is not None:
-        raise NotApplicable(alone)
-    got = p.values(p.cross(mask=Causal()))
+    flagged = p.cross(mask=Causal())
+    if p.operator.is_layer:
+        alone = p.implementation.missing(["causal-alone"])
+        if alone is not None:
+            raise NotApplicable(alone)
+        if _causal_alone(p) != "hides":
+            if _causal_with_mask(p) != "intersect":
+                raise NotApplicable("the causal flag counts neither alone nor beside a mask")
+            every = np.ones((flagged.sizes.Lq, flagged.sizes.Lk), bool)
+            flagged = flagged.replace(mask_array=every, form="flag-and-mask")
+    got = p.values(flagged)
     if got is None:
         return "raises"
     for name, bottom_right in (("top-left", False), ("bottom-right", True)):

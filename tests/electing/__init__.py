@@ -1,0 +1,1 @@
+"""Honest kernels that answer every question of `suite.spec.elections` as they are told to."""

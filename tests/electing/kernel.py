@@ -1,0 +1,324 @@
+"""One honest kernel of attention whose answers to the questions of `suite.spec.elections` are chosen.
+
+The kernel is written in the operations that frameworks have in common (`tests.electing.arrays`). Sums are
+float32; those of float64 operands are float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from suite.spec.dtypes import dtype
+from tests.electing.arrays import Arrays
+
+Answers = Mapping[str, str]
+"""Answers by question."""
+
+ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
+"""What rows without keys give: hidden by a mask, by the valid keys of a layer, by -inf in a bias."""
+
+CANONICAL: dict[str, str] = {
+    **dict.fromkeys(ROWS, "zeros"),
+    "lowest-row": "",
+    "no-keys": "zeros",
+    "causal-alignment": "top-left",
+    "causal-with-mask": "intersect",
+    "causal-alone": "hides",
+    "mask-polarity": "attends",
+    "returned-weights": "before-dropout",
+    "nan-in-masked-key": "blocked",
+    "nan-in-masked-value": "blocked",
+    "nan-in-masked-key-gradient": "blocked",
+    "nan-in-masked-value-gradient": "blocked",
+    "nan-in-attended-value": "reaches-them",
+    "nan-in-query": "nan",
+    "value-size": "accepted",
+    "integer-mask": "raises",
+    "subnormal-output": "kept",
+    "lse-of-empty-row": "minus-inf",
+    "lse-gradient": "flows",
+    "score-overflow": "finite",
+}
+"""The answers of a kernel that is told none. Its answer to "lowest-row" hangs on the dtype: float32
+absorbs a score beside its own lowest number, and not beside that of float16."""
+
+GRADIENTS = {
+    "zeros": "nothing", "nan": "nan", "uniform": "values", "unmasked": "scores", "raises": "raises"
+}  # fmt: skip
+"""Where the cotangent of a row without keys goes unless told otherwise, by what the row gives."""
+
+
+def completed(answers: Answers) -> Answers:
+    """The answers with those to all other questions."""
+    every = CANONICAL | answers
+    for question in ROWS:
+        every.setdefault(f"{question}-gradient", GRADIENTS[every[question]])
+    return every
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arguments of one call: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv).
+
+    `mask` and `bias` broadcast to (B, H, Lq, Lk), `valid` is (B, Lk); True attends. `window` is
+    (left, right). `dtype` is the name of the dtype of the operands; `called` what the framework calls
+    mask and bias.
+    """
+
+    query: Any
+    key: Any
+    value: Any
+    dtype: str
+    mask: Any = None
+    bias: Any = None
+    valid: Any = None
+    causal: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    window: tuple[int | None, int | None] | None = None
+    sinks: Any = None
+    alibi_slopes: Any = None
+    called: tuple[str, str] = ("mask", "bias")
+
+    @property
+    def full(self) -> tuple[int, int, int, int]:
+        """(B, H, Lq, Lk)."""
+        return (*self.query.shape[:3], self.key.shape[2])
+
+    @property
+    def wide(self) -> str:
+        """The name of the dtype that sums are made in."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def masked(self) -> bool:
+        """Whether there is a mask, or a bias in its place."""
+        return self.mask is not None or (len(set(self.called)) == 1 and self.bias is not None)
+
+
+class Electing:
+    """Attention that answers as it is told."""
+
+    def __init__(self, xp: Arrays, answers: Answers) -> None:
+        self.xp, self.answers = xp, completed(answers)
+
+    def gives(self, question: str, *answers: str) -> bool:
+        """Whether the kernel gives one of these answers to a question."""
+        return self.answers[question] in answers
+
+    def __call__(
+        self, p: Problem, dropped: Callable[[Any], Any] = lambda weights: weights
+    ) -> tuple[Any, Any, Any]:
+        """The output (B, H, Lq, Dv), the log-sum-exp (B, H, Lq) and the weights (B, H, Lq, Lk), in
+        working precision; `dropped` is dropout. Raises ValueError and TypeError for what the kernel
+        refuses."""
+        xp = self.xp
+        self.refuse(p)
+        allowed, empty = self.allowed(p)
+        bias = self.bias(p)
+        visible = allowed & (bias > -math.inf)
+        empty["minus-inf-row"] = xp.some(allowed) & ~xp.some(visible)
+        bias = xp.where(bias > -math.inf, bias, 0.0)
+        if p.sinks is not None:  # a row that sees its sink is not without keys
+            nothing = xp.reshape(p.sinks, (-1, 1, 1)) == -math.inf
+            empty = {question: rows & nothing for question, rows in empty.items()}
+        self.refuse_rows(empty, p)
+        q, k, v = self.operands(p)
+        blocked_k, blocked_v = self.blocked(k, v, visible)
+        scores = self.scores(q, blocked_k, p) + bias
+        weights, lse = self.softmax(scores, visible, p)
+        kept = dropped(weights)
+        out = kept @ blocked_v
+        for question, rows in empty.items():
+            if not self.gives(question, "zeros") and xp.exist(rows):
+                own = self.weights_of_rows(question, self.scores(q, k, p) + bias, p)
+                own = xp.where(rows, own, 0.0)
+                out = xp.where(rows, self.output_of_rows(question, own @ v), out)
+                kept, weights = (xp.where(rows, own, x) for x in (kept, weights))
+        lse = self.lse_of_rows(empty, lse, self.scores(q, k, p), p)
+        if self.gives("nan-in-query", "zeros"):
+            out = xp.where(xp.some(xp.isnan(q)), 0.0, out)
+        shown = kept if self.gives("returned-weights", "after-dropout") else weights
+        return self.flushed(out, p.dtype), lse, shown
+
+    def refuse(self, p: Problem) -> None:
+        """Raise ValueError or TypeError for what the kernel refuses whatever its values."""
+        (Lq, Lk), (D, Dv), mask = p.full[2:], (p.key.shape[3], p.value.shape[3]), p.called[0]
+        refusals = {
+            "value-size": (D != Dv, f"value: expected the size of key, {D}, got {Dv}"),
+            "no-keys": (not Lk, "key: expected one at least, got none"),
+            "causal-alignment": (
+                p.causal and Lq != Lk,
+                f"is_causal: expected as many queries as keys, got {Lq} and {Lk}",
+            ),
+            "causal-with-mask": (p.causal and p.masked, f"{mask}: expected none beside is_causal"),
+            "causal-alone": (p.causal and not p.masked, f"is_causal: expected {mask} beside it"),
+        }
+        for question, (meets, message) in refusals.items():
+            if meets and self.gives(question, "raises"):
+                raise ValueError(message)
+        if self.counts(p.mask) and self.gives("integer-mask", "raises"):
+            raise TypeError(f"{mask}: expected booleans, got {self.xp.named(p.mask)}")
+
+    def refuse_rows(self, empty: Mapping[str, Any], p: Problem) -> None:
+        """Raise ValueError for rows without keys that the kernel refuses."""
+        for question, rows in empty.items():
+            if self.gives(question, "raises") and self.xp.exist(rows):
+                raise ValueError(f"{p.called[question == 'minus-inf-row']}: a row has no keys")
+
+    def counts(self, mask: Any) -> bool:
+        """Whether a mask is of whole numbers."""
+        return mask is not None and "int" in self.xp.named(mask)
+
+    def allowed(self, p: Problem) -> tuple[Any, dict[str, Any]]:
+        """Which pairs mask and flags leave, boolean (B, H, Lq, Lk); and the rows (B, H, Lq, 1) without
+        keys, by question."""
+        xp, (_, _, Lq, Lk) = self.xp, p.full
+        row, key = xp.arange(Lq)[:, None], xp.arange(Lk)[None]
+        out = xp.zeros(p.full, "float32") == 0
+        left, right = p.window or (None, None)
+        if left is not None:
+            out = out & (key >= row - left)
+        if right is not None:
+            out = out & (key <= row + right)
+        mask = p.mask
+        if self.counts(mask):
+            mask = None if self.gives("integer-mask", "added") else xp.cast(mask, "bool")
+        if mask is not None and self.gives("mask-polarity", "hides"):
+            mask = ~mask
+        both = p.causal and mask is not None
+        if mask is not None and not (both and self.gives("causal-with-mask", "mask-ignored")):
+            out = out & mask
+        question, answer = (
+            ("causal-with-mask", "causal-ignored") if both else ("causal-alone", "ignored")
+        )
+        if p.causal and not self.gives(question, answer):
+            last = Lk - Lq if self.gives("causal-alignment", "bottom-right") else 0
+            out = out & (key <= row + last)
+        if not Lk:
+            return out, {"no-keys": ~xp.some(out), "fully-masked-row": xp.some(out)}
+        rows = {"fully-masked-row": ~xp.some(out)}
+        if p.valid is not None:
+            out = out & p.valid[:, None, None, :]
+            rows["padded-sample"] = ~xp.some(out) & ~rows["fully-masked-row"]
+        return out, rows
+
+    def bias(self, p: Problem) -> Any:
+        """What is added to scores, (B, H, Lq, Lk)."""
+        xp, (_, _, Lq, Lk), wide = self.xp, p.full, p.wide
+        out = xp.zeros(p.full, wide)
+        if self.counts(p.mask) and self.gives("integer-mask", "added"):
+            out = out + xp.cast(p.mask, wide)
+        if p.alibi_slopes is not None:
+            distance = xp.abs(xp.arange(Lq)[:, None] + (Lk - Lq) - xp.arange(Lk)[None])
+            slopes = xp.reshape(xp.cast(p.alibi_slopes, wide), (-1, 1, 1))
+            out = out - slopes * xp.cast(distance, wide)
+        if p.bias is None:
+            return out
+        added = xp.cast(p.bias, wide)
+        lowest = added == -float(dtype(p.dtype).max)
+        if self.gives("lowest-row", "uniform"):
+            added = xp.where(lowest, -float(dtype(wide).max), added)
+        elif self.gives("lowest-row", "unmasked"):
+            added = added + xp.cast(~xp.some(~lowest), p.wide) * float(dtype(p.dtype).max)
+        elif not self.gives("lowest-row", ""):  # as -inf is
+            added = xp.where(lowest, -math.inf, added)
+        return out + added
+
+    def operands(self, p: Problem) -> tuple[Any, Any, Any]:
+        """Query, key and value in working precision, with heads repeated."""
+        group = p.query.shape[1] // max(p.key.shape[1], 1)
+        q, k, v = (self.xp.cast(x, p.wide) for x in (p.query, p.key, p.value))
+        k, v = self.xp.repeated(k, group), self.xp.repeated(v, group)
+        if self.gives("nan-in-attended-value", "hidden"):
+            v = self.xp.where(self.xp.isnan(v), 0.0, v)
+        return q, k, self.flushed(v, p.wide)
+
+    def blocked(self, k: Any, v: Any, visible: Any) -> tuple[Any, Any]:
+        """Keys and values; zeros where no row attends them, if NaN in them is to stay there."""
+        xp = self.xp
+        seen = xp.some(xp.swapaxes(visible, -1, -2))  # (B, H, Lk, 1)
+        if self.gives("nan-in-masked-key-gradient", "blocked") and self.gives(
+            "nan-in-masked-key", "blocked"
+        ):
+            k = xp.where(seen, k, 0.0)
+        if self.gives("nan-in-masked-value", "blocked"):
+            v = xp.where(seen, v, 0.0)
+        return k, v
+
+    def scores(self, q: Any, k: Any, p: Problem) -> Any:
+        """Scores (B, H, Lq, Lk) before bias and mask."""
+        scores = q @ self.xp.swapaxes(k, -1, -2)
+        if self.gives("score-overflow", "nan") and p.dtype == "float16":
+            scores = self.xp.cast(self.xp.cast(scores, p.dtype), p.wide)
+        scores = scores * (q.shape[-1] ** -0.5 if p.scale is None else p.scale)
+        return scores if p.softcap is None else self.xp.tanh(scores / p.softcap) * p.softcap
+
+    def softmax(self, scores: Any, visible: Any, p: Problem) -> tuple[Any, Any]:
+        """Weights, 0 in rows without keys, and the log-sum-exp (B, H, Lq), -inf there."""
+        xp = self.xp
+        if self.gives("nan-in-masked-key", "leaks"):
+            hidden = scores + xp.where(visible, 0.0, -math.inf)
+        else:
+            hidden = xp.where(visible, scores, -math.inf)
+        if p.sinks is not None:
+            sinks = xp.reshape(xp.cast(p.sinks, p.wide), (-1, 1, 1))
+            hidden = xp.joined(hidden, xp.broadcast_to(sinks, (*p.full[:3], 1)))
+        largest = xp.most(hidden)
+        anchor = xp.where(largest == -math.inf, 0.0, largest)
+        raised = xp.exp(hidden - anchor)
+        total = xp.total(raised)
+        nothing = total == 0
+        total = xp.where(nothing, 1.0, total)
+        lse = xp.where(nothing, -math.inf, anchor + xp.log(total))
+        return (raised / total)[..., : p.full[3]], lse[..., 0]
+
+    def weights_of_rows(self, question: str, scores: Any, p: Problem) -> Any:
+        """The weights of rows without keys as elected, of scores as if nothing were masked."""
+        answer, gradient = self.answers[question], self.gradient(question)
+        if answer == "uniform" and gradient == "scores":
+            return self.softmax_of(scores - self.xp.stopped(scores))
+        if answer == "unmasked":
+            return self.softmax_of(scores)
+        number = math.nan if gradient == "nan" else 1.0 / max(p.full[3], 1)
+        return self.xp.zeros(p.full, p.wide) + number
+
+    def softmax_of(self, scores: Any) -> Any:
+        raised = self.xp.exp(scores - self.xp.most(scores))
+        return raised / self.xp.total(raised)
+
+    def gradient(self, question: str) -> str:
+        """Where the cotangent of rows without keys goes."""
+        return self.answers.get(f"{question}-gradient", "")
+
+    def output_of_rows(self, question: str, out: Any) -> Any:
+        """The output of rows without keys as elected, from that of their weights."""
+        if self.gives(question, "nan"):
+            out = out + math.nan
+        return self.xp.stopped(out) if self.gradient(question) == "nothing" else out
+
+    def lse_of_rows(self, empty: Mapping[str, Any], lse: Any, scores: Any, p: Problem) -> Any:
+        """The log-sum-exp with that of rows which a mask empties as elected."""
+        xp, rows = self.xp, empty["fully-masked-row"][..., 0]
+        if "padded-sample" in empty:
+            rows = rows | empty["padded-sample"][..., 0]
+        lowest = -float(dtype(p.wide).max)
+        for answer, number in (("lowest", lowest), ("plus-inf", math.inf), ("nan", math.nan)):
+            if self.gives("lse-of-empty-row", answer):
+                lse = xp.where(rows, number, lse)
+        if self.gives("lse-of-empty-row", "finite"):
+            every = xp.most(scores)
+            every = every + xp.log(xp.total(xp.exp(scores - every)))
+            lse = xp.where(rows, every[..., 0], lse)
+        return xp.silenced(lse) if self.gives("lse-gradient", "nothing") else lse
+
+    def flushed(self, x: Any, name: str) -> Any:
+        """Zero instead of what is subnormal in the dtype of this name, where that is elected; gradients
+        flow as through anything that rounds."""
+        if not self.gives("subnormal-output", "flushed"):
+            return x
+        xp, smallest = self.xp, dtype(name).smallest_normal
+        return x - xp.stopped(xp.where(xp.abs(x) < smallest, x, 0.0))

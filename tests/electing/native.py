@@ -1,0 +1,196 @@
+"""The honest kernel with the signatures that people's functions and layers have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from backends._numpy import Rounded
+from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
+from tests.electing.kernel import Answers, Electing, Problem
+from tests.mutants.kernel import Call, Kernel
+
+
+def of_torch(answers: Answers) -> Callable[..., Any]:
+    """A function with the signature of `scaled_dot_product_attention`, and the parameters beyond it."""
+    attend = Electing(OfTorch(), answers)
+
+    def function(
+        query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False,
+        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
+    ):  # fmt: skip
+        counts = attn_mask is not None and not attn_mask.is_floating_point()
+        masks = {"mask" if counts else "bias": attn_mask}
+        problem = Problem(
+            query, key, value, attend.xp.named(query), causal=is_causal, scale=scale,
+            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
+            called=("attn_mask", "attn_mask"), **masks,
+        )  # fmt: skip
+        output, log_sum_exp, _ = attend(problem)
+        output = output.to(query.dtype)
+        if attend.gives("lse-gradient", "raises"):
+            log_sum_exp = log_sum_exp.detach()
+        return (output, log_sum_exp) if lse else output
+
+    return function
+
+
+def of_jax(answers: Answers) -> Callable[..., Any]:
+    """A function with the signature of `jax.nn.dot_product_attention`, and the parameters beyond it."""
+    import jax.numpy as jnp
+
+    attend = Electing(OfJax(), answers)
+
+    def function(
+        query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
+        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
+    ):  # fmt: skip
+        operands = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        problem = Problem(
+            *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
+            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
+        )  # fmt: skip
+        output, log_sum_exp, _ = attend(problem)
+        output = jnp.swapaxes(output, 1, 2).astype(query.dtype)
+        return (output, jnp.swapaxes(log_sum_exp, 1, 2)) if lse else output
+
+    return function
+
+
+def of_keras(answers: Answers) -> Callable[..., Any]:
+    """A function with the signature of `keras.ops.dot_product_attention`, and parameters beyond it."""
+    from keras import ops
+
+    attend = Electing(OfKeras(), answers)
+
+    def function(
+        query, key, value, bias=None, mask=None, scale=None, is_causal=False,
+        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
+    ):  # fmt: skip
+        operands = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
+        problem = Problem(
+            *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
+            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
+        )  # fmt: skip
+        output, log_sum_exp, _ = attend(problem)
+        output = ops.cast(ops.swapaxes(output, 1, 2), query.dtype)
+        return (output, ops.swapaxes(log_sum_exp, 1, 2)) if lse else output
+
+    return function
+
+
+class ElectingLayer:
+    """Multi-head attention in torch around the honest kernel; it is handed canonical parameters."""
+
+    def __init__(self, attend: Electing, rate: float) -> None:
+        self.attend, self.rate, self.parameters = attend, rate, dict[str, Any]()
+
+    def load_attention(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = dict(parameters)
+
+    def heads(self, x: Any, name: str) -> Any:
+        """(B, L, E) -> (B, heads, L, size)."""
+        heads = torch.einsum("ble,ehd->bhld", x, self.parameters[f"{name}_kernel"])
+        bias = self.parameters.get(f"{name}_bias")
+        return heads if bias is None else heads + bias[:, None]
+
+    def __call__(
+        self, query, key, value, mask=None, valid=None, causal=False, bias=None,
+        return_weights=False, training=False,
+    ):  # fmt: skip
+        arrays = (
+            self.heads(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
+        )
+        problem = Problem(
+            *arrays, self.attend.xp.named(query), mask=mask, valid=valid, causal=causal, bias=bias
+        )
+
+        def dropped(weights: Any) -> Any:
+            return torch.nn.functional.dropout(weights, self.rate, training)
+
+        out, _, weights = self.attend(problem, dropped)
+        output = torch.einsum(
+            "bhlv,hvo->blo", out.to(query.dtype), self.parameters["output_kernel"]
+        )
+        added = self.parameters.get("output_bias")
+        output = output if added is None else output + added
+        return (output, weights.to(query.dtype)) if return_weights else output
+
+
+def layer_of_torch(answers: Answers) -> Callable[..., Any]:
+    """A factory of layers, as `--like=multi-head` calls it."""
+    attend = Electing(OfTorch(), answers)
+
+    def factory(
+        query_width, heads, key_width, value_width, output_width, key_heads, key_size, value_size,
+        bias, rate,
+    ):  # fmt: skip
+        return ElectingLayer(attend, rate)
+
+    return factory
+
+
+def packed_of_torch(answers: Answers) -> Callable[..., Any]:
+    """A function of packed attention, as `--like=packed` calls it: segment by segment, or all pairs at
+    once, where NaN in hidden values reaches all rows."""
+    at_once = answers["nan-in-other-segment"] == "others"
+    hidden = "leaks" if at_once else "blocked"
+    attend = Electing(OfTorch(), answers | {"nan-in-masked-value": hidden})
+
+    def function(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=False, softmax_scale=None):
+        queries, keys = (pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k))
+        segments = [(slice(*q), slice(*k)) for q, k in zip(queries, keys, strict=True)]
+        arrays = [x.transpose(0, 1)[None] for x in (query, key, value)]
+        name = attend.xp.named(query)
+        if at_once:
+            mask = torch.zeros(len(query), len(key), dtype=torch.bool)
+            for q, k in segments:
+                block = mask[q, k]
+                last = block.shape[1] - block.shape[0]
+                offset = last if attend.gives("causal-alignment", "bottom-right") else 0
+                mask[q, k] = torch.ones_like(block).tril(offset) if causal else True
+            output = attend(Problem(*arrays, name, mask=mask, scale=softmax_scale))[0]
+        else:
+            problems = (
+                Problem(arrays[0][:, :, q], *(x[:, :, k] for x in arrays[1:]), name, causal=causal,
+                        scale=softmax_scale)
+                for q, k in segments
+            )  # fmt: skip
+            output = torch.cat([attend(problem)[0] for problem in problems], 2)
+        return output[0].transpose(0, 1).to(query.dtype)
+
+    return function
+
+
+class ElectingKernel(Kernel):
+    """The honest kernel in NumPy, as a person's own that has no derivative."""
+
+    person = True
+    may_be_forward_only = True
+    numerics = "stepwise"
+
+    def __init__(self, backend: Any, answers: Answers, elections: Answers) -> None:
+        # Lengths are a mask to plain attention.
+        padded = {"padded-sample": answers.get("fully-masked-row", "zeros")}
+        self.attend = Electing(Arrays(np), answers | padded)
+        super().__init__(backend, "electing", self.declared.but(elections=elections))
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        call = Call(query, key, value, **rest)
+        names = ("query", "key", "value", "bias", "sinks", "alibi_slopes")
+        arrays = {name: getattr(call, name) for name in names}
+        loaded = {name: self.load(x, call) for name, x in arrays.items() if x is not None}
+        problem = Problem(
+            **loaded, dtype=call.fmt.long_name, causal=call.causal, scale=call.scale,
+            softcap=call.softcap, window=call.window,
+            mask=None if call.mask is None else call.mask.values,
+            valid=None if call.lengths is None else self.within(call.lengths.values, call)[:, 0, 0],
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            output, lse, _ = self.attend(problem)
+            answers = [self.deliver(output, call), self.deliver_lse(lse, call)]
+        return tuple(answers) if call.lse else answers[0]

@@ -1,0 +1,190 @@
+"""Promise: a right kernel is green whatever it elects, observed or promised, and red if it is held to
+another answer than it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from backends import registry
+from backends.claims import read_elections
+from backends.declared import LOWEST_IN_FLOAT32
+from backends.protocol import Implementation
+from suite.checks import all_checks
+from suite.judge.run import run
+from suite.spec.elections import QUESTIONS, ElectionCase
+from suite.spec.operators import OPERATORS
+from tests.electing import native
+from tests.electing.kernel import Answers, completed
+from tests.electing.table import (
+    ATTENTION,
+    LAYER,
+    NOBODY,
+    PACKED,
+    Axes,
+    contradicted,
+    rows_of,
+)
+from tests.mutants.backend import KernelBackend
+
+CHECKS = {check.name: check for check in all_checks()}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of kernel: `make` makes one of answers, for a backend; `like` is what --like says. `axes`
+    are the answers that it can give."""
+
+    make: Callable[[Answers], Any]
+    backend: str
+    axes: Axes
+    like: str = ""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The questions that are put to the kind."""
+        return OPERATORS[self.like or "sdpa"].elections
+
+    def kernel(self, answers: Answers, elect: Iterable[str] = ()) -> Implementation:
+        """A kernel of these answers, of which some are promised in the words of --elect."""
+        elections = read_elections(elect)
+        if self.make is native.ElectingKernel:
+            return native.ElectingKernel(KernelBackend("numpy", ()), answers, elections)
+        pytest.importorskip({"tf": "keras"}.get(self.backend, self.backend))
+        backend = registry.load(self.backend)
+        said = {"elections": elections}
+        function = self.make(answers)
+        return registry.callable_implementation(backend, function, "electing", said, self.like)[0]
+
+    def promises(self, answers: Answers) -> list[str]:
+        """All that a kernel of these answers is asked, in the words of --elect."""
+        every = {n: answer for n, answer in completed(answers).items() if n in self.asked}
+        words = [f"{question}={answer}" for question, answer in every.items() if answer]
+        if every.get("lowest-row") == "":
+            words += [f"lowest-row={dt}:{answer}" for dt, answer in LOWEST_IN_FLOAT32.items()]
+        return words
+
+
+def without(axes: Axes, question: str, *answers: str) -> Axes:
+    """The axes without some answers to a question."""
+    return {**axes, question: tuple(answer for answer in axes[question] if answer not in answers)}
+
+
+# An operation that has no gradient gives none in these frameworks, and raises in torch.
+QUIET = without(ATTENTION, "lse-gradient", "raises")
+
+KINDS = {
+    "torch": Kind(native.of_torch, "torch", ATTENTION),
+    "numpy": Kind(native.ElectingKernel, "numpy", QUIET),
+    "tf": Kind(native.of_keras, "tf", QUIET),
+    "jax": Kind(native.of_jax, "jax", QUIET),
+    "layer": Kind(native.layer_of_torch, "torch", LAYER, "multi-head"),
+    "packed": Kind(native.packed_of_torch, "torch", PACKED, "packed"),
+}
+
+
+def failures(
+    kernels: Sequence[Implementation], level: str, names: Iterable[str] = CHECKS
+) -> list[dict[str, str]]:
+    """The checks that fail of each kernel, each with its first failure. Cases are outermost, so that each
+    needs its oracle once for all kernels."""
+    failed: dict[Implementation, dict[str, str]] = {kernel: {} for kernel in kernels}
+    for name in names:
+        for cell in CHECKS[name].cells(level, kernels):
+            verdict = run(cell)
+            if verdict.status not in ("pass", "unsupported"):
+                message = f"{cell.case.id}: {verdict.status}, {verdict.message}"
+                failed[cell.implementation].setdefault(name, message)
+    return list(failed.values())
+
+
+def wrong(kind: Kind, rows: Sequence[Answers], level: str) -> list[str]:
+    """What is wrong with the verdicts on kernels of these answers. Promised, each is green; observed,
+    only the checks fail that find answers which nobody gives together."""
+    promised = [kind.kernel(answers, kind.promises(answers)) for answers in rows]
+    observed = [kind.kernel(answers) for answers in rows]
+    failed = failures([*promised, *observed], level)
+    messages = [f"promised {a}: {f}" for a, f in zip(rows, failed, strict=False) if f]
+    for answers, found in zip(rows, failed[len(rows) :], strict=True):
+        if answers.get("mask-polarity") == "hides":  # masks of persons' layers are documented
+            right = "values" in found
+        else:
+            right = found.keys() == contradicted(answers)
+        messages += [] if right else [f"observed {answers}: {found}"]
+    return messages
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_answer_is_one_that_a_kernel_gives(name: str) -> None:
+    """What can be promised by --elect, some right kernel keeps."""
+    kind = KINDS[name]
+    given = {(q, answer) for row in rows_of(kind.axes) for q, answer in completed(row).items()}
+    given |= {("lowest-row", answer) for answer in LOWEST_IN_FLOAT32.values()}
+    missing = {(q, answer) for q in kind.asked for answer in QUESTIONS[q].options} - given
+    assert {f"{q}={a}" for q, a in missing if not {a, f"{q}={a}"} & NOBODY.keys()} == (
+        {"lse-gradient=raises"} if kind.axes is QUIET else set()
+    )
+
+
+def put(kernel: Implementation, question: str) -> set[str]:
+    """What becomes of the cells that put a question to a kernel."""
+    cells = CHECKS["election"].cells("standard", [kernel])
+    asked = (
+        c for c in cells if isinstance(c.case, ElectionCase) and c.case.question.name == question
+    )
+    return {run(cell).status for cell in asked}
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])
+def test_held_to_another_answer_a_kernel_is_red(name: str) -> None:
+    kind = KINDS[name]
+    red: dict[tuple[str, str], bool] = {}
+    for row in rows_of(kind.axes):
+        for question, answer in completed(row).items():
+            if not answer or question not in kind.asked or red.get((question, answer)):
+                continue
+            other = next(option for option in QUESTIONS[question].options if option != answer)
+            rest = [p for p in kind.promises(row) if not p.startswith(f"{question}=")]
+            statuses = put(kind.kernel(row, [*rest, f"{question}={other}"]), question)
+            assert "pass" not in statuses, (question, row)
+            red[question, answer] = "fail" in statuses
+    never = {question for (question, _), failed in red.items() if not failed}
+    assert never <= ({q for q in kind.asked if "gradient" in q} if name == "numpy" else set())
+
+
+BOTTOM_RIGHT = {
+    "causal-alignment": "bottom-right", "fully-masked-row": "uniform", "minus-inf-row": "uniform",
+}  # fmt: skip
+"""Rows before the first key average all values."""
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "layer"])
+def test_bottom_right_is_right(name: str) -> None:
+    assert not wrong(KINDS[name], [BOTTOM_RIGHT], "smoke")
+
+
+@pytest.mark.parametrize("name", ["numpy", "layer", "packed"])
+def test_every_answer_at_smoke(name: str) -> None:
+    kind = KINDS[name]
+    assert not wrong(kind, rows_of(kind.axes, few=True), "smoke")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])
+def test_every_two_answers_at_standard(name: str) -> None:
+    kind = KINDS[name]
+    assert not wrong(kind, rows_of(kind.axes), "standard")
+
+
+@pytest.mark.slow
+def test_every_answer_in_tensorflow() -> None:
+    assert not wrong(KINDS["tf"], rows_of(QUIET, few=True), "smoke")
+
+
+@pytest.mark.slow
+def test_bottom_right_in_jax() -> None:
+    """One kernel alone: JAX compiles every operation of it for every shape."""
+    assert not wrong(KINDS["jax"], [BOTTOM_RIGHT], "smoke")
