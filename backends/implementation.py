@@ -48,6 +48,8 @@ class Implementation(ABC):
     argument_names: tuple[str, ...] = ()
     """Of a person's function: what its arguments are called, one of which an error that refuses a case
     names."""
+    optimized: Implementation | None = None
+    """Of a quick backend: the same implementation in the backend that compiles with all optimisations."""
     remarks: tuple[str, ...] = ()
     """Of a person's function: what the person should know of how it is asked."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,8 +108,6 @@ class Backend(ABC):
     shares_programs = True
     """Whether compiled programs can be kept side by side, for more calls than they were made for."""
     compiles_shapes = False
-    compiles_quickly = False
-    """Whether calls can be compiled with few optimisations, in less time (see `quickly`)."""
     validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
     """The errors by which functions of the framework refuse their arguments."""
     runs_models = False
@@ -305,10 +303,10 @@ class Backend(ABC):
         """A context in which calls run on `count` threads, where the backend has `has_threads`."""
         raise NotImplementedError
 
-    def quickly(self, on: bool = True) -> AbstractContextManager[None]:
-        """A context in which calls are compiled with few optimisations, or, within such a one, with all
-        again, where the backend `compiles_quickly`. No time is measured within."""
-        return nullcontext()
+    def quick(self) -> Backend | None:
+        """A backend like this one that compiles with few optimisations, in less time; None for none. No
+        time is measured of such a backend."""
+        return None
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         """Calls whose answers are all asked for, as cheaply as they come: a backend may share what they

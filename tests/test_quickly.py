@@ -7,9 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +16,8 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends.prepared import PreparedCall, set_to
-from backends.protocol import Implementation
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
 from suite.checks import all_checks
 from suite.front import plan as plans
 from suite.front.options import Options
@@ -42,42 +40,52 @@ CHECKS = {check.name: check for check in all_checks()}
 
 
 class Hasty(Miniatures):
-    """A backend that compiles quickly, which is the same here; `on` says when it does."""
+    """A backend of which there is a quick one, which computes the same; `is_quick` says which this is.
+
+    `calls` lists, call by call, whether the quick one was called, `wrong` says whose answers are wrong,
+    and `act` is done in the first call.
+    """
 
     name = "hasty"
-    compiles_quickly = True
-    on = False
 
-    def quickly(self, on: bool = True) -> AbstractContextManager[None]:
-        return set_to(on, partial(getattr, self, "on"), partial(setattr, self, "on"))
-
-
-class Wrong(Miniature):
-    """Wrong where `wrong` says so of whether it was compiled quickly; `calls` lists how it was, and `act`
-    is done in the first call."""
-
-    backend: Any
-
-    def __init__(self, backend: Any) -> None:
-        super().__init__(backend)
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device, Wrong)
+        self.is_quick = False
         self.calls: list[bool] = []
         self.wrong: tuple[bool, ...] = ()
         self.act: Callable[[], object] | None = None
 
+    def quick(self) -> Hasty:
+        backend = Hasty(self.device)
+        vars(backend).update(vars(self), is_quick=True)
+        return backend
+
+
+class Wrong(Miniature):
+    """Wrong in the backends that are to be `wrong`."""
+
+    backend: Any
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        plain = super().prepare(inputs)
+        plain, backend = super().prepare(inputs), self.backend
 
         def call(**arguments: Any) -> Any:
-            on = self.backend.on
-            if self.act is not None and not self.calls:
-                self.act()
-            self.calls.append(on)
+            if backend.act is not None and not backend.calls:
+                backend.act()
+            backend.calls.append(backend.is_quick)
             answer = plain.function(**arguments)
-            if on in self.wrong:
+            if backend.is_quick in backend.wrong:
                 answer.values[...] += 1
             return answer
 
         return PreparedCall(call, plain.arguments)
+
+
+def planned(backend: Backend, **options: Any) -> Plan:
+    """A plan of this backend, as `Plan.make` makes it of one that it loads."""
+    plan = Plan(Options(backend=(backend.name,), **options))
+    plan.add(backend)
+    return plan
 
 
 def judged(
@@ -88,13 +96,13 @@ def judged(
 ) -> tuple[Verdict, list[bool]]:
     """The verdict of a cell whose answer is wrong where `wrong` says so, and how it was compiled, call by
     call; `act` is done in the first one."""
-    implementation = Hasty("cpu", Wrong).implementations()[0]
-    assert isinstance(implementation, Wrong)
-    implementation.wrong, implementation.act = wrong, act
-    plan = Plan(Options(backend=("hasty",), **options))
+    backend = Hasty()
+    backend.wrong, backend.act = wrong, act
+    plan = planned(backend, **options)
     plan.manifests["hasty"] = manifest or Manifest([], {}, "cpu")
+    (implementation,) = plan.implementations
     verdict = plan.judge(Cell(CHECKS["values"], Case.parse(PLAIN), implementation))
-    return verdict, implementation.calls
+    return verdict, backend.calls
 
 
 def test_a_wrong_answer_of_quick_programs_is_asked_for_again() -> None:
@@ -169,21 +177,11 @@ def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
 
 def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:
     for declared, quick in ({}, False), ({"fully-masked-row": "zeros"}, True):
-        backend = Hasty("cpu", Wrong)
-        implementation = backend.implementations()[0]
-        assert isinstance(implementation, Wrong)
+        backend = Hasty()
+        (implementation,) = planned(backend).implementations
         implementation.declared = replace(implementation.declared, elections=declared)
-        with backend.quickly():
-            elections.observe("fully-masked-row", implementation, DTYPES["f32"])
-        assert {*implementation.calls} == {quick}
-
-
-def test_what_was_observed_of_quick_programs_is_observed_again() -> None:
-    with patch.object(elections, "forget", wraps=elections.forget) as forget:
-        judged()
-        assert not forget.called
-        judged(True)
-        assert forget.called
+        elections.observe("fully-masked-row", implementation, DTYPES["f32"])
+        assert {*backend.calls} == {quick}
 
 
 @pytest.fixture(scope="module")
@@ -195,27 +193,31 @@ def backend() -> Any:
 def test_a_share_of_values_is_compiled_as_people_do(backend: Any) -> None:
     jax_nn, eager = of(backend, "jax-nn"), of(backend, "eager")
 
-    def quick(check: Check, implementation: Implementation) -> list[bool]:
-        return [cell.quick for cell in check.cells("standard", [implementation])]
+    def share(check: Check, implementation: Implementation) -> float:
+        cells = list(check.cells("standard", [implementation]))
+        return sum(cell.asks_optimized for cell in cells) / len(cells)
 
-    own = quick(CHECKS["values"], jax_nn)
     one_of = OPTIMIZED["values"]
-    assert 0.5 / one_of < own.count(False) / len(own) < 2 / one_of
-    assert all(quick(CHECKS["values"], eager))
-    assert all(quick(CHECKS["gradients"], jax_nn))
-    numpy = registry.load("numpy").implementations()[0]
-    assert not any(quick(CHECKS["values"], numpy))
+    assert 0.5 / one_of < share(CHECKS["values"], jax_nn) < 2 / one_of
+    assert share(CHECKS["values"], eager) == share(CHECKS["gradients"], jax_nn) == 0
+    case = next(
+        cell.case for cell in CHECKS["values"].cells("standard", [jax_nn]) if cell.asks_optimized
+    )
+    own = Hasty()
+    plan = planned(own)
+    plan.judge(Cell(CHECKS["values"], case, plan.implementations[0]))
+    assert {*own.calls} == {False}
 
 
-def test_compilers_and_people_are_asked_as_they_are(backend: Any, tmp_path: Path) -> None:
-    from backends.compilation import compiled_forms
-
-    forms = compiled_forms(backend, [of(backend, "jax-nn")])
-    path = tmp_path / "mine.py"
-    path.write_text("def attention(query, key, value):\n    return value\n")
-    mine, _ = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})
-    for implementation in (*forms, mine):
-        assert not Cell(CHECKS["gradients"], Case.parse(PLAIN), implementation).quick
+def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
+    plan = planned(backend, mode="all")
+    for implementation in plan.implementations:
+        assert (implementation.optimized is None) == (implementation.mode == "compiled")
+    assert backend.quick().programs.options
+    assert not backend.programs.options
+    assert Options(("jax",)).quick
+    for options in ({"mode": "compiled"}, {"optimized": True}, {"function": ("mine.py:f",)}):
+        assert not Options(("jax",), **options).quick
 
 
 def test_options_that_a_release_lacks_are_left_out() -> None:
@@ -223,7 +225,7 @@ def test_options_that_a_release_lacks_are_left_out() -> None:
     from backends._jax import quickly
 
     with patch.dict(quickly.OPTIONS, {"xla_no_such_option": 1}):
-        known = quickly.Quickly().options
+        known = quickly.known_options()
     assert known == {**quickly.OPTIONS}
     assert "xla_backend_optimization_level" in known
 
@@ -251,6 +253,7 @@ def operations(text: str) -> Counter[str]:
 def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
     """Products, conversions and all else, and so who rounds where; of gradients, too."""
     from backends._jax.programs import divided
+    from backends._jax.quickly import known_options
 
     inputs = draw(Case.parse(text))
     prepared = of(backend, name).prepare(inputs)
@@ -264,9 +267,9 @@ def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
         cotangent = prepared.output(prepared.arguments)
         calls.append((function._vjp, (arrays, cotangent), {"static": backward, "wrt": ("query",)}))
     for program, arguments, static_ones in calls:
+        lowered = program.program.lower(*arguments, **static_ones)
         full, quick = (
-            operations(one.lower(*arguments, **static_ones).compile().as_text())
-            for one in (program.full, program.quick)
+            operations(lowered.compile(options).as_text()) for options in ({}, known_options())
         )
         assert full == quick
 
@@ -275,37 +278,29 @@ def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> 
     from backends._jax.clocks import Compilations
 
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d8"))
-    prepared = of(backend, "eager").prepare(inputs)
     cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])
     count = Compilations()
 
-    def attempt() -> tuple[int, list[np.ndarray]]:
+    def attempt(backend: Any) -> tuple[int, list[np.ndarray]]:
+        prepared = of(backend, "eager").prepare(inputs)
         before = count.programs
         output, gradients = backend.vjp(prepared, ("query", "key"), cotangent)
         answers = [prepared(), output, *gradients.values()]
         return count.programs - before, [np.asarray(a, np.float64) for a in answers]
 
-    with backend.quickly():
-        first, quick = attempt()
-        again, _ = attempt()
-    full, wanted = attempt()
+    hasty = backend.quick()
+    first, quick = attempt(hasty)
+    again, _ = attempt(hasty)
+    full, wanted = attempt(backend)
     assert (first, again, full) == (2, 0, 2)
     for one, other in zip(quick, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_no_time_is_taken_of_a_quick_program(backend: Any) -> None:
-    prepared = of(backend, "eager").prepare(draw(Case.parse(PLAIN)))
-    function: Any = prepared.function
-    with backend.quickly(), patch.object(function.forward, "quick", side_effect=AssertionError):
-        function.ready(prepared.arguments)()
-
-
 def test_within_what_is_traced_there_is_one_program(backend: Any) -> None:
     import jax
 
-    prepared = of(backend, "eager").prepare(draw(Case.parse(PLAIN)))
+    prepared = of(backend.quick(), "eager").prepare(draw(Case.parse(PLAIN)))
     query = prepared.arguments["query"]
-    with backend.quickly():
-        whole = jax.jit(lambda query: prepared.call(prepared.arguments | {"query": query}))
-        assert np.array_equal(np.asarray(whole(query)), np.asarray(prepared()))
+    whole = jax.jit(lambda query: prepared.call(prepared.arguments | {"query": query}))
+    assert np.array_equal(np.asarray(whole(query)), np.asarray(prepared()))

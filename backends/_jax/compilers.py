@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from backends._jax.programs import Jitted, by_operation
-from backends._jax.quickly import Quickly
 from backends.compilation import over_batch, with_constants
 from backends.prepared import PreparedCall
 from backends.protocol import Backend
@@ -37,7 +36,7 @@ class Ahead:
 
 def jitted(prepared: PreparedCall) -> PreparedCall:
     """The call through a `jax.jit` of its own."""
-    function = Jitted(prepared.function, Quickly())  # which nobody switches on
+    function = Jitted(prepared.function)
     return replace(prepared, function=function, compiled=function)
 
 

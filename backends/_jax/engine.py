@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from backends._jax import clocks, settings, transforms
 from backends._jax.compilers import AHEAD, compiled
 from backends._jax.programs import Gradients, JitPrograms, together
-from backends._jax.quickly import Quickly
+from backends._jax.quickly import known_options
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
 from backends.user_layer import UserLayer
@@ -56,9 +55,7 @@ class JaxEngine(Backend):
             self.on = jax.devices(_PLATFORMS[device])[0]
         except RuntimeError as error:
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
-        self._quickly = Quickly()
-        self.compiles_quickly = device == "cpu" and bool(self._quickly.options)
-        self.programs = JitPrograms(JIT, self._quickly)
+        self.programs = JitPrograms(JIT)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -112,8 +109,13 @@ class JaxEngine(Backend):
         """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
-    def quickly(self, on: bool = True) -> AbstractContextManager[None]:
-        return self._quickly.switched(on)
+    def quick(self) -> Backend | None:
+        options = known_options() if self.device == "cpu" else {}
+        if not options:
+            return None
+        backend = type(self)(self.device)
+        backend.programs.options = options
+        return backend
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
         return together(calls)

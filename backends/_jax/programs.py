@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from backends._jax.quickly import JitProgram, Quickly
+from backends._jax.quickly import JitProgram
 from backends.prepared import PreparedCall
 
 Gradients = tuple[Any, dict[str, Any]]
@@ -67,15 +67,14 @@ def divided(
 class Jitted:
     """A function through `jax.jit`: arrays are arguments of the program, all else is a part of it.
 
-    `plain` is the function as it is. `quickly` says when its programs are compiled with few
-    optimisations.
+    `plain` is the function as it is; its programs are compiled with `options` of XLA.
     """
 
-    def __init__(self, plain: Callable[..., Any], quickly: Quickly) -> None:
-        self.plain, self.quickly = plain, quickly
-        self.forward = JitProgram(self._answer, quickly, ("static",))
-        self._vjp = JitProgram(self._gradients, quickly, ("static", "wrt"))
-        self._jvp = JitProgram(self._tangent, quickly, ("static",))
+    def __init__(self, plain: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
+        self.plain, self.options = plain, options or {}
+        self.forward = JitProgram(self._answer, self.options, ("static",))
+        self._vjp = JitProgram(self._gradients, self.options, ("static", "wrt"))
+        self._jvp = JitProgram(self._tangent, self.options, ("static",))
 
     def __call__(self, **arguments: Any) -> Any:
         arrays, static = divided(arguments)
@@ -84,13 +83,13 @@ class Jitted:
     def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
         """A call with its arguments divided beforehand, which is left out of what is timed."""
         arrays, static = divided(arguments)
-        forward = self.forward.full
+        forward = self.forward.program
         return lambda: forward(arrays, static=static)
 
     def compiled(self, arguments: Mapping[str, Any]) -> Any:
         """XLA's program of a call; compiled for it where it was not called before."""
         arrays, static = divided(arguments)
-        return self.forward.full.lower(arrays, static=static).compile()
+        return self.forward.program.lower(arrays, static=static).compile()
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         """Output and gradients of a call of this function, one program (see `Backend.vjp`)."""
@@ -167,7 +166,7 @@ class Together:
         parts = {}
         for name, function in self.functions.items():
             arrays, static = divided(self.calls[name].arguments)
-            part = partial(function.forward.full, static=static)
+            part = partial(function.forward, static=static)
             try:
                 jax.eval_shape(part, arrays)
             except Exception:
@@ -183,9 +182,9 @@ class Together:
                 for name, (part, arrays) in parts.items()
             }
 
-        quickly = next(iter(self.functions.values())).quickly
+        options = next(iter(self.functions.values())).options
         try:
-            return dict(JitProgram(all_of_them, quickly)(list(unique.values())))
+            return dict(JitProgram(all_of_them, options)(list(unique.values())))
         except Exception:
             # One that JAX traces and cannot compile must not be the others' failure.
             return {}
@@ -194,12 +193,13 @@ class Together:
 class JitPrograms:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
-    `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`), `quickly` says when
-    they are compiled with few optimisations.
+    `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`), `options` are those
+    of XLA.
     """
 
-    def __init__(self, compiled: str, quickly: Quickly) -> None:
-        self.compiled, self.quickly = compiled, quickly
+    def __init__(self, compiled: str) -> None:
+        self.compiled = compiled
+        self.options: Mapping[str, Any] = {}
         self.kept: dict[tuple[object, str], Jitted] = {}
 
     def jitted(self, owner: object, prepared: PreparedCall) -> PreparedCall:
@@ -210,7 +210,7 @@ class JitPrograms:
         if prepared.constants is None:
             raise ValueError(f"a call of {owner} that shares no program: it names no constants")
         key = (owner, repr(prepared.constants))
-        function = self.kept.setdefault(key, Jitted(prepared.function, self.quickly))
+        function = self.kept.setdefault(key, Jitted(prepared.function, self.options))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 

@@ -315,6 +315,12 @@ class Options:
                 raise UsageError(f"--{_dashed(name)} must not be negative, got {value}")
         self.part()
 
+    @property
+    def quick(self) -> bool:
+        """True if backends that can compile with few optimisations do so. Compilers are asked as they
+        are, and so is all that is judged beside a person's function."""
+        return not (self.optimized or self.function) and self.mode != "compiled"
+
     def _value(self, name: str) -> Any:
         """The value of an option by the name of its flag."""
         return getattr(self, name.replace("-", "_"))

@@ -30,10 +30,9 @@ from suite.front.inherited import inherited
 from suite.front.options import Options
 from suite.front.process import limited
 from suite.front.recorded import record_key
-from suite.judge import elections
+from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.judge.leaks import Settings
 from suite.judge.run import run
 from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
@@ -121,10 +120,15 @@ class Plan:
         options = self.options
         # Plain strings: torch's version is a class of its own, which does not travel to workers.
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
-        implementations = registry.implementations(backend)
+        quick = backend.quick() if options.quick else None
+        implementations = registry.implementations(quick or backend)
+        if quick is not None:
+            every = registry.implementations(backend)
+            for each, optimized in zip(implementations, every, strict=True):
+                each.optimized = optimized
         if options.function:
             self.natives += implementations
-            settings = Settings(backend)
+            settings = leaks.Settings(backend)
             functions = [self.function(backend, text) for text in options.function]
             self.notes += [
                 f"importing {', '.join(options.function)} left {change}; cells are judged with what was"
@@ -213,30 +217,33 @@ class Plan:
     def judge(self, cell: Cell, seconds: float | None = None) -> Verdict:
         """Run a cell and read the verdict in the light of the backend's manifest.
 
-        A cell that runs longer than `seconds`, by default those of the options, is a crash. What is wrong
-        with programs that were compiled quickly is asked for again with all optimisations, and so is what
-        the manifest does not expect of them; but not what no compiler changes.
+        A cell that runs longer than `seconds`, by default those of the options, is a crash. If programs
+        are compiled quickly, a wrong answer is asked for again with all optimisations, and so is what the
+        manifest does not expect; but not what no compiler changes.
         """
         seconds = self.options.cell_timeout if seconds is None else seconds
-        quick = cell.quick and not self.options.optimized
-        verdict = self._judged(cell, seconds, quick)
-        if quick and verdict.status in BROKEN and verdict.kind not in OF_CALLS:
-            elections.forget(cell.implementation)
-            cell.release()
-            second = self._judged(cell, seconds, quick=False, again=True)
-            verdict = replace(second, seconds=verdict.seconds + second.seconds)
-        cell.release()
-        return verdict
+        optimized = cell.implementation.optimized
+        if optimized is None:
+            return self._judged(cell, seconds)
+        other = Cell(cell.check, cell.case, optimized, cell.seed)
+        if cell.asks_optimized:
+            return self._judged(other, seconds)
+        first = self._judged(cell, seconds)
+        if first.status not in BROKEN or first.kind in OF_CALLS:
+            return first
+        second = leaks.held_against(self._judged(other, seconds), cell.left, cell.dead)
+        return replace(second, seconds=first.seconds + second.seconds)
 
-    def _judged(self, cell: Cell, seconds: float, quick: bool, again: bool = False) -> Verdict:
+    def _judged(self, cell: Cell, seconds: float) -> Verdict:
         """The verdict of a cell, in the light of the manifest."""
         start = time.perf_counter()
         limit = partial(limited, seconds, "the cell")
         try:
-            verdict = run(cell, self.options.audit, limit, quick, again)
+            verdict = run(cell, self.options.audit, limit)
         except TimeOver as error:
             spent = time.perf_counter() - start
             verdict = Verdict("crash", "timeout", str(error), seconds=spent)
+        cell.release()
         manifest = self.manifest(cell.implementation)
         name = cell.implementation.name
         try:

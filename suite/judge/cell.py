@@ -51,17 +51,12 @@ class Cell:
         return self.case.dtype
 
     @property
-    def quick(self) -> bool:
-        """Whether what the cell asks is compiled with few optimisations, where a backend can do so. Not
-        where it is asked what compilers make of a call, and not for a share of the cases in which the
-        check `values` asks frameworks' own code. A person's function is called as it is: nothing is
-        compiled for it."""
-        of = self.implementation
-        if not of.backend.compiles_quickly or of.mode == "compiled" or of.declared.person:
-            return False
+    def asks_optimized(self) -> bool:
+        """True if the case belongs to the share of its check that frameworks' own code is asked with all
+        optimisations at once (`OPTIMIZED`)."""
         one_of = OPTIMIZED.get(self.check.name)
-        chosen = one_of is not None and crc32(self.case.id.encode()) % one_of == 0
-        return of.textbook or not chosen
+        share = one_of is not None and crc32(self.case.id.encode()) % one_of == 0
+        return share and not self.implementation.textbook
 
     @cached_property
     def inputs(self) -> Inputs:

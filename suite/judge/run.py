@@ -34,8 +34,6 @@ def run(
     cell: Cell,
     audit: bool = False,
     limit: Limit = nullcontext,
-    quick: bool = False,
-    again: bool = False,
 ) -> Verdict:
     """Judge one cell, which is asked within what `limit` makes.
 
@@ -44,22 +42,19 @@ def run(
     implementations cannot be asked of it, and is not audited.
 
     Where a program that was compiled for an earlier cell took part in anything but a pass, the verdict
-    is that of a second run, with programs of its own. `quick` has calls compiled with few optimisations
-    (see `Cell.quick`): a failure is then to be asked for `again` without it. What a run left behind, or
-    what died in it, is held against the runs after it, too.
+    is that of a second run, with programs of its own. What the first run left behind, or what died in the
+    first run, is held against the second, too.
     """
-    if not again:
-        cell.left, cell.dead = [], []
+    cell.left, cell.dead = [], []
     start = time.perf_counter()
     implementation = cell.implementation
     implementation.end_of_cell(False)  # of a cell that was broken off
     cell.measured = Measured()
-    with implementation.backend.quickly() if quick else nullcontext():
+    verdict = _judged(cell, audit, limit)
+    if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
+        cell.measured = Measured()
         verdict = _judged(cell, audit, limit)
-        if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
-            cell.measured = Measured()
-            verdict = _judged(cell, audit, limit)
-            implementation.end_of_cell(verdict.status == "pass")
+        implementation.end_of_cell(verdict.status == "pass")
     return replace(verdict, seconds=time.perf_counter() - start)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import reduce
 from operator import and_
 from weakref import WeakKeyDictionary
@@ -42,25 +41,25 @@ def of_native(question: str, implementation: Implementation, dtype: DType) -> st
 
 
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer to a question as observed by running its probe once. What is not declared, cells are
-    judged by: it is observed of programs as people compile them.
+    """The answer to a question as observed by running its probe once. If nothing is declared, cells are
+    judged by the answer: it is observed with all optimisations.
 
     Raises Deviation "election" where the answer is none of the question's options, Deviation "raised" for
     an error that answers nothing (see `any_error_answers`), and NotApplicable where the implementation
     lacks what the probe needs.
     """
+    if implementation.optimized is not None and implementation.elected(question, dtype) is None:
+        implementation = implementation.optimized
     answers = _OBSERVED.setdefault(implementation, {})
     key = (question, dtype.name)
     if key not in answers:
-        declared = implementation.elected(question, dtype) is not None
         probe = Probe(
             implementation,
             dtype,
             any_error=any_error_answers(question, implementation, dtype),
             may_refuse="raises" in QUESTIONS[question].options,
         )
-        with nullcontext() if declared else implementation.backend.quickly(False):
-            answers[key] = PROBES[question](probe)
+        answers[key] = PROBES[question](probe)
     return answers[key]
 
 
@@ -73,11 +72,6 @@ def any_error_answers(question: str, implementation: Implementation, dtype: DTyp
     if implementation.declared.person:
         return of_native(question, implementation, dtype) == "raises"
     return implementation.backend.device != "cpu"
-
-
-def forget(implementation: Implementation) -> None:
-    """Forget what was observed of an implementation: it is to be observed anew."""
-    _OBSERVED.pop(implementation, None)
 
 
 def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[str, ...]:
