@@ -19,7 +19,7 @@ STEPS = (1.0, 2.0)
 def can_train(inputs: Inputs) -> bool:
     """Whether statistics that training leaves are told apart in what evaluation answers: 16 bits store
     them coarsely."""
-    held = inputs.operator.statistics
+    held = inputs.operator.array_kinds.statistics
     return bool(held) and not inputs.training and not inputs.dtype.is_half
 
 

@@ -56,7 +56,7 @@ def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.n
     Raises ValueError for the tangent of an array that the inputs do not have, or of a statistic.
     """
     for name in tangents:
-        if name in inputs.operator.constants:
+        if name in inputs.operator.array_kinds.constants:
             raise ValueError(f"{name} is a constant of {inputs.operator}: it has no tangent")
         if name not in inputs.arrays:
             raise ValueError(

@@ -43,7 +43,7 @@ def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
     """
     implementation, dtype = cell.implementation, dtype or cell.dtype
     for name in names:
-        if name not in implementation.operator.elections:
+        if name not in implementation.operator.questions.elections:
             raise NotApplicable(f"{implementation.operator} is not asked {name}")
         if implementation.elected(name, dtype) is not None:
             raise NotApplicable(f"the answer to {name} is promised")

@@ -86,7 +86,7 @@ def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
     (boolean); positions and lengths stay."""
     arrays = {}
     for name in inputs.arrays:
-        if axis not in inputs.axes(name) or name in inputs.operator.constants:
+        if axis not in inputs.axes(name) or name in inputs.operator.array_kinds.constants:
             continue
         place = inputs.axes(name).index(axis)
         shape = [-1 if n == place else 1 for n in range(inputs.arrays[name].ndim)]

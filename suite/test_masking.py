@@ -144,7 +144,7 @@ def test_segments_apart(cell: Cell) -> None:
 
 def asked_of_nan(case: Case) -> bool:
     """Whether the operator is asked about NaN in hidden slots, heads apart."""
-    return "nan-in-masked-key" in case.operator.elections and not case.operator.is_layer
+    return "nan-in-masked-key" in case.operator.questions.elections and not case.operator.is_layer
 
 
 @check(HIDDEN.where(asked_of_nan))

@@ -64,7 +64,7 @@ STEP = np.longdouble(2.0) ** -20
 
 def differentiable(inputs: Inputs) -> list[str]:
     """The names of the arrays that have a gradient."""
-    left_out = set(inputs.operator.statistics) | (
+    left_out = set(inputs.operator.array_kinds.statistics) | (
         {"key", "value"} if inputs.self_attention else set()
     )
     if not inputs.operator.has_keys:

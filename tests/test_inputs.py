@@ -68,7 +68,7 @@ def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
             assert np.array_equal(array, again.arrays[name])
             fits = (
                 array.astype(int)
-                if name in case.operator.integers
+                if name in case.operator.array_kinds.integers
                 else round_to(array, dtype_of(name, case))
             )
             assert np.array_equal(array, fits), (case.id, name)

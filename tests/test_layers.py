@@ -306,7 +306,7 @@ def test_layers_are_asked_in_few_sizes_and_dtypes() -> None:
 
 def test_shared_sizes_are_asked_in_every_dtype() -> None:
     layers = [operator for operator in OPERATORS.values() if operator.is_layer]
-    every = {(o, token) for o in layers for token in o.common_sizes}
+    every = {(o, token) for o in layers for token in o.asks.common_sizes}
     at_standard, at_full = layer_dtypes("standard"), layer_dtypes("full")
     assert at_standard.keys() == at_full.keys()
     shared = {key for key in at_standard if (key[0], key[1].token) in every}

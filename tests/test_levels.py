@@ -46,7 +46,7 @@ def test_a_pattern_is_asked_in_the_dtypes_of_its_row() -> None:
     assert dtypes(Ask(plain, since="standard"), "smoke") == []
     assert {*dtypes(Ask(plain, "promise"), "standard")} == {*ALL}
     layer = ("dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",)
-    assert layer[0].split("/")[4] in OPERATORS["dot"].common_sizes
+    assert layer[0].split("/")[4] in OPERATORS["dot"].asks.common_sizes
     assert {*dtypes(Ask(layer, since="standard"), "standard")} == {*ALL}
     other = ("dot/none/mha/{dt}/b3h1q5k9d8v6/e8.8.6.6",)
     assert {*dtypes(Ask(other, "promise"), "standard")} == {*HALF}

@@ -35,7 +35,7 @@ from suite.spec.case import Case
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs, draw
 from suite.spec.levels import Ask
-from suite.spec.operator import Operator
+from suite.spec.operator import Asks, Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import DRAWS
 from tests.records_by_hand import run as run_of
@@ -54,15 +54,17 @@ MEAN = Operator(
     outputs=lambda case: {"output": "bhqv"},
     needs=lambda case, arrays, sizes, widths: {"value-size": sizes.D != sizes.Dv},
     ties=lambda options: ("hg",),
-    plain="mean/none/mha/{dt}/b2h3q5k7d8",
-    cases=(
-        Ask(("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6")),
-        Ask(
-            ("mean/pad/mha/{dt}/b2h3q5k7d8", "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense"),
-            since="standard",
+    asks=Asks(
+        plain="mean/none/mha/{dt}/b2h3q5k7d8",
+        cases=(
+            Ask(("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6")),
+            Ask(
+                ("mean/pad/mha/{dt}/b2h3q5k7d8", "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense"),
+                since="standard",
+            ),
         ),
+        gradients=(Ask(("mean/causal/mha/f32/b2h3q5k7d8v6",)),),
     ),
-    gradients=(Ask(("mean/causal/mha/f32/b2h3q5k7d8v6",)),),
 )
 
 

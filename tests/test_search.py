@@ -64,7 +64,7 @@ def test_cases_drawn_are_valid(case: Case) -> None:
     s = case.sizes
     assert Case.parse(case.id) == case
     assert set(case.needs) <= set(WORDS)
-    if case.operator.completed is None:  # segments have few tokens each
+    if case.operator.packing is None:  # segments have few tokens each
         assert s.B * s.H * s.Lq * s.Lk <= strategies.PAIRS
     assert s.Lk > 0
     assert not case.option("rate"), "dropout has a check of its own"
@@ -74,7 +74,7 @@ def test_cases_drawn_are_valid(case: Case) -> None:
     assert drawn == {name: len(letters) for name, letters in case.axes.items()}
     assert not any(np.isnan(array).any() for array in inputs.arrays.values())
     if inputs.has_empty_rows:
-        assert {"fully-masked-row", "padded-sample"} & set(case.operator.elections)
+        assert {"fully-masked-row", "padded-sample"} & set(case.operator.questions.elections)
     if case.option("bias") in HIDING:
         assert case.mask is None
 

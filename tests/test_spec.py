@@ -43,12 +43,12 @@ PARTS = ("cases", "gradients", "compiled", "compiled_gradients")
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
 def test_levels_nest(operator: Operator) -> None:
     for part in PARTS:
-        asks = getattr(operator, part)
+        asks = getattr(operator.asks, part)
         smoke, standard, full = (asked(*asks)(level) for level in LEVELS)
         assert set(smoke) <= set(standard) <= set(full), part
         assert len(set(full)) == len(full), part
-    assert asked(*operator.cases)("smoke"), "an operator that nothing is asked of"
-    assert asked(*operator.gradients)("smoke"), "an operator that is not differentiated"
+    assert asked(*operator.asks.cases)("smoke"), "an operator that nothing is asked of"
+    assert asked(*operator.asks.gradients)("smoke"), "an operator that is not differentiated"
 
 
 def test_unknown_levels_are_refused() -> None:
@@ -78,11 +78,15 @@ def test_two_operators_that_share_a_question_are_asked_it_by_two_ids() -> None:
     every = OPERATORS.values()
     assert [operator for operator in every if operator.is_default] == [SDPA]
     for name, question in QUESTIONS.items():
-        own = [operator for operator in every if name not in operator.unnamed or operator is SDPA]
+        own = [
+            operator
+            for operator in every
+            if name not in operator.questions.unnamed or operator is SDPA
+        ]
         ids = {ElectionCase(question, DTYPES["f32"], operator).id for operator in own}
         assert len(ids) == len(own), name
-        unnamed = [operator for operator in every if name in operator.unnamed]
-        alone = [operator for operator in every if name in operator.elections]
+        unnamed = [operator for operator in every if name in operator.questions.unnamed]
+        alone = [operator for operator in every if name in operator.questions.elections]
         assert not unnamed or unnamed == alone, name
     assert PACKED.qualified("fully-masked-row") == "packed/fully-masked-row"
     assert SDPA.qualified("fully-masked-row") == "fully-masked-row"

@@ -101,7 +101,7 @@ class KerasNorm(Implementation):
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         if self.called is not None:
             return self.prepare(inputs)
-        layer, statistics = self.layer(inputs), inputs.operator.statistics
+        layer, statistics = self.layer(inputs), inputs.operator.array_kinds.statistics
         own = self.variables(layer, inputs)
         learned = [name for name in statistics if name in own and own[name].trainable]
         if learned:

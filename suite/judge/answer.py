@@ -42,7 +42,8 @@ def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
     return [
         name
         for name in inputs.arrays
-        if prepared.argument(name) in prepared.arguments and name not in operator.constants
+        if prepared.argument(name) in prepared.arguments
+        and name not in operator.array_kinds.constants
         if name not in ("key", "value") or not inputs.self_attention
         if name != "bias" or not operator.is_layer
     ]

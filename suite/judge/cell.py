@@ -147,7 +147,7 @@ class Cell:
         """Whether subnormals are flushed to zero, as elected. Layers are not asked: no value of their
         cases is near the smallest normal number, but for weights, and nobody was seen to flush those
         of float16; in the other dtypes it makes no difference."""
-        if "subnormal-output" in self.case.operator.elections:
+        if "subnormal-output" in self.case.operator.questions.elections:
             return self.elected("subnormal-output") == "flushed"
         return self.dtype.name != "f16"
 

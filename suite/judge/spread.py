@@ -71,7 +71,7 @@ def gradients_drawn(inputs: Inputs, cotangent: np.ndarray, u: Roundoffs) -> dict
 def directions(inputs: Inputs) -> dict[str, np.ndarray]:
     """How the output moves where one array is larger by a factor, by array: by all of the array."""
     reference = references.of(inputs.operator)
-    names = [name for name in inputs.arrays if name not in inputs.operator.constants]
+    names = [name for name in inputs.arrays if name not in inputs.operator.array_kinds.constants]
 
     def moved() -> dict[str, np.ndarray]:
         along = {n: reference.jvp(inputs, {n: inputs.arrays[n]}, NO_ROUNDING) for n in names}

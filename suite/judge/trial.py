@@ -15,7 +15,6 @@ from suite.judge import leaks, refusal
 from suite.judge.elections.probe import Probe
 from suite.judge.verdict import first_line
 from suite.spec.case import Case
-from suite.spec.catalogue import gradient_cases, of_operator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.vocabulary import OPERANDS
@@ -89,10 +88,8 @@ def _attempted(implementation: Implementation, inputs: Inputs) -> tuple[bool, st
 
 def _cases(implementation: Implementation) -> list[Case]:
     """The cases to try: in float32, then in the other dtypes; those that are declared."""
-    operator = implementation.operator
-    plain = of_operator(operator, gradient_cases, "smoke")[0].id
-    first = operator.probe or plain.replace("/f32/", "/{dt}/")
-    texts = [first.replace("{mask}", "none"), *operator.trials]
+    asks, questions = implementation.operator.asks, implementation.operator.questions
+    texts = [(questions.probe or asks.plain).replace("{mask}", "none"), *questions.trials]
     ids = [text.format(dt="f32") for text in texts]
     ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]
     cases: list[Case] = []

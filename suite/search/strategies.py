@@ -181,9 +181,9 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
         n = tied(n | {"x": n["h"] * n["d"]}, ties)
     widths = Widths(n["x"], n["y"], n["z"], n["o"]) if layer else None
     sizes = Sizes(*(n[letter] for letter in "bhgqkdv"))
-    if operator.completed is not None:
+    if operator.packing is not None:
         numbers = draw(st.lists(st.integers(0, 9), min_size=2, max_size=8))
-        sizes, more = operator.completed(sizes, numbers)
+        sizes, more = operator.packing.completed(sizes, numbers)
         chosen |= more
     return Shape(sizes, widths, tuple(chosen.items()))
 
@@ -279,7 +279,7 @@ def well_posed(case: Case, differentiated: bool = False) -> bool:
     questions = {question, *([f"{question}-gradient"] if differentiated else [])}
     if case.option("bias") not in (None, "none"):
         questions.add("minus-inf-row")  # of who hands a mask on as -inf in the bias
-    return questions <= set(case.operator.elections)
+    return questions <= set(case.operator.questions.elections)
 
 
 def cases(

@@ -277,7 +277,7 @@ def features(
     names = ["mask"] if mask_array else []
     if case.mask is not None:
         names += part_features(case.mask, case.form)
-        if len(case.mask.parts) > 1 and case.operator.conjunctions_are_arrays:
+        if len(case.mask.parts) > 1 and case.operator.is_default:
             names.append("mask")
     needed = {"bias": "bias" in arrays, "bias-with-mask": "bias" in arrays and bool(names)}
     needed |= case.operator.needs(case, arrays, sizes, widths)

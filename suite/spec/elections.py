@@ -245,7 +245,7 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
     ElectionCase(q, DTYPES[name], operator)
     for q in QUESTIONS.values()
     for operator in OPERATORS.values()
-    if q.name in operator.elections
+    if q.name in operator.questions.elections
     for name in (operator.is_layer and q.layer_dtypes) or q.dtypes
 )
 

@@ -195,7 +195,7 @@ class Inputs:
 
     def output_dtype(self, name: str) -> DType:
         """The dtype in which an output comes back."""
-        return self.dtype.widened if name in self.operator.wide_outputs else self.dtype
+        return self.dtype.widened if name in self.operator.array_kinds.wide else self.dtype
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an output with all its axes."""
@@ -287,9 +287,9 @@ class Inputs:
         """A variation in which every array and the mask have only `order` along the axis `axis`, a
         letter, and along the axes `more`. Broadcast axes (size 1) stay as they are. Samples that are no
         axis are chosen as the operator says."""
-        if axis == "b" and self.operator.choose is not None:
+        if axis == "b" and self.operator.packing is not None:
             assert not isinstance(order, slice), "samples that are no axis have numbers"
-            return self.operator.choose(self, order)
+            return self.operator.packing.choose(self, order)
         letters, sizes = (axis, *more), self.letters
         arrays = {}
         for name, array in self.arrays.items():
@@ -334,7 +334,9 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     if bias is not None:
         arrays["bias"] = bias
     rounded = {
-        name: array if name in case.operator.integers else round_to(array, dtype_of(name, case))
+        name: array
+        if name in case.operator.array_kinds.integers
+        else round_to(array, dtype_of(name, case))
         for name, array in arrays.items()
     }
     for array in rounded.values():
@@ -344,7 +346,7 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
 def dtype_of(name: str, case: Case) -> DType:
     """The dtype in which an array is given."""
-    return case.dtype.widened if name in case.operator.wide_arrays else case.dtype
+    return case.dtype.widened if name in case.operator.array_kinds.wide else case.dtype
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:

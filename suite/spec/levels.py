@@ -32,7 +32,7 @@ class DtypesAt(NamedTuple):
     """The dtypes in which patterns are asked at each level.
 
     `whole` says which patterns standard asks in all dtypes: "common", those whose sizes are among
-    `Operator.common_sizes`; "promise", those and the patterns of all that is no layer; "", none.
+    `Asks.common_sizes`; "promise", those and the patterns of all that is no layer; "", none.
     """
 
     smoke: tuple[str, ...]

@@ -49,7 +49,7 @@ class MalformedCase:
 
     def inputs(self, seed: int = 0) -> Inputs:
         """The spoilt inputs."""
-        return self.spoil(draw(Case.parse(self.operator.well_formed), seed))
+        return self.spoil(draw(Case.parse(self.operator.questions.well_formed), seed))
 
     def describe(self) -> str:
         """The malformed problem in a few lines for people."""
@@ -231,7 +231,7 @@ _LAYERS = (
     *(
         case
         for operator in OPERATORS.values()
-        if operator.is_layer and operator.well_formed
+        if operator.is_layer and operator.questions.well_formed
         for case in (
             MalformedCase(
                 "key-value-lengths-differ",

@@ -107,14 +107,82 @@ def nothing(*_: Any) -> tuple[()]:
     return ()
 
 
+@dataclass(frozen=True)
+class Asks:
+    """The cases of an operator (see `suite.spec.levels.Ask`), and what else is asked in their sizes.
+
+    Values are judged in `cases`, and derivatives in `gradients`; `compiled` and `compiled_gradients` are
+    the same for compilers. `plain` is the id, with {dt}, of a case without a mask whose sizes are asked
+    anyway: checks of memory layouts and of state ask it. Patterns with `common_sizes` are asked in every
+    dtype at standard.
+    """
+
+    cases: tuple[Ask, ...]
+    gradients: tuple[Ask, ...] = ()
+    compiled: tuple[Ask, ...] = ()
+    compiled_gradients: tuple[Ask, ...] = ()
+    plain: str = ""
+    common_sizes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The elections that implementations of an operator are asked for, and the ids that they start from.
+
+    `probe` and `gradient_probe` are ids in which a mask and a dtype are filled in for {mask} and {dt}.
+    `well_formed` is the id of the problem that malformed problems are made of. `trials` are ids, with
+    {dt}, of sizes that most kernels take: a person's function is tried on them besides the probe.
+    `large_scores(inputs)` gives inputs whose scores pass 65504, the largest number of float16, for the
+    election large-scores. Ids of the questions and malformed problems in `unnamed` leave out the name of
+    the operator.
+    """
+
+    elections: tuple[str, ...] = ()
+    probe: str = ""
+    gradient_probe: str = ""
+    well_formed: str = ""
+    trials: tuple[str, ...] = ()
+    large_scores: Callable[[Inputs], Inputs] | None = None
+    unnamed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArrayKinds:
+    """The arrays that have no gradient, or another dtype than the case.
+
+    `statistics` and `integers` have no gradient, and no dtype rounds `integers`. Arrays and outputs that
+    are `wide` are float32 where the dtype of the case is a 16-bit one.
+    """
+
+    statistics: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The arrays without a gradient."""
+        return (*self.statistics, *self.integers)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How samples are chosen and drawn where arrays have no axis of samples.
+
+    `choose(inputs, order)` gives inputs with some of their samples, in an order. `completed(sizes,
+    numbers)` gives a random search the sizes and options of a case, made of two whole numbers or more.
+    """
+
+    choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
+    completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]]
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
     """What can be asked of an implementation.
 
     `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the
     case's dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both
-    may hang on the case's options. `statistics` are arrays without a gradient; so are `integers`, which
-    no dtype rounds.
+    may hang on the case's options.
 
     `needs(case, arrays, sizes, widths)` says which features an implementation must have to be asked the
     case, or a variation of it with other arrays and sizes, besides those of masks and biases.
@@ -123,38 +191,10 @@ class Operator:
     "1" among them where the size is 1. `validate` raises ValueError for a case that makes no sense
     for another reason. `group` is the row of the conformance table a case is counted in.
 
-    `elections` are the questions that are put to implementations, `probe` and `gradient_probe` the ids
-    they start from: a mask and a dtype are filled in for {mask} and {dt}. `well_formed` is the id of the
-    problem that malformed ones are made of. `trials` are ids, with {dt}, on which a person's function is
-    tried besides the probe: sizes that most kernels take.
-
-    `cases` list the ids whose values are judged, `gradients` the ids that are differentiated, `compiled`
-    and `compiled_gradients` the same for compilers (see `suite.spec.levels.Ask`).
-
-    `plain` is the id, with {dt}, of a case without a mask whose sizes are asked anyway: what checks ask
-    that hang on no values, but on where arrays lie, what else is computed, or what was computed before.
-
-    `common_sizes` are the sizes that many cases share: these are asked in every dtype at standard.
-
-    `completed(sizes, numbers)` gives a random search other sizes, and the options that every case must
-    have, of sizes and of two whole numbers or more.
-
-    `large_scores(inputs)` gives inputs whose scores pass 65504, the largest number of float16; None for
-    an operator that the election large-scores is not put to.
-
-    `choose(inputs, order)` gives inputs with some of their samples, in an order, where samples are no
-    axis of the arrays.
-
-    `is_default`: it is plain attention, which came first and which the others lie around: ids of its
-    questions and malformed problems leave its name out, and a random search draws it as often as all
-    others together. `unnamed` are names of questions and problems of another operator whose ids leave its
-    name out, too.
-
     `is_layer`: it takes sequences (B, L, width), and parameters. `has_keys`: its queries attend keys.
-    `squeezed_axis` is the axis that the option `squeezed` leaves out, "b" or "q". `wide_outputs` come in
-    float32 where the case's dtype is a 16-bit one, and `wide_arrays` are given in it. `work` counts
-    operations and bytes of a direction; None where nobody has counted them. `conjunctions_are_arrays`: a
-    mask of several parts is one array, since flags may exclude each other.
+    `squeezed_axis` is the axis that the option `squeezed` leaves out, "b" or "q". `packing` is None if
+    samples are an axis of the arrays. `work` counts operations and bytes of a direction; None if nobody
+    has counted them.
     """
 
     name: str
@@ -163,36 +203,19 @@ class Operator:
     draw: Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
     outputs: Callable[[Case], Axes]
     needs: Callable[[Case, Collection[str], Sizes, Any], Mapping[str, bool]]
-    cases: tuple[Ask, ...]
+    asks: Asks
+    questions: Questions = Questions()
     options: tuple[Option, ...] = ()
     ties: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing
     validate: Callable[[Case], object] = nothing
-    gradients: tuple[Ask, ...] = ()
-    compiled: tuple[Ask, ...] = ()
-    compiled_gradients: tuple[Ask, ...] = ()
     group: Callable[[Case], str] | None = None
-    plain: str = ""
-    elections: tuple[str, ...] = ()
-    probe: str = ""
-    well_formed: str = ""
-    gradient_probe: str = ""
-    trials: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ("normal",)
     axis_orders: tuple[str, ...] = ("bhld",)
-    statistics: tuple[str, ...] = ()
-    integers: tuple[str, ...] = ()
-    wide_outputs: tuple[str, ...] = ()
-    wide_arrays: tuple[str, ...] = ()
-    is_default: bool = False
-    unnamed: tuple[str, ...] = ()
+    array_kinds: ArrayKinds = ArrayKinds()
     is_layer: bool = False
     has_keys: bool = True
     squeezed_axis: str = "b"
-    conjunctions_are_arrays: bool = False
-    common_sizes: tuple[str, ...] = ()
-    large_scores: Callable[[Inputs], Inputs] | None = None
-    choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs] | None = None
-    completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]] | None = None
+    packing: Packing | None = None
     work: Callable[[Inputs, str], Work] | None = None
 
     def option(self, name: str) -> Option | None:
@@ -203,17 +226,22 @@ class Operator:
     def takes_masks(self) -> bool:
         """Whether a mask, or a bias, says which keys a query attends. Not where there are no keys, nor
         where samples are no axis, as in packed attention: there lengths say it."""
-        return self.has_keys and self.choose is None
+        return self.has_keys and self.packing is None
 
     @property
-    def constants(self) -> tuple[str, ...]:
-        """The arrays without a gradient."""
-        return (*self.statistics, *self.integers)
+    def is_default(self) -> bool:
+        """Whether it is plain attention, which the others lie around.
+
+        Ids of its questions and malformed problems leave its name out, a mask of several parts is one
+        array, since flags may exclude each other, and a random search draws it as often as all others
+        together.
+        """
+        return self.name == "sdpa"
 
     def qualified(self, name: str) -> str:
         """What one of its questions or malformed problems is called in ids: behind the operator's name,
-        or by itself (see `is_default` and `unnamed`)."""
-        return name if self.is_default or name in self.unnamed else f"{self.name}/{name}"
+        or by itself (see `is_default` and `Questions.unnamed`)."""
+        return name if self.is_default or name in self.questions.unnamed else f"{self.name}/{name}"
 
     def learned(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of its arrays that are parameters: a layer has learned them, and nothing else has any."""

@@ -122,7 +122,7 @@ class StoredProblem:
     def arrays(self) -> dict[str, np.ndarray]:
         """The tensors of its file that a runtime computes with, in the types they are stored in."""
         inputs, cotangent, mask = self.inputs(), self.cotangent(), self.mask()
-        own, integers = type_of(inputs.dtype), inputs.operator.integers
+        own, integers = type_of(inputs.dtype), inputs.operator.array_kinds.integers
         arrays = {
             name: typed(values, "I64" if name in integers else type_of(dtype_of(name, inputs.case)))
             for name, values in operands(inputs).items()

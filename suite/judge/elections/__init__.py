@@ -89,7 +89,7 @@ def question_of_gradients(question: str, inputs: Inputs) -> str:
     """The question that tells where the cotangents of rows go whose answer `question` tells. A layer is
     asked none about rows that a bias empties."""
     gradient = f"{question}-gradient"
-    return gradient if gradient in inputs.operator.elections else "fully-masked-row-gradient"
+    return gradient if gradient in inputs.operator.questions.elections else "fully-masked-row-gradient"
 
 
 def _pairs_by_question(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
@@ -159,7 +159,7 @@ def raising(inputs: Inputs, implementation: Implementation) -> str:
     if inputs.has_empty_rows:
         questions += questions_of_rows(inputs, implementation)
         questions += ["lse-of-empty-row"] if "lse" in inputs.needs else []
-    asked = [name for name in questions if name in operator.elections]
+    asked = [name for name in questions if name in operator.questions.elections]
     answers = {name: _elected_or("", name, implementation, dtype) for name in asked}
     answers["causal-alignment"] = alignment(inputs, implementation)
     answers |= _other_meaning(inputs, implementation)
@@ -191,7 +191,7 @@ def _flagged(question: str, inputs: Inputs, implementation: Implementation) -> b
         inputs.mask is not None
         and inputs.form != "dense"
         and any(isinstance(part, Causal) for part in inputs.mask.parts)
-        and question in inputs.operator.elections
+        and question in inputs.operator.questions.elections
         and implementation.missing(["native-causal"]) is None
     )
 

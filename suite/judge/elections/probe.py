@@ -63,7 +63,7 @@ class Probe:
 
     def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
         """The operator's probe with a mask, varied."""
-        return self.drawn(self.operator.probe, mask).replace(**changes)
+        return self.drawn(self.operator.questions.probe, mask).replace(**changes)
 
     def drawn(self, probe: str, mask: str = "none") -> Inputs:
         """The inputs of a probe with a mask, in the sizes nearest to its own that the implementation
@@ -77,7 +77,7 @@ class Probe:
 
     def cross_with_its_mask(self) -> Inputs:
         """The operator's probe of gradients with the mask that it has."""
-        return self.drawn(self.operator.gradient_probe)
+        return self.drawn(self.operator.questions.gradient_probe)
 
     def require(self, inputs: Inputs, lacking: bool = False) -> None:
         """Raise NotApplicable where the implementation does not support the inputs.

@@ -327,8 +327,8 @@ def _overflow(p: Probe) -> str:
 
 
 def _large_scores(p: Probe) -> str:
-    assert p.operator.large_scores is not None
-    inputs = p.operator.large_scores(p.inputs())
+    assert p.operator.questions.large_scores is not None
+    inputs = p.operator.questions.large_scores(p.inputs())
     got = p.values(inputs)
     if got is None:
         raise Deviation("election", "large float16 scores raised")

@@ -101,7 +101,7 @@ def of_operator(operator: Operator, selection: Selection, level: str) -> list[Ca
 
 
 def _of_operators(pool: str) -> Selection:
-    return _selection(lambda: [getattr(operator, pool) for operator in OPERATORS.values()])
+    return _selection(lambda: [getattr(operator.asks, pool) for operator in OPERATORS.values()])
 
 
 def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
@@ -123,7 +123,7 @@ def whole(kind: str, pattern: str) -> bool:
     """Whether a pattern is asked in all dtypes at standard (see `DtypesAt`)."""
     operator = OPERATORS[part(pattern, "OPERATOR")]
     promise = kind == "promise" and not operator.is_layer
-    return promise or part(pattern, "SIZES") in operator.common_sizes
+    return promise or part(pattern, "SIZES") in operator.asks.common_sizes
 
 
 def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
@@ -155,13 +155,13 @@ def with_plain(*asks: Ask | str, axes: str = "") -> Selection:
 def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[str]:
     """The plain ids, with {dt}, of the operators that none of `patterns` is of, where `keep` holds."""
     names = {part(pattern, "OPERATOR") for pattern in patterns}
-    plain = [o.plain for name, o in OPERATORS.items() if o.plain and name not in names]
+    plain = [o.asks.plain for name, o in OPERATORS.items() if o.asks.plain and name not in names]
     return [pattern for pattern in plain if keep(Case.parse(pattern.replace("{dt}", "f32")))]
 
 
 def _apart(case: Case, axes: str) -> bool:
     """Whether the output has the axes, each with a size of its own, and samples are an axis of arrays."""
-    if axes and case.operator.choose is not None:
+    if axes and case.operator.packing is not None:
         return False
     tied = "".join(tie for tie in case.ties if "1" not in tie)
     return set(axes) <= set(case.operator.outputs(case)["output"]) - set(tied)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, Work, flag
+from suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layers import (
     draw_sequences,
@@ -77,66 +77,70 @@ ADDITIVE = Operator(
     needs=needs,
     ties=ties,
     validate=validate,
-    plain="additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    cases=(
-        Ask(
-            (
-                # widths that are equal, so that exchanged projections fit
-                "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
-                "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
-                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
-            )
-        ),
-        Ask(
-            (
-                "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
-                "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
-                "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
+    asks=Asks(
+        plain="additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+        cases=(
+            Ask(
+                (
+                    # widths that are equal, so that exchanged projections fit
+                    "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
+                    "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
+                    "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
+                )
             ),
-            since="standard",
-        ),
-    ),
-    gradients=(
-        Ask(
-            (
-                "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-            )
-        ),
-        Ask(
-            (
-                "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-                "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
+            Ask(
+                (
+                    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+                    "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
+                    "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+                    "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
+                ),
+                since="standard",
             ),
-            since="standard",
         ),
-        Ask(
-            filled(
-                [
-                    f"additive/{mask}/mha/{{dt}}/{rest}"
-                    for mask in ("none", "padempty")
-                    for rest in (
-                        "b2h1q5k9d16v14/e12.10.14.14",
-                        "b2h1q5k9d16v14/e16.16.14.14/identity",
-                    )
-                ],
-                ("f64", "f16"),
+        gradients=(
+            Ask(
+                (
+                    "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
+                    "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+                )
             ),
-            since="full",
+            Ask(
+                (
+                    "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
+                    "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+                    "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
+                ),
+                since="standard",
+            ),
+            Ask(
+                filled(
+                    [
+                        f"additive/{mask}/mha/{{dt}}/{rest}"
+                        for mask in ("none", "padempty")
+                        for rest in (
+                            "b2h1q5k9d16v14/e12.10.14.14",
+                            "b2h1q5k9d16v14/e16.16.14.14/identity",
+                        )
+                    ],
+                    ("f64", "f16"),
+                ),
+                since="full",
+            ),
         ),
-    ),
-    compiled=(
-        Ask(("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",), since="standard"),
+        compiled=(
+            Ask(("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",), since="standard"),
+        ),
+        common_sizes=COMMON_SIZES,
     ),
     options=options("without_projections", "identity", flag("vector", "vector")),
-    elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
-    probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
-    well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",
-    gradient_probe="additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
+    questions=Questions(
+        elections=("padded-sample", "padded-sample-gradient", "returned-weights"),
+        probe="additive/{mask}/mha/{dt}/b2h1q5k9d12/e12.12.12.12/identity",
+        well_formed="additive/none/mha/f32/b2h1q5k9d12/e12.12.12.12/identity",
+        gradient_probe="additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
+    ),
     is_layer=True,
     squeezed_axis="q",
-    common_sizes=COMMON_SIZES,
     work=work,
 )

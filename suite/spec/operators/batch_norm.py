@@ -10,7 +10,7 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, number
+from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from suite.spec.operators import layer_norm, layers
 from suite.spec.operators.layers import options
 from suite.spec.recipes import exponentials
@@ -52,47 +52,49 @@ BATCH_NORM = Operator(
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
-    plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-    cases=(
-        Ask(
-            (
-                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
-                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
-            )
-        ),
-        Ask(
-            (
-                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-                "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+    asks=Asks(
+        plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+        cases=(
+            Ask(
+                (
+                    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
+                    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+                )
             ),
-            since="standard",
-        ),
-    ),
-    gradients=(
-        Ask(
-            (
-                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
-                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
-            )
-        ),
-        Ask(
-            (
-                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                *filled(
-                    [
-                        f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
-                        for training in ("/train", "")
-                    ],
-                    DTYPES,
+            Ask(
+                (
+                    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                    "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
                 ),
+                since="standard",
             ),
-            since="standard",
         ),
+        gradients=(
+            Ask(
+                (
+                    "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
+                    "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+                )
+            ),
+            Ask(
+                (
+                    "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+                    *filled(
+                        [
+                            f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
+                            for training in ("/train", "")
+                        ],
+                        DTYPES,
+                    ),
+                ),
+                since="standard",
+            ),
+        ),
+        common_sizes=layer_norm.COMMON_SIZES,
     ),
     options=options("without_affine", "plain", layer_norm.ADDED, AVERAGED, trains=True),
-    statistics=STATISTICS,
+    array_kinds=ArrayKinds(statistics=STATISTICS),
     is_layer=True,
     has_keys=False,
     squeezed_axis="q",
-    common_sizes=layer_norm.COMMON_SIZES,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator
+from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
 
@@ -37,45 +37,49 @@ CONCAT = Operator(
     outputs=one_head_outputs("z"),
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
-    plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    cases=(
-        Ask(
-            (
-                "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
-                "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
-            )
-        ),
-    ),
-    gradients=(
-        Ask(("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
-        Ask(
-            (
-                "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-                "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+    asks=Asks(
+        plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+        cases=(
+            Ask(
+                (
+                    "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+                    "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+                )
             ),
-            since="standard",
         ),
-        Ask(
-            filled(
-                [
-                    f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
-                    for mask in ("none", "padempty")
-                    for scaled in ("/unscaled", "")
-                ],
-                ("f64", "f16"),
+        gradients=(
+            Ask(("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+            Ask(
+                (
+                    "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+                    "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+                ),
+                since="standard",
             ),
-            since="full",
+            Ask(
+                filled(
+                    [
+                        f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
+                        for mask in ("none", "padempty")
+                        for scaled in ("/unscaled", "")
+                    ],
+                    ("f64", "f16"),
+                ),
+                since="full",
+            ),
         ),
+        common_sizes=COMMON_SIZES,
     ),
     options=options("without_scale", "unscaled"),
-    elections=("padded-sample", "padded-sample-gradient", "large-scores"),
-    # A score is a sum of D numbers below 1, weighed.
-    large_scores=lambda inputs: inputs.replace(
-        concat_weight=inputs.parameters["concat_weight"] * 2.0**15
+    questions=Questions(
+        elections=("padded-sample", "padded-sample-gradient", "large-scores"),
+        # A score is a sum of D numbers below 1, weighed.
+        large_scores=lambda inputs: inputs.replace(
+            concat_weight=inputs.parameters["concat_weight"] * 2.0**15
+        ),
+        probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
+        gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     ),
-    probe="concat/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
-    gradient_probe="concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
     is_layer=True,
     squeezed_axis="q",
-    common_sizes=COMMON_SIZES,
 )

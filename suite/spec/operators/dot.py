@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator
+from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
 
@@ -37,52 +37,56 @@ DOT = Operator(
     outputs=one_head_outputs("z"),
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
-    plain="dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    cases=(
-        Ask(
-            (
-                "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
-                "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
-            )
-        ),
-        Ask(
-            (
-                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                "dot/pad/mha/f32/b1h1q3k1025d8/e8.8.8.8",
-                "dot/pad/mha/bf16/b1h1q3k1025d8/e8.8.8.8",
+    asks=Asks(
+        plain="dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+        cases=(
+            Ask(
+                (
+                    "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+                    "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
+                )
             ),
-            since="standard",
+            Ask(
+                (
+                    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                    "dot/pad/mha/f32/b1h1q3k1025d8/e8.8.8.8",
+                    "dot/pad/mha/bf16/b1h1q3k1025d8/e8.8.8.8",
+                ),
+                since="standard",
+            ),
         ),
+        gradients=(
+            Ask(("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+            Ask(
+                (
+                    "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+                    "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+                ),
+                since="standard",
+            ),
+            Ask(
+                filled(
+                    [
+                        f"dot/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
+                        for mask in ("none", "padempty")
+                        for scaled in ("/unscaled", "")
+                    ],
+                    ("f64", "f16"),
+                ),
+                since="full",
+            ),
+        ),
+        compiled=(Ask(("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",), since="standard"),),
+        common_sizes=COMMON_SIZES,
     ),
-    gradients=(
-        Ask(("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
-        Ask(
-            (
-                "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-                "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-            ),
-            since="standard",
-        ),
-        Ask(
-            filled(
-                [
-                    f"dot/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
-                    for mask in ("none", "padempty")
-                    for scaled in ("/unscaled", "")
-                ],
-                ("f64", "f16"),
-            ),
-            since="full",
-        ),
-    ),
-    compiled=(Ask(("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",), since="standard"),),
     options=options("without_scale", "unscaled"),
-    elections=("padded-sample", "padded-sample-gradient", "returned-weights", "large-scores"),
-    large_scores=lambda inputs: inputs.replace(query=inputs.query * 256, key=inputs.key * 256),
-    probe="dot/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8/unscaled",
-    well_formed="dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",
-    gradient_probe="dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+    questions=Questions(
+        elections=("padded-sample", "padded-sample-gradient", "returned-weights", "large-scores"),
+        large_scores=lambda inputs: inputs.replace(query=inputs.query * 256, key=inputs.key * 256),
+        probe="dot/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8/unscaled",
+        well_formed="dot/none/mha/f32/b2h1q5k9d8/e8.8.8.8/unscaled",
+        gradient_probe="dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+    ),
     is_layer=True,
     squeezed_axis="q",
-    common_sizes=COMMON_SIZES,
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, choice, flag
+from suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel
@@ -87,45 +87,50 @@ ENCODER = Operator(
     needs=needs,
     ties=lambda options: ("hg", "dv", "xyz", "qk"),
     validate=validate,
-    plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-    cases=(
-        Ask(
-            (
-                "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
-                "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                # The activation to the last digits.
-                "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
-            )
-        ),
-        Ask(
-            (
-                "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-                "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-                "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
-                "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
-                "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
+    asks=Asks(
+        plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+        cases=(
+            Ask(
+                (
+                    "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                    "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                    "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+                    "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                    # The activation to the last digits.
+                    "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                )
             ),
-            since="standard",
-        ),
-    ),
-    gradients=(
-        Ask(("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",)),
-        Ask(
-            (
-                *filled(["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")),
-                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+            Ask(
+                (
+                    "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                    "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+                    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+                    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                    "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                    "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+                    "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+                    "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
+                    "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
+                    "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
+                ),
+                since="standard",
             ),
-            since="standard",
         ),
-        Ask(("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",), since="full"),
+        gradients=(
+            Ask(("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",)),
+            Ask(
+                (
+                    *filled(
+                        ["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")
+                    ),
+                    "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+                ),
+                since="standard",
+            ),
+            Ask(("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",), since="full"),
+        ),
+        common_sizes=COMMON_SIZES,
     ),
     options=(
         flag("pre", "pre"),
@@ -134,8 +139,9 @@ ENCODER = Operator(
         flag("squeezed", "single"),
         ADDED,
     ),
-    elections=("fully-masked-row", "padded-sample"),
-    probe="encoder/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    questions=Questions(
+        elections=("fully-masked-row", "padded-sample"),
+        probe="encoder/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    ),
     is_layer=True,
-    common_sizes=COMMON_SIZES,
 )

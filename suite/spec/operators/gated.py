@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, flag
+from suite.spec.operator import Asks, Axes, Operator, flag
 from suite.spec.operators import multi_head
 from suite.spec.operators.layers import kernel
 from suite.spec.sizes import Sizes
@@ -55,32 +55,34 @@ GATED = Operator(
     needs=needs,
     ties=lambda options: ("xyz", "qk"),
     validate=validate,
-    plain="gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-    cases=(
-        Ask(
-            (
-                "gated/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                "gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self",
-            )
-        ),
-        Ask(
-            (
-                "gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                "gated/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                "gated/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
-                "gated/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
+    asks=Asks(
+        plain="gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+        cases=(
+            Ask(
+                (
+                    "gated/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                    "gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self",
+                )
             ),
-            since="standard",
+            Ask(
+                (
+                    "gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                    "gated/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                    "gated/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
+                    "gated/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
+                ),
+                since="standard",
+            ),
         ),
-    ),
-    gradients=(
-        Ask(("gated/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)),
-        Ask(
-            filled(["gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"], ("f32", "bf16", "f64")),
-            since="standard",
+        gradients=(
+            Ask(("gated/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)),
+            Ask(
+                filled(["gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"], ("f32", "bf16", "f64")),
+                since="standard",
+            ),
         ),
+        common_sizes=COMMON_SIZES,
     ),
     options=(flag("without_biases", "nobias"), flag("self_attention", "self")),
     is_layer=True,
-    common_sizes=COMMON_SIZES,
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import NUMBER, Axes, Operator, Option
+from suite.spec.operator import NUMBER, Asks, Axes, Operator, Option
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, options
 from suite.spec.recipes import exponentials
@@ -64,28 +64,32 @@ LAYER_NORM = Operator(
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
     validate=validate,
-    plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-    cases=(
-        Ask(
-            (
-                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-                "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
-            )
-        ),
-    ),
-    gradients=(
-        Ask(filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16"))),
-        Ask(
-            (
-                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
-                *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
+    asks=Asks(
+        plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+        cases=(
+            Ask(
+                (
+                    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                    "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
+                )
             ),
-            since="standard",
         ),
+        gradients=(
+            Ask(
+                filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16"))
+            ),
+            Ask(
+                (
+                    "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
+                    *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
+                ),
+                since="standard",
+            ),
+        ),
+        common_sizes=COMMON_SIZES,
     ),
     options=options("without_affine", "plain", ADDED),
     is_layer=True,
     has_keys=False,
     squeezed_axis="q",
-    common_sizes=COMMON_SIZES,
 )

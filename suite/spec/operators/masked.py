@@ -8,7 +8,7 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Operator
+from suite.spec.operator import Asks, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
 
@@ -30,39 +30,43 @@ MASKED = Operator(
     outputs=one_head_outputs("z"),
     needs=layers.needs,
     ties=layers.ties(*layers.ONE_HEAD),
-    plain="masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    cases=(
-        Ask(
-            (
-                "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
-                "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-            )
-        ),
-        Ask(
-            (
-                "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
-                "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
+    asks=Asks(
+        plain="masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+        cases=(
+            Ask(
+                (
+                    "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+                    "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                )
             ),
-            since="standard",
-        ),
-    ),
-    gradients=(
-        Ask(("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
-        Ask(
-            (
-                *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
-                "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+            Ask(
+                (
+                    "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                    "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
+                    "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                    "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
+                ),
+                since="standard",
             ),
-            since="standard",
         ),
+        gradients=(
+            Ask(("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+            Ask(
+                (
+                    *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
+                    "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
+                ),
+                since="standard",
+            ),
+        ),
+        common_sizes=COMMON_SIZES,
     ),
     options=options("without_biases", "nobias"),
-    elections=("fully-masked-row", "padded-sample", "padded-sample-gradient"),
-    probe="masked/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
-    gradient_probe="masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    questions=Questions(
+        elections=("fully-masked-row", "padded-sample", "padded-sample-gradient"),
+        probe="masked/{mask}/mha/{dt}/b2h1q5k9d8/e8.8.8.8",
+        gradient_probe="masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    ),
     is_layer=True,
     squeezed_axis="q",
-    common_sizes=COMMON_SIZES,
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, choice, flag
+from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
 from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -73,44 +73,46 @@ MERGE = Operator(
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqv", "lse": "bhq"},
-    wide_outputs=("lse",),
-    wide_arrays=("partial_lse",),
     needs=needs,
     ties=lambda options: ("dv", "hg"),
     validate=validate,
-    plain="merge/none/mha/{dt}/b2h3q5k2d8",
-    cases=(
-        Ask(
-            (
-                "merge/none/mha/{dt}/b2h3q5k2d8",
-                "merge/none/mha/{dt}/b2h3q5k2d8/empty",
-                "merge/none/mha/{dt}/b2h3q5k2d8/high",
-                "merge/none/mha/f32/b2h3q5k4d8",
-            )
-        ),
-        Ask(
-            (
-                "merge/none/mha/{dt}/b2h3q5k2d8/low",
-                "merge/none/mha/{dt}/b2h3q5k2d8/apart",
-                "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
-                "merge/none/mha/{dt}/b2h3q5k4d8",
-                "merge/none/mha/{dt}/b2h3q5k4d8/empty",
-                "merge/none/mha/{dt}/b2h3q5k1d8/empty",
-                "merge/none/mha/{dt}/b1h2q17k9d64/apart",
+    asks=Asks(
+        plain="merge/none/mha/{dt}/b2h3q5k2d8",
+        cases=(
+            Ask(
+                (
+                    "merge/none/mha/{dt}/b2h3q5k2d8",
+                    "merge/none/mha/{dt}/b2h3q5k2d8/empty",
+                    "merge/none/mha/{dt}/b2h3q5k2d8/high",
+                    "merge/none/mha/f32/b2h3q5k4d8",
+                )
             ),
-            since="standard",
-        ),
-    ),
-    gradients=(
-        Ask(("merge/none/mha/f32/b2h3q5k2d8",)),
-        Ask(
-            filled(
-                ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"], ("f32", "f64")
+            Ask(
+                (
+                    "merge/none/mha/{dt}/b2h3q5k2d8/low",
+                    "merge/none/mha/{dt}/b2h3q5k2d8/apart",
+                    "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
+                    "merge/none/mha/{dt}/b2h3q5k4d8",
+                    "merge/none/mha/{dt}/b2h3q5k4d8/empty",
+                    "merge/none/mha/{dt}/b2h3q5k1d8/empty",
+                    "merge/none/mha/{dt}/b1h2q17k9d64/apart",
+                ),
+                since="standard",
             ),
-            since="standard",
         ),
+        gradients=(
+            Ask(("merge/none/mha/f32/b2h3q5k2d8",)),
+            Ask(
+                filled(
+                    ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"],
+                    ("f32", "f64"),
+                ),
+                since="standard",
+            ),
+        ),
+        common_sizes=COMMON_SIZES,
     ),
     options=(choice("height", HEIGHTS), flag("apart", "apart"), flag("empty", "empty")),
     has_keys=False,
-    common_sizes=COMMON_SIZES,
+    array_kinds=ArrayKinds(wide=("lse", "partial_lse")),
 )

@@ -12,7 +12,7 @@ import numpy as np
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, Covering, filled
-from suite.spec.operator import Axes, Operator, flag
+from suite.spec.operator import Asks, Axes, Operator, Questions, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
@@ -236,21 +236,25 @@ MULTI_HEAD = Operator(
     needs=needs,
     ties=layers.ties(),
     validate=validate,
-    plain="multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-    cases=(Ask(SMOKE), Ask(STANDARD, since="standard"), Ask(COVERING, "array x dtypes")),
-    gradients=GRADIENTS,
-    compiled=COMPILED,
-    compiled_gradients=(Ask(("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",), since="standard"),),
-    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
-    elections=(
-        "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
-        "causal-alignment", "causal-with-mask", "causal-alone", "mask-polarity", "returned-weights",
-        "nan-in-masked-key", "nan-in-masked-value",
+    asks=Asks(
+        plain="multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+        cases=(Ask(SMOKE), Ask(STANDARD, since="standard"), Ask(COVERING, "array x dtypes")),
+        gradients=GRADIENTS,
+        compiled=COMPILED,
+        compiled_gradients=(Ask(("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",), since="standard"),),
+        common_sizes=COMMON_SIZES,
     ),
-    probe="multi-head/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-    well_formed="multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12",
-    gradient_probe="multi-head/bool.qk.empty/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
+    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
+    questions=Questions(
+        elections=(
+            "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row",
+            "fully-masked-row-gradient", "causal-alignment", "causal-with-mask", "causal-alone",
+            "mask-polarity", "returned-weights", "nan-in-masked-key", "nan-in-masked-value",
+        ),
+        probe="multi-head/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+        well_formed="multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12",
+        gradient_probe="multi-head/bool.qk.empty/mha/{dt}/b2h3q5k9d4/e12.12.12.12/dense",
+    ),
     is_layer=True,
-    common_sizes=COMMON_SIZES,
     work=projections_work,
 )  # fmt: skip

@@ -20,7 +20,17 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, Option, choice, number
+from suite.spec.operator import (
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Option,
+    Packing,
+    Questions,
+    choice,
+    number,
+)
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
@@ -192,24 +202,29 @@ PACKED = Operator(
     outputs=lambda case: {"output": "qhv"},
     needs=needs,
     validate=validate,
-    plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-    cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
-    gradients=(
-        Ask(
-            (
-                "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
-                "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
-            )
-        ),
-        Ask(
-            (
-                *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
-                *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),
-                *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
-                "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+    asks=Asks(
+        plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+        cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
+        gradients=(
+            Ask(
+                (
+                    "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
+                    "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
+                )
             ),
-            since="standard",
+            Ask(
+                (
+                    *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
+                    *filled(
+                        ["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")
+                    ),
+                    *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
+                    "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+                ),
+                since="standard",
+            ),
         ),
+        common_sizes=COMMON_SIZES,
     ),
     options=(
         Option("segments", LENGTHS, lengths, written),
@@ -217,12 +232,12 @@ PACKED = Operator(
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
-    elections=("nan-in-other-segment",),
-    unnamed=("nan-in-other-segment",),
-    probe="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-    well_formed="packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
-    integers=("query_lengths", "key_lengths"),
-    common_sizes=COMMON_SIZES,
-    completed=completed,
-    choose=choose,
+    questions=Questions(
+        elections=("nan-in-other-segment",),
+        unnamed=("nan-in-other-segment",),
+        probe="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+        well_formed="packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
+    ),
+    array_kinds=ArrayKinds(integers=("query_lengths", "key_lengths")),
+    packing=Packing(completed=completed, choose=choose),
 )

@@ -15,7 +15,17 @@ import numpy as np
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator, Option, choice, flag, number
+from suite.spec.operator import (
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Option,
+    Questions,
+    choice,
+    flag,
+    number,
+)
 from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -201,24 +211,27 @@ ROTARY = Operator(
     needs=needs,
     ties=lambda options: ("1k", "dv", "hg"),
     validate=validate,
-    plain="rotary/none/mha/{dt}/b2h3q17k1d16",
-    cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
-    gradients=(
-        Ask(("rotary/none/mha/f32/b2h3q17k1d16",)),
-        Ask(
-            (
-                *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
-                *filled(
-                    [
-                        "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
-                        "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
-                    ],
-                    ("f32", "bf16"),
+    asks=Asks(
+        plain="rotary/none/mha/{dt}/b2h3q17k1d16",
+        cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
+        gradients=(
+            Ask(("rotary/none/mha/f32/b2h3q17k1d16",)),
+            Ask(
+                (
+                    *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
+                    *filled(
+                        [
+                            "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
+                            "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
+                        ],
+                        ("f32", "bf16"),
+                    ),
+                    "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
                 ),
-                "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+                since="standard",
             ),
-            since="standard",
         ),
+        common_sizes=COMMON_SIZES,
     ),
     options=(
         flag("interleaved", "interleaved"),
@@ -228,9 +241,8 @@ ROTARY = Operator(
         flag("gathered", "gathered"),
         _OFFSET,
     ),
-    well_formed="rotary/none/mha/f32/b2h3q17k1d16",
+    questions=Questions(well_formed="rotary/none/mha/f32/b2h3q17k1d16"),
     has_keys=False,
     axis_orders=("bhld", "blhd"),
-    integers=("position",),
-    common_sizes=COMMON_SIZES,
+    array_kinds=ArrayKinds(integers=("position",)),
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.features import FEATURES, Feature
-from suite.spec.operator import Axes, Operator, Work, choice, number
+from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, Questions, Work, choice, number
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import CASES
 from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRADIENTS
@@ -119,16 +119,19 @@ SDPA = Operator(
     axes=axes,
     draw=draw,
     outputs=outputs,
-    wide_outputs=tuple(name for f in FEATURES.values() if f.wide for name in f.outputs),
-    wide_arrays=tuple(name for name, f in FEATURES.items() if f.axes and f.wide),
-    statistics=tuple(name for name, f in FEATURES.items() if f.constant),
+    array_kinds=ArrayKinds(
+        statistics=tuple(name for name, f in FEATURES.items() if f.constant),
+        wide=tuple(name for f in FEATURES.values() if f.wide for name in (*f.outputs, f.name)),
+    ),
     needs=needs,
     validate=validate,
-    plain="sdpa/none/mha/{dt}/b3h2q18k34d8",
-    cases=CASES,
-    gradients=GRADIENTS,
-    compiled=COMPILED,
-    compiled_gradients=COMPILED_GRADIENTS,
+    asks=Asks(
+        plain="sdpa/none/mha/{dt}/b3h2q18k34d8",
+        cases=CASES,
+        gradients=GRADIENTS,
+        compiled=COMPILED,
+        compiled_gradients=COMPILED_GRADIENTS,
+    ),
     options=(
         choice("bias", BIASES, "bias."),
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0, 0.125, 3.0, -3.0),
@@ -137,21 +140,21 @@ SDPA = Operator(
         UNSEARCHED_TRAINING,
     ),
     group=group,
-    elections=(
-        "fully-masked-row", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
-        "minus-inf-row-gradient",
-        "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment",
-        "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value",
-        "nan-in-query", "value-size", "integer-mask", "subnormal-output", "score-overflow",
-        "lse-of-empty-row", "lse-gradient",
+    questions=Questions(
+        elections=(
+            "fully-masked-row", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
+            "minus-inf-row-gradient",
+            "nan-in-masked-key-gradient", "nan-in-masked-value-gradient", "no-keys", "causal-alignment",
+            "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-value",
+            "nan-in-query", "value-size", "integer-mask", "subnormal-output", "score-overflow",
+            "lse-of-empty-row", "lse-gradient",
+        ),
+        probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
+        well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",
+        gradient_probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
+        trials=("sdpa/none/mha/{dt}/b2h4q16k16d64", "sdpa/none/mha/{dt}/b1h2q64k64d64"),
     ),
-    probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
-    well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",
-    gradient_probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
-    trials=("sdpa/none/mha/{dt}/b2h4q16k16d64", "sdpa/none/mha/{dt}/b1h2q64k64d64"),
     recipes=RECIPES,
     axis_orders=AXIS_ORDERS,
-    is_default=True,
-    conjunctions_are_arrays=True,
     work=work,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
-from suite.spec.operator import Axes, Operator
+from suite.spec.operator import Asks, Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import one_head_outputs, options, projections_work
 from suite.spec.operators.multi_head import draw
@@ -31,36 +31,38 @@ SELF_ATTENTION = Operator(
     outputs=one_head_outputs("v"),
     needs=layers.needs,
     ties=layers.ties("1hg", "vo"),
-    plain="self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-    cases=(
-        Ask(
-            (
-                "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-                "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
-            )
-        ),
-        Ask(
-            (
-                "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-                "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
-                "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
+    asks=Asks(
+        plain="self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+        cases=(
+            Ask(
+                (
+                    "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                    "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+                )
             ),
-            since="standard",
-        ),
-    ),
-    gradients=(
-        Ask(("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self",)),
-        Ask(
-            (
-                *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
-                "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+            Ask(
+                (
+                    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+                    "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
+                ),
+                since="standard",
             ),
-            since="standard",
         ),
+        gradients=(
+            Ask(("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self",)),
+            Ask(
+                (
+                    *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
+                    "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                ),
+                since="standard",
+            ),
+        ),
+        common_sizes=COMMON_SIZES,
     ),
     options=options("without_biases", "nobias"),
     is_layer=True,
     squeezed_axis="q",
-    common_sizes=COMMON_SIZES,
     work=projections_work,
 )
