@@ -42,9 +42,9 @@ LAYERS = (
 )
 HALF_LAYER = "multi-head/none/mha/bf16/b32h2q4k4d8/e16.16.16.16/self"
 
-OF_ATTENTION = asked(Ask((ATTENTION,), "growing halves"))
+OF_ATTENTION = asked(Ask(ATTENTION, dtypes="growing halves"))
 CASES = asked(
-    Ask((ATTENTION,), "growing halves"), Ask(LAYERS), Ask((HALF_LAYER,), since="standard")
+    Ask(ATTENTION, dtypes="growing halves"), Ask(*LAYERS), Ask(HALF_LAYER, since="standard")
 )
 
 

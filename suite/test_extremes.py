@@ -86,7 +86,7 @@ def test_dyadic_mean(cell: Cell) -> None:
     expect_close(got, want, cell.bound(zeros), "dyadic mean")
 
 
-@check(asked(Ask(filled(["sdpa/none/mha/{dt}/b2h3q17k16d8"], ("bf16", "f16")))))
+@check(asked(Ask(*filled(["sdpa/none/mha/{dt}/b2h3q17k16d8"], ("bf16", "f16")))))
 def test_nearest(cell: Cell) -> None:
     """A mean three quarters of an ulp up is rounded up: the answer is rounded, not cut off.
 

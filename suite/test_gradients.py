@@ -78,7 +78,8 @@ OF_LSE = (
 
 
 @check(
-    asked(Ask(OF_LSE[:2], "growing"), Ask(OF_LSE[2:], "growing", since="standard")), ("gradient",)
+    asked(Ask(*OF_LSE[:2], dtypes="growing"), Ask(*OF_LSE[2:], dtypes="growing", since="standard")),
+    ("gradient",),
 )
 def test_gradient_of_lse(cell: Cell) -> None:
     """The log-sum-exp moves with the scores as the weights say: what merges partial answers by it has
@@ -105,8 +106,8 @@ def apart(case: Case) -> bool:
 
 
 alone = asked(
-    Ask(ALONE, "growing"),
-    Ask(lambda: plain_beside(ALONE, apart), "growing", since="standard"),
+    Ask(*ALONE, dtypes="growing"),
+    Ask(lambda: plain_beside(ALONE, apart), dtypes="growing", since="standard"),
 )
 """Plain attention; from standard on the plain case of every other operator of three arrays, too."""
 

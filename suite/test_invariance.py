@@ -55,7 +55,7 @@ CHUNK = 8
 
 def long(pattern: str) -> Ask:
     """A long form of the cases, at full alone."""
-    return Ask((pattern,), since="full")
+    return Ask(pattern, since="full")
 
 
 def expect_within(

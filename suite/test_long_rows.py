@@ -24,9 +24,9 @@ FULL = ("sdpa/causalbr/mqa/f32/b1h4q257k32769d64v16/needle",)
 
 @check(
     asked(
-        Ask(SMOKE, "halves first"),
-        Ask(STANDARD, "half", since="standard"),
-        Ask(FULL, since="full"),
+        Ask(*SMOKE, dtypes="halves first"),
+        Ask(*STANDARD, dtypes="half", since="standard"),
+        Ask(*FULL, since="full"),
     ),
     single_answer=True,
 )

@@ -193,8 +193,8 @@ LAYERS = (
 
 @check(
     asked(
-        Ask(filled(ATTENTION, ("f32",))),
-        Ask(filled(ATTENTION, ("bf16", "f16", "f64")), since="standard"),
+        Ask(*filled(ATTENTION, ("f32",))),
+        Ask(*filled(ATTENTION, ("bf16", "f16", "f64")), since="standard"),
         *LAYERS,
     )
 )

@@ -24,14 +24,15 @@ FIRST = (
     "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
 )
 CASES = asked(
-    Ask(FIRST),
-    Ask((
+    Ask(*FIRST),
+    Ask(
         "sdpa/none/gqa2/bf16/b2h4q11k9d6/bias.qk",
         "sdpa/causal/gqa2/f32/b2h4q11k9d6",
         "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
         "multi-head/bool.bhqk/mha/f32/b3h3q3k3d4/e12.12.12.12/self/dense",
-    ), since="standard"),
-)  # fmt: skip
+        since="standard",
+    ),
+)
 
 
 def renewed(inputs: Inputs) -> Inputs:

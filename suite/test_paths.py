@@ -63,7 +63,7 @@ MORE = (
 )
 
 
-@check(asked(Ask(FIRST, "growing"), Ask(MORE, "float32", since="standard")))
+@check(asked(Ask(*FIRST, dtypes="growing"), Ask(*MORE, dtypes="float32", since="standard")))
 def test_paths(cell: Cell) -> None:
     """Every path is held against the reference, so that the message says which ones are wrong."""
     cell.judge(cell.run())
@@ -99,8 +99,8 @@ MEMORY = (
 
 @check(
     asked(
-        Ask(("multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",), "float32 first"),
-        Ask(MEMORY, "promise", since="standard"),
+        Ask("multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12", dtypes="float32 first"),
+        Ask(*MEMORY, dtypes="promise", since="standard"),
     )
 )
 def test_one_memory(cell: Cell) -> None:

@@ -41,6 +41,6 @@ OTHERS = (
 )
 
 
-@check(asked(Ask((*ATTENTION, *LAYERS, *OTHERS))), single_answer=True)
+@check(asked(Ask(*ATTENTION, *LAYERS, *OTHERS)), single_answer=True)
 def test_precision(cell: Cell) -> None:
     cell.judge(cell.run(), numerics="stepwise")

@@ -27,7 +27,7 @@ CASES = (
 )
 
 
-@check(asked(Ask(CASES)), single_answer=True)
+@check(asked(Ask(*CASES)), single_answer=True)
 def test_score_variance(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     if s.Lk > s.Dv or cell.dtype.name in ("f16", "bf16"):

@@ -72,14 +72,14 @@ LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
 
 
 SHORT_AND_WIDE = (
-    Ask(SHORT, "sixteen"),
-    Ask((*WIDE, CAPPED), "sixteen", since="standard"),
-    Ask(filled(WIDE_LAYERS, ("bf16",)), since="standard"),
-    Ask(filled(SMALL_LAYERS, ("f16",)), since="standard"),
+    Ask(*SHORT, dtypes="sixteen"),
+    Ask(*WIDE, CAPPED, dtypes="sixteen", since="standard"),
+    Ask(*filled(WIDE_LAYERS, ("bf16",)), since="standard"),
+    Ask(*filled(SMALL_LAYERS, ("f16",)), since="standard"),
 )
 LONG_AND_KINKED = (
-    Ask(KINKED, "sixteen", since="standard"),
-    Ask(filled((LONG,), ("f32", "bf16", "f16")), since="standard"),
+    Ask(*KINKED, dtypes="sixteen", since="standard"),
+    Ask(*filled((LONG,), ("f32", "bf16", "f16")), since="standard"),
 )
 
 

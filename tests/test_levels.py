@@ -40,18 +40,18 @@ def test_a_pattern_is_asked_in_the_dtypes_of_its_row() -> None:
         return [case.dtype.name for case in asked(ask)(level)]
 
     plain = ("sdpa/none/mha/{dt}/b2h3q5k7d8", "sdpa/causal/mha/{dt}/b2h3q5k7d8")
-    assert dtypes(Ask(plain), "smoke") == ["f32", "bf16"]
-    assert sorted(dtypes(Ask(plain), "standard")) == sorted(HALF * 2)
-    assert sorted(dtypes(Ask(plain), "full")) == sorted(ALL * 2)
-    assert dtypes(Ask(plain, since="standard"), "smoke") == []
-    assert {*dtypes(Ask(plain, "promise"), "standard")} == {*ALL}
+    assert dtypes(Ask(*plain), "smoke") == ["f32", "bf16"]
+    assert sorted(dtypes(Ask(*plain), "standard")) == sorted(HALF * 2)
+    assert sorted(dtypes(Ask(*plain), "full")) == sorted(ALL * 2)
+    assert dtypes(Ask(*plain, since="standard"), "smoke") == []
+    assert {*dtypes(Ask(*plain, dtypes="promise"), "standard")} == {*ALL}
     layer = ("dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",)
     assert layer[0].split("/")[4] in OPERATORS["dot"].asks.common_sizes
-    assert {*dtypes(Ask(layer, since="standard"), "standard")} == {*ALL}
+    assert {*dtypes(Ask(*layer, since="standard"), "standard")} == {*ALL}
     other = ("dot/none/mha/{dt}/b3h1q5k9d8v6/e8.8.6.6",)
-    assert {*dtypes(Ask(other, "promise"), "standard")} == {*HALF}
+    assert {*dtypes(Ask(*other, dtypes="promise"), "standard")} == {*HALF}
     with pytest.raises(ValueError, match="unknown level 'huge'; valid: smoke, standard, full"):
-        asked(Ask(plain))("huge")
+        asked(Ask(*plain))("huge")
 
 
 def test_a_share_leaves_most_choices_as_cases_are_added() -> None:

@@ -57,13 +57,14 @@ MEAN = Operator(
     asks=Asks(
         plain="mean/none/mha/{dt}/b2h3q5k7d8",
         cases=(
-            Ask(("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6")),
+            Ask("mean/none/mha/{dt}/b2h3q5k7d8", "mean/causal/mha/{dt}/b2h3q5k7d8v6"),
             Ask(
-                ("mean/pad/mha/{dt}/b2h3q5k7d8", "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense"),
+                "mean/pad/mha/{dt}/b2h3q5k7d8",
+                "mean/bool.qk.empty/mha/{dt}/b2h3q5k7d8/dense",
                 since="standard",
             ),
         ),
-        gradients=(Ask(("mean/causal/mha/f32/b2h3q5k7d8v6",)),),
+        gradients=(Ask("mean/causal/mha/f32/b2h3q5k7d8v6"),),
     ),
 )
 

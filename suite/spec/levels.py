@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -129,14 +128,15 @@ def _rows(covering: Covering) -> tuple[Row, ...]:
     return tuple(pairwise(covering.axes, covering.compatible, spread=covering.spread))
 
 
-@dataclass(frozen=True)
 class Ask:
-    """Ids that a level asks: patterns, a function that gives them, or a covering array; the row of
+    """Ids that a level asks: patterns, functions that give patterns, and covering arrays; the row of
     `DTYPES_AT`; and the level that asks them first."""
 
-    ids: Sequence[str] | Callable[[], Iterable[str]] | Covering
-    dtypes: str = "common"
-    since: str = "smoke"
+    def __init__(
+        self, *ids: str | Callable[[], Iterable[str]] | Covering,
+        dtypes: str = "common", since: str = "smoke",
+    ) -> None:  # fmt: skip
+        self.ids, self.dtypes, self.since = ids, dtypes, since
 
     def at(self, level: str, whole: Callable[[str, str], bool]) -> dict[str, str]:
         """The ids that a level adds, with the reasons.
@@ -147,11 +147,15 @@ class Ask:
             return {}
         row = DTYPES_AT[self.dtypes]
         why, names = f"{self.dtypes}: {row.why}", getattr(row, level)
-        if isinstance(self.ids, Covering):
-            return dict.fromkeys(self.ids.ids(level, names), why)
         ids: dict[str, str] = {}
+        patterns: list[str] = []
+        for each in self.ids:
+            if isinstance(each, Covering):
+                ids |= dict.fromkeys(each.ids(level, names), why)
+            else:
+                patterns += each() if callable(each) else [each]
         turns: Counter[str] = Counter()
-        for pattern in self.ids() if callable(self.ids) else self.ids:
+        for pattern in patterns:
             own = names
             if names == TURNS:
                 operator = part(pattern, "OPERATOR")

@@ -91,7 +91,7 @@ def one_in(
 def asked(*asks: Ask | str) -> Selection:
     """The cases that a check lists itself; a pattern by itself has the dtypes of a promise."""
     patterns = tuple(ask for ask in asks if isinstance(ask, str))
-    group = [Ask(patterns, "promise"), *(ask for ask in asks if isinstance(ask, Ask))]
+    group = [Ask(*patterns, dtypes="promise"), *(ask for ask in asks if isinstance(ask, Ask))]
     return _selection(lambda: [group])
 
 
@@ -149,7 +149,7 @@ def with_plain(*asks: Ask | str, axes: str = "") -> Selection:
     and whose output has the `axes`, letters, none of them tied to another axis."""
     patterns = [ask for ask in asks if isinstance(ask, str)]
     plain = partial(plain_beside, patterns, lambda case: _apart(case, axes))
-    return asked(*asks, Ask(plain, "promise", since="standard"))
+    return asked(*asks, Ask(plain, dtypes="promise", since="standard"))
 
 
 def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[str]:

@@ -40,32 +40,26 @@ LOGIT_SCALE = Feature(
     validate=validate,
     cases=(
         Ask(
-            (
-                "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale",
-                "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale",
-            ),
-            "every",
+            "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale",
+            "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale",
+            dtypes="every",
         ),
         Ask(
-            (
-                "sdpa/padempty/mha/{dt}/b2h3q17k23d8/logitscale",
-                "sdpa/causal/mqa/{dt}/b2h5q1k65d16/logitscale",
-                "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/logitscale",
-                "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/logitscale",
-                "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/logitscale",
-                "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale/large",
-            ),
-            "every",
+            "sdpa/padempty/mha/{dt}/b2h3q17k23d8/logitscale",
+            "sdpa/causal/mqa/{dt}/b2h5q1k65d16/logitscale",
+            "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/logitscale",
+            "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/logitscale",
+            "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/logitscale",
+            "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale/large",
+            dtypes="every",
             since="standard",
         ),
     ),
     gradients=(
-        Ask(("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/logitscale",)),
+        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/logitscale"),
         Ask(
-            (
-                "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/logitscale",
-                "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/logitscale/dense",
-            ),
+            "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6/logitscale",
+            "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/cap2.0/logitscale/dense",
             since="standard",
         ),
     ),

@@ -19,32 +19,28 @@ LSE = Feature(
     group="lse",
     cases=(
         Ask(
-            (
-                "sdpa/none/mha/{dt}/b2h3q17k23d8/lse",
-                "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/lse",
-                "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
-                "sdpa/none/mha/{dt}/b2h3q17k23d8/lse/offset",
-                "sdpa/causal/mha/f32/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
-            ),
-            "every",
+            "sdpa/none/mha/{dt}/b2h3q17k23d8/lse",
+            "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/lse",
+            "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
+            "sdpa/none/mha/{dt}/b2h3q17k23d8/lse/offset",
+            "sdpa/causal/mha/f32/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
+            dtypes="every",
         ),
         Ask(
-            (
-                "sdpa/causal/mqa/{dt}/b2h5q1k65d16/lse",
-                "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/lse/dense",
-                "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/lse",
-                "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
-                "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/lse/onehot/blhd",
-                "sdpa/none/mha/{dt}/b1h2q513k513d8/lse",
-                "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
-            ),
-            "every",
+            "sdpa/causal/mqa/{dt}/b2h5q1k65d16/lse",
+            "sdpa/bool.qk/mha/{dt}/b2h3q17k23d8/lse/dense",
+            "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/lse",
+            "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
+            "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/lse/onehot/blhd",
+            "sdpa/none/mha/{dt}/b1h2q513k513d8/lse",
+            "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
+            dtypes="every",
             since="standard",
         ),
     ),
     # The gradient of the output, while the log-sum-exp is returned beside it.
     gradients=(
-        Ask(("sdpa/causal/gqa2/bf16/b2h4q11k9d6/lse",)),
-        Ask(("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse",), since="standard"),
+        Ask("sdpa/causal/gqa2/bf16/b2h4q11k9d6/lse"),
+        Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse", since="standard"),
     ),
 )

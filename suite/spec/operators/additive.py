@@ -81,40 +81,32 @@ ADDITIVE = Operator(
         plain="additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
         cases=(
             Ask(
-                (
-                    # widths that are equal, so that exchanged projections fit
-                    "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
-                    "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
-                    "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
-                )
+                # widths that are equal, so that exchanged projections fit
+                "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
+                "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
+                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
             ),
             Ask(
-                (
-                    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-                    "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
-                    "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
-                    "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
-                ),
+                "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
+                "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
+                "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
                 since="standard",
             ),
         ),
         gradients=(
             Ask(
-                (
-                    "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
-                    "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-                )
+                "additive/pad/mha/f32/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
             ),
             Ask(
-                (
-                    "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
-                    "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
-                    "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
-                ),
+                "additive/pad/mha/bf16/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/pad/mha/bf16/b2h1q5k9d16v14/e16.16.14.14/identity/vector",
+                "additive/padempty/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity",
                 since="standard",
             ),
             Ask(
-                filled(
+                *filled(
                     [
                         f"additive/{mask}/mha/{{dt}}/{rest}"
                         for mask in ("none", "padempty")
@@ -129,7 +121,7 @@ ADDITIVE = Operator(
             ),
         ),
         compiled=(
-            Ask(("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity",), since="standard"),
+            Ask("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity", since="standard"),
         ),
         common_sizes=COMMON_SIZES,
     ),

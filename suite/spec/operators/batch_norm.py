@@ -56,36 +56,28 @@ BATCH_NORM = Operator(
         plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
             Ask(
-                (
-                    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
-                    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
-                )
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
             ),
             Ask(
-                (
-                    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-                    "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                ),
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
                 since="standard",
             ),
         ),
         gradients=(
             Ask(
-                (
-                    "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
-                    "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
-                )
+                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
+                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
             ),
             Ask(
-                (
-                    "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                    *filled(
-                        [
-                            f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
-                            for training in ("/train", "")
-                        ],
-                        DTYPES,
-                    ),
+                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+                *filled(
+                    [
+                        f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
+                        for training in ("/train", "")
+                    ],
+                    DTYPES,
                 ),
                 since="standard",
             ),

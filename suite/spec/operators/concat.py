@@ -41,23 +41,19 @@ CONCAT = Operator(
         plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
             Ask(
-                (
-                    "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
-                    "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
-                )
+                "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+                "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
             ),
         ),
         gradients=(
-            Ask(("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+            Ask("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),
             Ask(
-                (
-                    "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-                    "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-                ),
+                "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+                "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
                 since="standard",
             ),
             Ask(
-                filled(
+                *filled(
                     [
                         f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
                         for mask in ("none", "padempty")

@@ -41,31 +41,25 @@ DOT = Operator(
         plain="dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
             Ask(
-                (
-                    "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
-                    "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
-                )
+                "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+                "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
             ),
             Ask(
-                (
-                    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                    "dot/pad/mha/f32/b1h1q3k1025d8/e8.8.8.8",
-                    "dot/pad/mha/bf16/b1h1q3k1025d8/e8.8.8.8",
-                ),
+                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "dot/pad/mha/f32/b1h1q3k1025d8/e8.8.8.8",
+                "dot/pad/mha/bf16/b1h1q3k1025d8/e8.8.8.8",
                 since="standard",
             ),
         ),
         gradients=(
-            Ask(("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+            Ask("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),
             Ask(
-                (
-                    "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-                    "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-                ),
+                "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
+                "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
                 since="standard",
             ),
             Ask(
-                filled(
+                *filled(
                     [
                         f"dot/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
                         for mask in ("none", "padempty")
@@ -76,7 +70,7 @@ DOT = Operator(
                 since="full",
             ),
         ),
-        compiled=(Ask(("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8",), since="standard"),),
+        compiled=(Ask("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8", since="standard"),),
         common_sizes=COMMON_SIZES,
     ),
     options=options("without_scale", "unscaled"),

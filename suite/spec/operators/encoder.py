@@ -91,44 +91,36 @@ ENCODER = Operator(
         plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
         cases=(
             Ask(
-                (
-                    "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                    "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                    "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
-                    "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                    # The activation to the last digits.
-                    "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                )
+                "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
+                "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
+                # The activation to the last digits.
+                "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
             ),
             Ask(
-                (
-                    "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                    "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-                    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-                    "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                    "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                    "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-                    "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-                    "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
-                    "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
-                    "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
-                ),
+                "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
+                "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+                "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+                "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
+                "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
+                "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
+                "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
                 since="standard",
             ),
         ),
         gradients=(
-            Ask(("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",)),
+            Ask("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self"),
             Ask(
-                (
-                    *filled(
-                        ["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")
-                    ),
-                    "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
-                ),
+                *filled(["encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self"], ("f32", "f64")),
+                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
                 since="standard",
             ),
-            Ask(("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self",), since="full"),
+            Ask("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self", since="full"),
         ),
         common_sizes=COMMON_SIZES,
     ),

@@ -59,25 +59,23 @@ GATED = Operator(
         plain="gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
         cases=(
             Ask(
-                (
-                    "gated/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                    "gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self",
-                )
+                "gated/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/self",
             ),
             Ask(
-                (
-                    "gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                    "gated/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                    "gated/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
-                    "gated/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
-                ),
+                "gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
+                "gated/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
                 since="standard",
             ),
         ),
         gradients=(
-            Ask(("gated/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)),
+            Ask("gated/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"),
             Ask(
-                filled(["gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"], ("f32", "bf16", "f64")),
+                *filled(
+                    ["gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"], ("f32", "bf16", "f64")
+                ),
                 since="standard",
             ),
         ),

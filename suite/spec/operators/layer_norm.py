@@ -68,21 +68,19 @@ LAYER_NORM = Operator(
         plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
         cases=(
             Ask(
-                (
-                    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
-                    "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
-                )
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
             ),
         ),
         gradients=(
             Ask(
-                filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16"))
+                *filled(
+                    ["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16")
+                )
             ),
             Ask(
-                (
-                    "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
-                    *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
-                ),
+                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
+                *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
                 since="standard",
             ),
         ),

@@ -34,28 +34,22 @@ MASKED = Operator(
         plain="masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
             Ask(
-                (
-                    "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
-                    "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                )
+                "masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+                "masked/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
             ),
             Ask(
-                (
-                    "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                    "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
-                    "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                    "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
-                ),
+                "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
+                "masked/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "masked/bool.b1qk/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/dense",
                 since="standard",
             ),
         ),
         gradients=(
-            Ask(("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6",)),
+            Ask("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),
             Ask(
-                (
-                    *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
-                    "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-                ),
+                *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
+                "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
                 since="standard",
             ),
         ),

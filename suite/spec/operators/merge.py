@@ -80,30 +80,26 @@ MERGE = Operator(
         plain="merge/none/mha/{dt}/b2h3q5k2d8",
         cases=(
             Ask(
-                (
-                    "merge/none/mha/{dt}/b2h3q5k2d8",
-                    "merge/none/mha/{dt}/b2h3q5k2d8/empty",
-                    "merge/none/mha/{dt}/b2h3q5k2d8/high",
-                    "merge/none/mha/f32/b2h3q5k4d8",
-                )
+                "merge/none/mha/{dt}/b2h3q5k2d8",
+                "merge/none/mha/{dt}/b2h3q5k2d8/empty",
+                "merge/none/mha/{dt}/b2h3q5k2d8/high",
+                "merge/none/mha/f32/b2h3q5k4d8",
             ),
             Ask(
-                (
-                    "merge/none/mha/{dt}/b2h3q5k2d8/low",
-                    "merge/none/mha/{dt}/b2h3q5k2d8/apart",
-                    "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
-                    "merge/none/mha/{dt}/b2h3q5k4d8",
-                    "merge/none/mha/{dt}/b2h3q5k4d8/empty",
-                    "merge/none/mha/{dt}/b2h3q5k1d8/empty",
-                    "merge/none/mha/{dt}/b1h2q17k9d64/apart",
-                ),
+                "merge/none/mha/{dt}/b2h3q5k2d8/low",
+                "merge/none/mha/{dt}/b2h3q5k2d8/apart",
+                "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
+                "merge/none/mha/{dt}/b2h3q5k4d8",
+                "merge/none/mha/{dt}/b2h3q5k4d8/empty",
+                "merge/none/mha/{dt}/b2h3q5k1d8/empty",
+                "merge/none/mha/{dt}/b1h2q17k9d64/apart",
                 since="standard",
             ),
         ),
         gradients=(
-            Ask(("merge/none/mha/f32/b2h3q5k2d8",)),
+            Ask("merge/none/mha/f32/b2h3q5k2d8"),
             Ask(
-                filled(
+                *filled(
                     ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"],
                     ("f32", "f64"),
                 ),

@@ -119,47 +119,37 @@ COMMON_SIZES = tuple(sizes_of(shape).token for shape in SHAPES)
 # other paths in some libraries.
 GRADIENTS = (
     Ask(
-        (
-            *filled(["multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12"], ("f32", "bf16")),
-            "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
-            "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
-        )
+        *filled(["multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12"], ("f32", "bf16")),
+        "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
     ),
     Ask(
-        (
-            "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
-            "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
-            "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
-            "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-            *filled(
-                ["multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"], ("f32", "f64")
-            ),
-            "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
+        "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
+        "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
+        "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
+        "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+        *filled(
+            ["multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"], ("f32", "f64")
         ),
+        "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
         since="standard",
     ),
     Ask(
-        (
-            "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
-            "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
-            "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
-        ),
+        "multi-head/none/mha/f64/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/pad/mha/f16/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/bool.qk/mha/f32/b2h4q5k9d3v5/e10.11.13.7/bias.bhqk/dense",
         since="full",
     ),
 )
 
 COMPILED = (
     Ask(
-        (
-            "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-            "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-        )
+        "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+        "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
     ),
     Ask(
-        (
-            "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
-            "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
-        ),
+        "multi-head/bool.bhqk/mha/f32/b2h2q5k9d6/e12.10.14.12/head/dense",
+        "multi-head/causal/gqa3/bf16/b2h6q5k5d4/e12.12.12.12/self",
         since="standard",
     ),
 )
@@ -238,10 +228,10 @@ MULTI_HEAD = Operator(
     validate=validate,
     asks=Asks(
         plain="multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-        cases=(Ask(SMOKE), Ask(STANDARD, since="standard"), Ask(COVERING, "array x dtypes")),
+        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard"), Ask(COVERING, dtypes="array x dtypes")),
         gradients=GRADIENTS,
         compiled=COMPILED,
-        compiled_gradients=(Ask(("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",), since="standard"),),
+        compiled_gradients=(Ask("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard"),),
         common_sizes=COMMON_SIZES,
     ),
     options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),

@@ -204,23 +204,17 @@ PACKED = Operator(
     validate=validate,
     asks=Asks(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-        cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
+        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
         gradients=(
             Ask(
-                (
-                    "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
-                    "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
-                )
+                "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
+                "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
             ),
             Ask(
-                (
-                    *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
-                    *filled(
-                        ["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")
-                    ),
-                    *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
-                    "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
-                ),
+                *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
+                *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),
+                *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
+                "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
                 since="standard",
             ),
         ),

@@ -213,21 +213,19 @@ ROTARY = Operator(
     validate=validate,
     asks=Asks(
         plain="rotary/none/mha/{dt}/b2h3q17k1d16",
-        cases=(Ask(SMOKE), Ask(STANDARD, since="standard")),
+        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
         gradients=(
-            Ask(("rotary/none/mha/f32/b2h3q17k1d16",)),
+            Ask("rotary/none/mha/f32/b2h3q17k1d16"),
             Ask(
-                (
-                    *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
-                    *filled(
-                        [
-                            "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
-                            "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
-                        ],
-                        ("f32", "bf16"),
-                    ),
-                    "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+                *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
+                *filled(
+                    [
+                        "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
+                        "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
+                    ],
+                    ("f32", "bf16"),
                 ),
+                "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
                 since="standard",
             ),
         ),

@@ -252,15 +252,15 @@ def _products() -> Iterable[str]:
 
 
 CASES = (
-    Ask(SMOKE_DESIGNED),
-    Ask(COINCIDENCES),
-    Ask(COVERING, "array"),
+    Ask(*SMOKE_DESIGNED),
+    Ask(*COINCIDENCES),
+    Ask(COVERING, dtypes="array"),
     Ask(_designed, since="standard"),
     Ask(_products, since="full"),
-    Ask(SMOKE_ALIBI),
-    Ask(SMOKE_LOWEST, "every"),
-    Ask(ALIBI + LOWEST, "every", since="standard"),
-    Ask(SIZES, since="standard"),
+    Ask(*SMOKE_ALIBI),
+    Ask(*SMOKE_LOWEST, dtypes="every"),
+    Ask(*ALIBI, *LOWEST, dtypes="every", since="standard"),
+    Ask(*SIZES, since="standard"),
     *(ask for feature in FEATURES.values() for ask in feature.cases),
 )
 """What is asked of values."""

@@ -82,11 +82,11 @@ GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "
 
 
 GRADIENTS = (
-    Ask(SMOKE_GRADIENTS),
-    Ask(GRADIENT_COVERING, "array x dtypes"),
-    Ask(DESIGNED_GRADIENTS, "float32", since="standard"),
-    Ask(SIZES + LOWEST, since="standard"),
-    Ask(("sdpa/pad/mha/{dt}/b2h3q31k33d7",), since="full"),
+    Ask(*SMOKE_GRADIENTS),
+    Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
+    Ask(*DESIGNED_GRADIENTS, dtypes="float32", since="standard"),
+    Ask(*SIZES, *LOWEST, since="standard"),
+    Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),
     *(ask for feature in FEATURES.values() for ask in feature.gradients),
 )
 """What is differentiated."""
@@ -152,15 +152,15 @@ COMPILED_COVERING = Covering(COMPILED_AXES, compatible, ("mask", "shape", "heads
 
 
 COMPILED = (
-    Ask(SMOKE_COMPILED),
-    Ask(DESIGNED_COMPILED, since="standard"),
-    Ask(COMPILED_COVERING, "array x dtypes", since="standard"),
-    Ask(FULL_COMPILED, since="full"),
+    Ask(*SMOKE_COMPILED),
+    Ask(*DESIGNED_COMPILED, since="standard"),
+    Ask(COMPILED_COVERING, dtypes="array x dtypes", since="standard"),
+    Ask(*FULL_COMPILED, since="full"),
 )
 """What is asked of values through compilers."""
 
 COMPILED_GRADIENTS = (
-    Ask(DIFFERENTIATED[:2]),
-    Ask(DIFFERENTIATED[2:], since="standard"),
+    Ask(*DIFFERENTIATED[:2]),
+    Ask(*DIFFERENTIATED[2:], since="standard"),
 )
 """What is differentiated through compilers."""

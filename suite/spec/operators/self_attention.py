@@ -35,27 +35,21 @@ SELF_ATTENTION = Operator(
         plain="self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
         cases=(
             Ask(
-                (
-                    "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-                    "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
-                )
+                "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
             ),
             Ask(
-                (
-                    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-                    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
-                    "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
-                ),
+                "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+                "self-attention/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self",
                 since="standard",
             ),
         ),
         gradients=(
-            Ask(("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self",)),
+            Ask("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self"),
             Ask(
-                (
-                    *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
-                    "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
-                ),
+                *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
+                "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
                 since="standard",
             ),
         ),
