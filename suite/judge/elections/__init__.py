@@ -89,7 +89,9 @@ def question_of_gradients(question: str, inputs: Inputs) -> str:
     """The question that tells where the cotangents of rows go whose answer `question` tells. A layer is
     asked none about rows that a bias empties."""
     gradient = f"{question}-gradient"
-    return gradient if gradient in inputs.operator.questions.elections else "fully-masked-row-gradient"
+    return (
+        gradient if gradient in inputs.operator.questions.elections else "fully-masked-row-gradient"
+    )
 
 
 def _pairs_by_question(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
