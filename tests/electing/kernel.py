@@ -65,7 +65,7 @@ class Problem:
 
     `mask` and `bias` broadcast to (B, H, Lq, Lk), `valid` is (B, Lk); True attends. `window` is
     (left, right). `dtype` is the name of the dtype of the operands; `called` what the framework calls
-    mask and bias.
+    mask, bias and flag.
     """
 
     query: Any
@@ -81,7 +81,7 @@ class Problem:
     window: tuple[int | None, int | None] | None = None
     sinks: Any = None
     alibi_slopes: Any = None
-    called: tuple[str, str] = ("mask", "bias")
+    called: tuple[str, str, str] = ("mask", "bias", "causal")
 
     @property
     def full(self) -> tuple[int, int, int, int]:
@@ -96,7 +96,7 @@ class Problem:
     @property
     def masked(self) -> bool:
         """Whether there is a mask, or a bias in its place."""
-        return self.mask is not None or (len(set(self.called)) == 1 and self.bias is not None)
+        return self.mask is not None or (self.called[0] == self.called[1] and self.bias is not None)
 
 
 class Electing:
@@ -146,16 +146,17 @@ class Electing:
 
     def refuse(self, p: Problem) -> None:
         """Raise ValueError or TypeError for what the kernel refuses whatever its values."""
-        (Lq, Lk), (D, Dv), mask = p.full[2:], (p.key.shape[3], p.value.shape[3]), p.called[0]
+        (Lq, Lk), (D, Dv) = p.full[2:], (p.key.shape[3], p.value.shape[3])
+        mask, _, flag = p.called
         refusals = {
             "value-size": (D != Dv, f"value: expected the size of key, {D}, got {Dv}"),
             "no-keys": (not Lk, "key: expected one at least, got none"),
             "causal-alignment": (
                 p.causal and Lq != Lk,
-                f"is_causal: expected as many queries as keys, got {Lq} and {Lk}",
+                f"{flag}: expected as many queries as keys, got {Lq} and {Lk}",
             ),
-            "causal-with-mask": (p.causal and p.masked, f"{mask}: expected none beside is_causal"),
-            "causal-alone": (p.causal and not p.masked, f"is_causal: expected {mask} beside it"),
+            "causal-with-mask": (p.causal and p.masked, f"{mask}: expected none beside {flag}"),
+            "causal-alone": (p.causal and not p.masked, f"{flag}: expected {mask} beside it"),
         }
         for question, (meets, message) in refusals.items():
             if meets and self.gives(question, "raises"):

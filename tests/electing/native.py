@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from backends._numpy import Rounded
+from backends.declared import ATTENTION_FEATURES
 from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
 from tests.electing.kernel import Answers, Electing, Problem
 from tests.mutants.kernel import Call, Kernel
@@ -28,7 +30,7 @@ def of_torch(answers: Answers) -> Callable[..., Any]:
         problem = Problem(
             query, key, value, attend.xp.named(query), causal=is_causal, scale=scale,
             softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
-            called=("attn_mask", "attn_mask"), **masks,
+            called=("attn_mask", "attn_mask", "is_causal"), **masks,
         )  # fmt: skip
         output, log_sum_exp, _ = attend(problem)
         output = output.to(query.dtype)
@@ -53,6 +55,7 @@ def of_jax(answers: Answers) -> Callable[..., Any]:
         problem = Problem(
             *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
             softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
+            called=("mask", "bias", "is_causal"),
         )  # fmt: skip
         output, log_sum_exp, _ = attend(problem)
         output = jnp.swapaxes(output, 1, 2).astype(query.dtype)
@@ -75,6 +78,7 @@ def of_keras(answers: Answers) -> Callable[..., Any]:
         problem = Problem(
             *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
             softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
+            called=("mask", "bias", "is_causal"),
         )  # fmt: skip
         output, log_sum_exp, _ = attend(problem)
         output = ops.cast(ops.swapaxes(output, 1, 2), query.dtype)
@@ -172,6 +176,8 @@ class ElectingKernel(Kernel):
     person = True
     may_be_forward_only = True
     numerics = "stepwise"
+    features = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes", "no-heads"}
+    argument_names = tuple(field.name for field in fields(Problem))
 
     def __init__(self, backend: Any, answers: Answers, elections: Answers) -> None:
         # Lengths are a mask to plain attention.
