@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 from suite.records.cells import CellRecord, load
-from suite.report import conformance, frames, precision
+from suite.report import conformance, frames
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.summary import lines
 from suite.spec.vocabulary import STATUSES
@@ -35,6 +36,24 @@ def test_nothing_measured_is_nan_and_a_measured_nan_is_infinite() -> None:
     cells = frame(cell(CASES[0]), cell(CASES[1], error_ratio=math.nan))
     assert math.isnan(cells["error_ratio"][0])
     assert cells["error_ratio"][1] == math.inf
+    gradients = frame(cell(check="gradients", ratios={"query": math.nan, "key": 0.5}))
+    table = conformance.OF_GRADIENTS.of(gradients)
+    assert table[["query", "key"]].to_numpy().tolist() == [[math.inf, 0.5]]
+
+
+def test_the_columns_of_the_frame_are_those_that_it_documents() -> None:
+    """A row of the page is what the columns hold, two blanks, and their names."""
+    documented: dict[str, str] = {}
+    table = str(frames.__doc__).split("\n\n")[2]
+    for line in re.sub(r"\n {16}", " ", table).splitlines():
+        holds, names = re.split(r" {2,}", line, maxsplit=1)
+        documented |= dict.fromkeys(re.findall(r"\w+", re.sub(r"\(.*?\)|;.*", "", names)), holds)
+    cells = frame(cell(error_ratio=0.5, rms=0.5, max_abs_error=0.5, features=("mask",)))
+    kinds = {"str": "text", "tuple": "tuple of text"}
+    held = {name: type(cells[name].tolist()[0]).__name__ for name in cells}
+    held = {name: kinds.get(kind, kind) for name, kind in held.items()}
+    held |= {n: str(cells[n].dtype) for n in cells.select_dtypes("number")}
+    assert held == documented
 
 
 def test_a_field_that_an_older_file_lacks_is_empty(tmp_path: Path) -> None:
@@ -154,7 +173,7 @@ def test_one_name_in_two_files_is_two_rows() -> None:
 
 def test_accuracy() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
-    table = precision.ACCURACY.of(
+    table = conformance.ACCURACY.of(
         frame(
             cell(cases[0], error_ratio=0.5, rms=0.9, grade="fused", numerics="eager"),
             cell(cases[1], error_ratio=0.8, rms=1.2, grade="eager", numerics="eager"),
@@ -190,7 +209,7 @@ def test_accuracy() -> None:
 def test_accuracy_of_failures(
     broken: CellRecord, grade: str, beyond: int, unmeasured: int, largest: float
 ) -> None:
-    row = precision.ACCURACY.of(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
+    row = conformance.ACCURACY.of(frame(cell(error_ratio=0.25, grade="exact"), broken)).iloc[0]
     assert (row["grade"], row["beyond"], row["unmeasured"]) == (grade, beyond, unmeasured)
     assert row["max"] == largest
 
@@ -207,13 +226,13 @@ def test_accuracy_of_failures(
 def test_the_grade_is_the_widest(grades: tuple[str, str], widest: str) -> None:
     cells = [cell(c, grade=g, error_ratio=0.5) for c, g in zip(CASES[:2], grades, strict=True)]
     for order in (cells, cells[::-1]):
-        assert precision.ACCURACY.of(frame(*order)).iloc[0]["grade"] == widest
+        assert conformance.ACCURACY.of(frame(*order)).iloc[0]["grade"] == widest
 
 
 def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
     cases = [f"sdpa/none/mha/bf16/b1h1q1k{n}d8" for n in range(4)]
     layer = "multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12"
-    table = precision.OF_GRADIENTS.of(
+    table = conformance.OF_GRADIENTS.of(
         frame(
             cell(cases[0], check="gradients", ratios={"query": 0.5, "key": 0.25}, grade="fused"),
             cell(cases[1], check="gradient_of_bias", ratios={"query": 0.25, "bias": 2.0},
@@ -234,7 +253,7 @@ def test_gradients_are_the_worst_by_operand_of_every_operator() -> None:
 
 def test_kernels_are_counted_where_values_are_judged() -> None:
     compiled = {"mode": "compiled", "implementation": "torch:sdpa@inductor"}
-    table = precision.KERNELS.of(
+    table = conformance.KERNELS.of(
         frame(
             *(cell(c, **compiled, kernels="triton") for c in CASES[:2]),
             cell(CASES[2], **compiled, kernels="aten::bmm"),
@@ -367,7 +386,7 @@ def loaded_by(statement: str) -> set[str]:
 
 def test_reports_load_no_framework_and_the_command_line_no_pandas() -> None:
     everything = (
-        "import suite.report.frames, suite.report.diff, suite.report.render, suite.report.asv"
+        "import suite.report.frames, suite.report.diff, suite.report.render, suite.report.laws"
     )
     frameworks = {"torch", "tensorflow", "jax", "keras", "backends", "references", "pytest"}
     modules = loaded_by(everything)

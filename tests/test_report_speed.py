@@ -18,8 +18,7 @@ from suite.__main__ import main
 from suite.measure.releases import LOCKS, LockError, make_project, read
 from suite.records.lines import RecordError
 from suite.records.speed import SpeedHeader, SpeedRecord, SpeedRun, writer
-from suite.report.asv import asv_results
-from suite.report.frames import measurements
+from suite.report.frames import asv_results, measurements
 from suite.report.kinds import SPEED
 from suite.report.laws import cost_law, fit, law
 from suite.report.speed import ASV_HISTORY

@@ -5,10 +5,10 @@ is a column of a record.
 
 commands     the command line: add_report_parser, add_diff_parser
 kinds        what a path holds, the frames that are read of it, and its tables, each by its name
-frames       result files -> DataFrames with documented columns: cells, runs, measurements
+frames       result files -> DataFrames with documented columns: cells, runs, measurements, asv_results
 table        what a table is: Table
-conformance  statuses, unsupported, conformance, explained, only_here, everywhere, failures, slowest
-precision    accuracy, gradients, kernels
+conformance  statuses, unsupported, conformance, accuracy, gradients, kernels, explained, only_here,
+             everywhere, failures, slowest
 semantics    elections, invariance, layers
 speed        speed, speedup, exactness, cost_law, refused, samples; asv's tables
 explanation  why cells fail, by separation; laws, laws of cost; plots, pictures of speed

@@ -6,12 +6,12 @@ its cells from those of the same check and implementation that pass, and which o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pandas as pd
 
+from suite.report.conformance import GRADIENTS
 from suite.report.frames import expanded
-from suite.report.precision import GRADIENTS
 from suite.report.separation import axes, separation
 from suite.spec.vocabulary import BROKEN, VALUES
 
@@ -75,19 +75,10 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
 def explained(cells: pd.DataFrame) -> pd.DataFrame:
     """A row per group: check, kind, implementation, failures, passes, separation, and of its smallest
     case the case, the error ratio and the message."""
-    every = groups(cells)
-    table = pd.DataFrame(
-        {
-            "check": [group.check for group in every],
-            "kind": [group.kind for group in every],
-            "implementation": [group.implementation for group in every],
-            "failures": [len(group.cells) for group in every],
-            "passes": [group.passes for group in every],
-            "separation": [group.separation for group in every],
-        }
-    )
-    smallest = cells.loc[[group.cells[0] for group in every], ["case", "error_ratio", "message"]]
-    return table.join(smallest.reset_index(drop=True))
+    table = pd.DataFrame(map(vars, groups(cells)), columns=[f.name for f in fields(Group)])
+    smallest = cells.loc[[rows[0] for rows in table["cells"]], ["case", "error_ratio", "message"]]
+    table["cells"] = [len(rows) for rows in table["cells"]]
+    return table.rename(columns={"cells": "failures"}).join(smallest.reset_index(drop=True))
 
 
 def in_full(groups: list[Group], most: int) -> list[int]:

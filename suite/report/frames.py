@@ -1,27 +1,31 @@
 """Frames: what result files hold as pandas DataFrames, of which every table is made.
 
-`cells` has a row for every judged cell. Its columns are the fields of `suite.records.cells.CellRecord`:
+`cells` has a row for every judged cell. Its columns are the fields of `suite.records.cells.CellRecord`,
+source and label:
 
 text            case, check, backend, implementation, mode, device, dtype, status, kind, message, grade,
-                observed, group, numerics, operator, question, kernels, native, inherited; "" for what is
-                not known
+                observed, group, numerics, operator, question, kernels, native, inherited, source, label;
+                "" for what is not known
 float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was measured, infinity for a
                 measured error ratio of NaN, which is beyond every bound
 int64           seed
 tuple of text   features
 dict            ratios (float by operand), facts (text, number, flag or None by name); see `expanded`
 
-and two more of text: source, the file; label, what the implementation is called in tables:
-"backend:name", with its mode, device or source in brackets where the frame holds the same name in more
-than one of them. No cell counts under two labels.
+The source is the result file. The label is what tables call the implementation: "backend:name", with its
+mode, device or source in brackets if the frame holds the same name in more than one of them. No cell
+counts under two labels.
 
-`runs` has a row for every field of the headers. `measurements` has a row for every speed record.
+`runs` has a row for every field of the headers, `measurements` a row for every speed record, and
+`asv_results` a row for every value that asv stored.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -177,6 +181,54 @@ def _measured(record: SpeedRecord) -> dict[str, Any]:
         "share_of_gemm": record.share_of_gemm,
         "share_of_copy": record.share_of_copy,
     }
+
+
+def asv_results(folder: str | Path) -> pd.DataFrame:
+    """asv's results: a row per commit, machine, environment, benchmark and parameters.
+
+    `value` is in asv's unit (seconds, bytes, or what a track_ benchmark gives), NaN where a benchmark
+    failed or has no value; `low` and `high` are asv's 99 % interval where it has one. `folder` is asv's
+    results_dir. Raises RecordError where it holds no results.
+    """
+    files = (path for path in sorted(Path(folder).glob("*/*.json")) if path.name != "machine.json")
+    rows = [row for path in files for row in _asv_file(path)]
+    if not rows:
+        raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")
+    return pd.DataFrame(rows)
+
+
+def _asv_file(path: Path) -> list[dict[str, Any]]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        of_file = {
+            "commit": stored["commit_hash"],
+            "date": pd.to_datetime(stored["date"], unit="ms", utc=True),
+            "machine": stored["params"].get("machine", path.parent.name),
+            "environment": stored["env_name"],
+        }
+        return [
+            of_file | {"benchmark": name} | row
+            for name, values in stored["results"].items()
+            for row in _asv_rows(dict(zip(stored["result_columns"], values, strict=False)))
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError(f"{path}: not a result file of asv: {error}") from error
+
+
+def _asv_rows(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row per combination of a benchmark's parameters."""
+    combinations = list(itertools.product(*(entry.get("params") or [])))
+    figures = (entry["result"], entry.get("stats_ci_99_a"), entry.get("stats_ci_99_b"))
+    columns = [values or [None] * len(combinations) for values in figures]
+    for parameters, *numbers in zip(combinations, *columns, strict=True):
+        value, low, high = (np.nan if number is None else float(number) for number in numbers)
+        yield {
+            "parameters": ", ".join(str(text).strip("'") for text in parameters),
+            "value": value,
+            "low": low,
+            "high": high,
+            "version": entry.get("version", ""),
+        }
 
 
 def _listed(loaded: Run | Sequence[Run]) -> list[Run]:

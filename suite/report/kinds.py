@@ -17,7 +17,7 @@ from suite.records import speed as times
 from suite.records.cells import IncompleteShards, Run, load, merge
 from suite.records.lines import is_of
 from suite.records.sweeps import is_sweep
-from suite.report import conformance, precision, semantics, speed, sweeps
+from suite.report import conformance, semantics, speed, sweeps
 from suite.report.table import Table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ CONFORMANCE = Kind(
     read=_conformance,
     tables=_named(
         conformance.RUNS, conformance.OF_STATUSES, conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
-        precision.ACCURACY, precision.OF_GRADIENTS, precision.KERNELS,
+        conformance.ACCURACY, conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
         conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
         conformance.SLOWEST, conformance.CELLS,
@@ -133,7 +133,7 @@ SPEED = Kind(
 def _asv(paths: list[Path], request: Request) -> Frames:
     import pandas as pd
 
-    from suite.report.asv import asv_results
+    from suite.report.frames import asv_results
 
     return {"asv": pd.concat([asv_results(path) for path in paths], ignore_index=True)}
 

@@ -22,7 +22,6 @@ from suite.records.files import new_file, new_folder
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.conformance import FAILING, UNSUPPORTED
 from suite.report.kinds import CAPTIONS
-from suite.report.table import heading
 from suite.spec.text import printable
 from suite.spec.vocabulary import STATUSES
 
@@ -70,27 +69,29 @@ class Section:
     rows: list[list[str]]
 
 
-def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
     """The tables, their entries as texts."""
-    return [_section(name, _flat(frame)) for name, frame in tables.items()]
-
-
-def _section(name: str, flat: pd.DataFrame) -> Section:
-    values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
-    rows = [[_text(v, c) for v, c in zip(row, flat.columns, strict=True)] for row in values]
-    if {"score", "cells", UNSUPPORTED} <= {*flat.columns}:
-        score = [*flat.columns].index("score")
-        for texts, cells, unsupported in zip(rows, flat["cells"], flat[UNSUPPORTED], strict=True):
-            texts[score] += f" of {cells - unsupported} of {cells}" if cells > unsupported else ""
-    return Section(
-        name=name,
-        heading=heading(name),
-        caption=CAPTIONS.get(name, ""),
-        columns=list(flat.columns),
-        numeric=[pd.api.types.is_numeric_dtype(flat[column]) for column in flat],
-        values=values,
-        rows=rows,
-    )
+    for name, frame in tables.items():
+        flat = _flat(frame)
+        values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
+        rows = [[*map(_text, row, flat.columns)] for row in values]
+        if {"score", "cells", UNSUPPORTED} <= {*flat.columns}:
+            score = list(flat.columns).index("score")
+            for texts, cells, unsupported in zip(
+                rows, flat["cells"], flat[UNSUPPORTED], strict=True
+            ):
+                texts[score] += (
+                    f" of {cells - unsupported} of {cells}" if cells > unsupported else ""
+                )
+        yield Section(
+            name=name,
+            heading=name.replace("_", " ").capitalize(),
+            caption=CAPTIONS.get(name, ""),
+            columns=list(flat.columns),
+            numeric=[pd.api.types.is_numeric_dtype(flat[column]) for column in flat],
+            values=values,
+            rows=rows,
+        )
 
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:
@@ -171,7 +172,7 @@ def as_html(tables: Mapping[str, pd.DataFrame], title: str) -> str:
     )
     environment.globals |= {"statuses": STATUSES, "styled": _styled, "bars": _bars}
     page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text("utf-8"))
-    return page.render(title=title, sections=sections(tables)) + "\n"
+    return page.render(title=title, sections=list(sections(tables))) + "\n"
 
 
 _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}

@@ -49,12 +49,14 @@ def axes(cells: pd.DataFrame) -> pd.DataFrame:
     cases = cells.drop_duplicates("case").set_index("case")
     facts = expanded(cases["facts"])
     numbers = facts.select_dtypes("Int64")
-    words = {"dtype": "dtype " + cases["dtype"]}
+    words: dict[str, Any] = {"dtype": "dtype " + cases["dtype"]}
     for name in dict.fromkeys(name for needs in cases["features"] for name in needs):
-        has = cases["features"].map(partial(_has, name))
-        words[f"feature {name}"] = has.map({True: f"feature {name}", False: f"no feature {name}"})
+        words[f"feature {name}"] = [
+            f"feature {name}" if name in needs else f"no feature {name}"
+            for needs in cases["features"]
+        ]
     for name in facts.columns.drop(numbers.columns):
-        words[name] = pd.Series([_worded(name, value) for value in facts[name]], facts.index)
+        words[name] = [_worded(name, value) for value in facts[name]]
     for one, other in COMPARED:
         if {one, other} <= set(numbers):
             signs = {
@@ -69,10 +71,6 @@ def axes(cells: pd.DataFrame) -> pd.DataFrame:
             }
             words[f"{name} % {block}"] = (numbers[name] % block == 0).map(divides)
     return pd.DataFrame(words, index=cases.index, dtype="category").join(numbers)
-
-
-def _has(name: str, needs: tuple[str, ...]) -> bool:
-    return name in needs
 
 
 def _worded(name: str, value: Any) -> str:

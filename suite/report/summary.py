@@ -8,8 +8,7 @@ import pandas as pd
 
 from suite.records.cells import Run
 from suite.report import frames
-from suite.report.conformance import OF_STATUSES, OF_UNSUPPORTED
-from suite.report.precision import ACCURACY
+from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED
 from suite.report.render import as_text
 from suite.report.semantics import BY_QUESTION, PROBES
 

@@ -72,11 +72,6 @@ class Table:
         return frame.query(self.rows) if self.rows else frame
 
 
-def heading(name: str) -> str:
-    """How a table of this name is headed."""
-    return name.replace("_", " ").capitalize()
-
-
 def same(*names: str) -> dict[str, str]:
     """Columns that are called in the table as in the frame."""
     return {name: name for name in names}
