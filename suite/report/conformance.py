@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from suite.report.table import Columns, Table, across, same
-from suite.spec.vocabulary import GRADES, STATUSES, VALUES
+from suite.spec.vocabulary import GRADES, GRADIENTS, STATUSES, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +23,6 @@ UNSUPPORTED = "unsupported"
 SLOWEST_CELLS = 20
 REASONS_NAMED = 3
 """How many implementations are named that give one reason."""
-
-GRADIENTS = ("gradients", "gradient_of_bias")
-"""The checks that hold gradients against their reference."""
 
 BY_IMPLEMENTATION = {"implementation": "label"}
 BY_DTYPE = {"implementation": "label", "dtype": "dtype"}

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
-from suite.report.conformance import GRADIENTS
 from suite.report.frames import expanded
 from suite.report.separation import axes, separation
-from suite.spec.vocabulary import BROKEN, VALUES
+from suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
 
 _FIRST = (VALUES, *GRADIENTS)
 """Checks whose failures explain those of others."""

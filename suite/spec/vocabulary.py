@@ -67,6 +67,9 @@ OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leake
 VALUES = "values"
 """The check that holds answers against the reference."""
 
+GRADIENTS = ("gradients", "gradient_of_bias")
+"""The checks that hold gradients against their reference."""
+
 SEARCHED = (VALUES, "gradients")
 """The checks that cases drawn by the search are judged by."""
 
