@@ -209,7 +209,7 @@ def bench_options(*words: str) -> BenchOptions:
     """The options that a command line of `bench` means."""
     commands = argparse.ArgumentParser().add_subparsers()
     arguments = command.add_bench_parser(commands).parse_args(["--backend=numpy", *words])
-    return command._options(arguments)
+    return command.options_of(arguments)
 
 
 def test_without_a_workload_bench_takes_a_first_look() -> None:

@@ -27,6 +27,7 @@ from suite.vectors.judge import plan_of
 from tests.answering import file_of
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "vectors.md"
 PLAIN = "sdpa/none/mha/f16/b1h2q33k33d600/scale-0.2/onehot"
 
 
@@ -152,7 +153,7 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     """A C program reads the files and is judged right; with a fault it is judged wrong."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    page = (ROOT / "docs" / "vectors.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     shutil.copy(ROOT / "tests" / "vectors" / "runtime.c", tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     shown = "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL))
@@ -175,10 +176,18 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     assert len(values) > 30
 
 
+def test_the_digest_is_what_the_page_says_prints_it(vectors_f16: Path) -> None:
+    (command,) = re.findall(
+        r"^    (LC_ALL=C sha256sum .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    ran = subprocess.run(command, shell=True, cwd=vectors_f16, capture_output=True, text=True)
+    assert ran.stdout.split()[0] == read_index(vectors_f16).digest
+
+
 def test_the_example_of_a_declaration_can_be_read(
     right_answers: Path, vectors_f16: Path, tmp_path: Path
 ) -> None:
-    page = (ROOT / "docs" / "vectors.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     declared = {**json.loads(text), "vectors": read_index(vectors_f16).digest}
     del declared["unsupported"]["sdpa/*/f64/*"]  # these vectors have float16 alone

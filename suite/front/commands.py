@@ -34,6 +34,13 @@ NOT_PACKED = "mutants made by hand lie in the folder tests of a checkout, and in
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Usage errors exit with 2."""
+    with printed():
+        chosen = parsed(arguments)
+        return chosen.run(chosen)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a command line: the options of a command, and the function `run` that runs it."""
     parser = argparse.ArgumentParser(
         prog="python -m suite",
         description="Attention conformance: cases, search, reports, expectations, the kill table. "
@@ -56,12 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Ends the process where a shell asks what a line may go on with.
     with contextlib.suppress(ImportError):
         importlib.import_module("argcomplete").autocomplete(parser)
-    with printed():
-        chosen, unknown = parser.parse_known_args(arguments)
-        if unknown:
-            # The command's own parser says so: it knows with which code a wrong option ends.
-            commands.choices[chosen.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-        return chosen.run(chosen)
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # The command's own parser says so: it knows with which code a wrong option ends.
+        commands.choices[chosen.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return chosen
 
 
 def _add_list(commands: argparse._SubParsersAction) -> None:

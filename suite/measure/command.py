@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     from suite.measure.run import NothingToMeasure
 
     try:
-        options = _options(arguments)
+        options = options_of(arguments)
         return _gate(arguments, options) if arguments.against else _measure(arguments, options)
     except (UsageError, NothingToMeasure, GateError) as error:
         print(error, file=sys.stderr)
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         return NOTHING
 
 
-def _options(arguments: argparse.Namespace) -> BenchOptions:
+def options_of(arguments: argparse.Namespace) -> BenchOptions:
     """What the command line asks for.
 
     Raises UsageError, and FileExistsError, for what can be known to be wrong before anything is started.

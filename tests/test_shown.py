@@ -1,0 +1,239 @@
+"""Every command that a page shows can be read: its options, and what they name, are there.
+
+What takes long, carrying commands out, is done by `tests/test_shown_runs.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from backends import registry
+from backends.registry import UsageError
+from suite.front.commands import parsed
+from suite.front.options import NAMES, Options
+from suite.front.plan import Plan
+from suite.measure import command, worker
+from suite.measure.pool import NothingToMeasure, Offer, Pool
+from suite.report.kinds import TABLES
+from suite.spec.catalogue import find
+
+shown = pytest.importorskip("tests.shown")
+ROOT = shown.ROOT
+COMMANDS = {each.text: each for each in shown.commands() if not each.is_a_name}
+NAMED = {each.text: each for each in shown.commands() if each.is_a_name}
+
+MANIFEST = """
+[[expect]]
+implementation = ["flash"]
+check = ["values"]
+case = ["*"]
+kind = "value"
+message = ".*"
+cause = "a mask of -1e4"
+issue = "none found"
+versions = ["torch"]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pages name as a reader's own."""
+    place = tmp_path_factory.mktemp("own")
+    for name, text in shown.files().items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
+    for name in ("flash.toml", "mine.toml", "my_failures.toml"):
+        (place / name).write_text(MANIFEST, encoding="utf-8")
+    return place
+
+
+@pytest.fixture
+def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+
+
+def options_of_pytest(words: list[str]) -> Options:
+    """The options of the suite, and pytest's own, as pytest reads them; output stays this run's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        config = pytest.Config.fromdictargs({}, ["--capture=no", *words])
+    return Options.of(lambda name: config.getoption(NAMES.destination(name)))
+
+
+def hold_names(options: Options) -> None:
+    """Raise UsageError for an implementation, a function or a claim that cannot be used, where what it is
+    of is installed."""
+    options.check()
+    registered = {name for name in options.backends if ":" not in name}
+    if options.device == "cpu" and registered <= set(registry.installed()):
+        Plan.make(options)
+
+
+def hold_bench(arguments: argparse.Namespace) -> None:
+    """Raise NothingToMeasure or UsageError for a name that does not exist."""
+    options, pool = command.options_of(arguments), Pool([])
+    for name in options.backends:
+        _, every = worker.implementations(
+            name, options.device, options.function, options.numerics, options.like
+        )
+        offers = [Offer(i.name, i.mode, i.operator) for i in every.values()]
+        pool.workers[name] = SimpleNamespace(offers=offers)
+    names = [*options.implementation, *filter(None, [arguments.against])]
+    pool.offers([n for n in names if not n.startswith("commit:")], options.mode, options.function)
+
+
+def hold_suite(words: list[str]) -> None:
+    """Raise SystemExit, UsageError or ValueError for a command line of `python -m suite` that is none."""
+    arguments = parsed(words)
+    if words[0] == "bench":
+        hold_bench(arguments)
+    elif words[0] == "search":
+        hold_names(Options.of_arguments(arguments))
+    for case in getattr(arguments, "case", None) or ():
+        find(case)
+    assert set(getattr(arguments, "table", None) or ()) <= TABLES.keys()
+
+
+def hold_asv(words: list[str]) -> None:
+    parser, _ = pytest.importorskip("asv.commands").make_argparser()
+    arguments = parser.parse_args(words)
+    for pattern in getattr(arguments, "bench", None) or ():
+        assert list((ROOT / "suite" / "benchmarks").glob(f"{pattern}.py")), pattern
+
+
+def hold_pip(words: list[str]) -> None:
+    """What is installed is this project, or its folder, with extras that there are."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = words[-1].replace(".[", f"{project['name']}[")
+    requirement = Requirement(text)
+    assert requirement.name == project["name"]
+    assert requirement.extras <= project["optional-dependencies"].keys()
+    assert words[:-1] in (["install"], ["install", "-c", "constraints.txt", "-e"])
+
+
+class Read(Exception):
+    """A command line was read, to its end."""
+
+
+def hold_module(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise SystemExit for a command line that a module of the tests does not take."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def read(self: Any, *arguments: Any) -> None:
+        parse_args(self, *arguments)
+        raise Read
+
+    is_package = (ROOT / module.replace(".", "/") / "__init__.py").is_file()
+    main = importlib.import_module(f"{module}.__main__" if is_package else module).main
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", read)
+    with pytest.raises(Read):
+        main(words)
+
+
+def hold(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise what a command line raises that cannot be carried out."""
+    match words:
+        case ["pytest", *rest] | ["python", "-m", "pytest", *rest]:
+            options = options_of_pytest(rest)
+            if options.backend:
+                hold_names(options)
+        case ["python", "-m", "suite", *rest] | ["attention-conformance", *rest]:
+            hold_suite(rest)
+        case ["python", "-m", module, *rest]:
+            hold_module(module, rest, monkeypatch)
+        case ["asv", *rest]:
+            hold_asv(rest)
+        case ["pip", *rest]:
+            hold_pip(rest)
+        case ["sphinx-build", *rest]:
+            pytest.importorskip("sphinx.cmd.build").get_parser().parse_args(rest)
+        case _:
+            assert words[0] in shown.PROGRAMS
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize("text", COMMANDS, ids=lambda text: COMMANDS[text].place)
+def test_a_command_of_a_page_can_be_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(COMMANDS[text].words, monkeypatch)
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_a_command_that_a_page_names_exists(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = NAMED[text].words
+    if words[:3] == ["python", "-m", "suite"] and words[3:]:
+        with pytest.raises(SystemExit) as ended:
+            parsed([*words[3:], "--help"])
+        assert ended.value.code == 0
+        assert " ".join(words[:4]) in capsys.readouterr().out
+    elif words[:2] == ["python", "-m"]:
+        importlib.import_module(words[2])
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pytest suite --backend=torhc",
+        "pytest suite --backend=numpy --nope",
+        "pytest suite --backend=numpy --implementation=definiton",
+        "pytest suite --backend=numpy --level=smok",
+        "pytest suite --backend=torch --function=my_kernels.py:flush",
+        "pytest suite --backend=torch --function=my_kernels.py:flash --elect causal=left",
+        "python -m suite lst",
+        "python -m suite bench --backend=numpy --workload=gpt-train",
+        "python -m suite bench --backend=jax --implementation=jax-nn@jit",
+        "python -m suite bench --backend=numpy --implementation=definition --against=sdpa",
+        "python -m suite search --backend=jax --mode=compiled --implementation=jax-nn@jit",
+        "python -m suite search --backend=numpy --case=sdpa/casual/mha/f32/b1h2q3k3d4",
+        "python -m suite describe sdpa/causal/mha/f33/b1h2q3k3d4",
+        "python -m suite report torch.jsonl --table status",
+        "python -m tests.mutation --framework=torhc",
+        "asv rum",
+        "asv run --bench bench_jacks",
+        'pip install -c constraints.txt -e ".[al]"',
+    ],
+)
+def test_a_command_with_a_wrong_name_is_seen(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "torch" in text or "jax" in text:
+        pytest.importorskip("torch" if "torch" in text else "jax")
+    wrong = (
+        AssertionError,
+        NothingToMeasure,
+        SystemExit,
+        UsageError,
+        ValueError,
+        pytest.UsageError,
+    )
+    with pytest.raises(wrong):
+        hold(shown.Shown("here:1", 1, text).words, monkeypatch)
+
+
+def test_commands_are_found() -> None:
+    texts = {each.text for each in shown.commands()}
+    assert {
+        "pytest suite --backend=my_adapter.py:backend --level=smoke",  # of an indented block
+        "./runtime vectors answers",  # behind the sign of a shell
+        "asv publish",  # before &&
+        "python -m suite describe ID",  # in a sentence
+    } <= texts
+    assert not any("# " in text or "cases answered" in text for text in texts)
+    assert len(texts) > 100
+
+
+def test_what_is_not_carried_out_is_shown_somewhere() -> None:
+    """No entry of the tables outlives its command."""
+    every = list(shown.commands())
+    for start in shown.ELSEWHERE:
+        assert any(re.match(start, x) for each in every for x in (each.text, each.place)), start
+    for pattern in shown.SMALLER:
+        assert any(re.search(pattern, each.text) for each in every), pattern
