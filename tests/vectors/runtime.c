@@ -69,10 +69,11 @@ static float spread(const Tensor *t, long b, long h, long q, long k) {
 }
 
 static void attend(const uint8_t *file, const Tensor *q, float *output, float *lse) {
-    Tensor k, v, mask, bias, sinks, slopes, number;
+    Tensor k, v, mask, bias, sinks, slopes, factors, number;
     tensor(file, "key", &k), tensor(file, "value", &v);
     int masked = tensor(file, "mask", &mask), biased = tensor(file, "bias", &bias);
     int sunk = tensor(file, "sinks", &sinks), sloped = tensor(file, "alibi_slopes", &slopes);
+    int scaled = tensor(file, "logit_scale", &factors);
     float scale = tensor(file, "scale", &number) ? at(&number, 0) : 1;
     float cap = tensor(file, "softcap", &number) ? at(&number, 0) : 0;
     long H = q->shape[1], Lq = q->shape[2], D = q->shape[3], Hkv = k.shape[1], Lk = k.shape[2], Dv = v.shape[3];
@@ -83,7 +84,7 @@ static void attend(const uint8_t *file, const Tensor *q, float *output, float *l
         for (long j = 0; j < Lk; j++) {
             float score = 0;
             for (long d = 0; d < D; d++) score += at(q, row * D + d) * at(&k, (first + j) * D + d);
-            score *= scale;
+            score *= scaled ? scale * at(&factors, h) : scale;
             if (cap != 0) score = cap * tanhf(score / cap);
             if (biased) score += spread(&bias, b, h, i, j);
             if (sloped) score -= at(&slopes, h) * labs(i + Lk - Lq - j);
