@@ -282,6 +282,10 @@ class Backend(ABC):
         framework's layers have these notions."""
         return layer
 
+    def raised_inside(self, error: BaseException) -> BaseException:
+        """The error of a compiled function that its compiler reports as another one; else the error."""
+        return error
+
     # What calls must leave as it is.
 
     @property

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from backends.claims import Claims
+from backends.compilation import compiled_forms
 from backends.prepared import PreparedCall
 from backends.registry import load
 from suite.checks import all_checks
@@ -163,3 +164,21 @@ def test_what_refuses_rightly_never_fails(name: str, passes_most: bool) -> None:
     refused = sum(verdict.kind == REFUSED for verdict in verdicts)
     assert refused
     assert (passed > refused) == passes_most
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "case", "verdict"),
+    [
+        ("decodes", "values", "sdpa/none/mha/f32/b2h3q5k7d8", ("unsupported", REFUSED)),
+        ("square_mask_validated", *ALIGNMENT, ("pass", "")),
+        ("square_mask", *ALIGNMENT, ("fail", "raised")),
+    ],
+)
+def test_a_compiled_function_refuses_by_the_same_errors(
+    name: str, check: str, case: str, verdict: tuple[str, str]
+) -> None:
+    function = load("torch").function(getattr(partly, name), name, Claims())
+    compiled = next(i for i in compiled_forms(function.backend, [function]) if "aot" in i.name)
+    asked = next(c for c in all_checks() if c.name == check)
+    got = run(Cell(asked, find(case), compiled))
+    assert (got.status, got.kind) == verdict, got.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import count
 from types import FunctionType
@@ -44,6 +45,16 @@ def by_torch_compile(
         return call
 
     return with_constants(both, backend.is_array, prepared)
+
+
+def raised_inside(error: BaseException) -> BaseException:
+    """The error that a function raised as dynamo traced it, where dynamo reports that it observed one;
+    else the error."""
+    dynamo = sys.modules.get("torch._dynamo.exc")  # not loaded where nothing was compiled
+    kinds = dynamo.observed_exception_map if dynamo else {}
+    cause = error.__cause__
+    kind = next((kind for kind, observed in kinds.items() if type(cause) is observed), None)
+    return error if kind is None else kind(str(cause))
 
 
 def twin(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from backends._torch import clocks, settings
 from backends._torch.autograd import Gradients, by_autograd, step_by_autograd
-from backends._torch.compilers import by_export, by_torch_compile
+from backends._torch.compilers import by_export, by_torch_compile, raised_inside
 from backends.compilation import over_batch
 from backends.prepared import PreparedCall, set_to
 from backends.protocol import Backend, BackendUnavailable, Setting, Step
@@ -103,6 +103,9 @@ class TorchEngine(Backend):
         if compiler == "export":
             return by_export(self, prepared)
         return by_torch_compile(self, prepared, compiler, self.one_graph)
+
+    def raised_inside(self, error: BaseException) -> BaseException:
+        return raised_inside(error)
 
     def signature(self, array: Any) -> tuple[Any, ...]:
         return (*super().signature(array), array.stride())

@@ -20,6 +20,7 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
     """Whether an error refuses the call: NotImplementedError, or an error of validation. One that a
     person's function raises names an argument; arguments of one letter have names of axes, and count for
     none."""
+    error = implementation.backend.raised_inside(error)
     if isinstance(error, NotImplementedError):
         return True
     if not isinstance(error, implementation.backend.validation_errors):
@@ -34,7 +35,8 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
 def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
     """What a cell raises whose call raised an error: Refused where a person's function refuses by it."""
     if implementation.declared.person and refuses(implementation, error):
-        return Refused(f"the function refuses: {first_line(error)}")
+        inside = implementation.backend.raised_inside(error)
+        return Refused(f"the function refuses: {first_line(inside)}")
     return accident(implementation, error)
 
 

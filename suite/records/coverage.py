@@ -26,8 +26,9 @@ def percent(share: float) -> str:
 
 def scored(passed: int, judged: int, cells: int) -> str:
     """A score with its coverage: "98.50% of the 200 of 483 cells that were judged"."""
-    score = percent(passed / judged) if judged else "-"
-    return f"{score} of the {judged} of {cells} cells that were judged"
+    if not judged:
+        return f"none of the {cells} cells was judged"
+    return f"{percent(passed / judged)} of the {judged} of {cells} cells that were judged"
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,8 @@ class Probe:
         """Raise Refused for an error by which a person's function refuses to answer, and Deviation
         "raised" for an error that is no answer."""
         person = self.implementation.declared.person
-        if person and isinstance(error, NotImplementedError):
+        inside = self.implementation.backend.raised_inside(error)
+        if person and isinstance(inside, NotImplementedError):
             raise refusal.outcome(self.implementation, error) from error
         if self.any_error:
             return
