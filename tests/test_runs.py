@@ -377,14 +377,3 @@ def test_threads_are_one_unless_somebody_says_otherwise(tmp_path: Path) -> None:
         header = records.load(path).header
         assert header.machine["thread_variables"]["OMP_NUM_THREADS"] == count
         assert header.options["threads"] == (3 if "--threads=3" in words else 1)
-
-
-def test_where_the_watchdog_ended_a_process() -> None:
-    assert process.place_in("") == process.place_in("Timeout in a message\n") == ""
-    stacks = (
-        "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-        '  File "/a/other.py", line 3 in wait\n'
-        "\nThread 0x2 (most recent call first):\n"
-        '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
-    )
-    assert process.place_in(stacks) == "it ran too long, in hang (kernel.py:7)"

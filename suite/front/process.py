@@ -7,6 +7,7 @@ killed. No code in that process sees this to its end, so another process looks o
   process that did not hear the exception.
 - A `Board` is memory that outlives the process: the process says there what it does.
 - `supervised` forks: the child does the work, the parent sees how the child ended.
+- `run_module` runs a command in a child to its end.
 - `RpcProcess` is a child that answers requests (`serve`), one line of JSON each.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import json
 import mmap
@@ -26,7 +28,8 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -48,6 +51,10 @@ GRACE = 3.0
 
 EXIT_SECONDS = 60.0
 """Seconds in which frameworks may end their threads once the exit code is known."""
+
+
+DIE_WITH_PARENT = 1
+"""Linux' PR_SET_PDEATHSIG."""
 
 
 class Board:
@@ -210,17 +217,40 @@ def _death(code: int, said: Fields, advice: str) -> str:
     )
 
 
+def run_module(
+    words: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float = 0.0
+) -> tuple[int | None, str]:
+    """Run `python -m WORDS` in a folder; returns its exit code (below 0: the number of a signal) and all
+    that it printed.
+
+    A child that takes longer than `seconds`, 0 for no limit, is killed with its own children, and the
+    code is None. The system kills a child whose parent died.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+    child = subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=folder, env={**os.environ, **variables}, text=True,
+        errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, preexec_fn=prctl and partial(prctl, DIE_WITH_PARENT, signal.SIGKILL),
+    )  # fmt: skip
+    try:
+        said, _ = child.communicate(timeout=seconds or None)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        said, _ = child.communicate()
+        return None, said
+    return child.returncode, said
+
+
 class ProcessEnded(Exception):
     """A child ended instead of answering.
 
     `code` is its exit code (below 0: the number of a signal), `last` the last line of its standard error,
-    `late` whether its parent ended the child because it took too long, `place` where its watchdog did.
+    `late` whether its parent killed the child because it took too long.
     """
 
-    def __init__(self, code: int, errors: str, late: bool) -> None:
-        self.last = (errors.strip().splitlines() or ["no message"])[-1]
-        super().__init__(f"the process ended with exit code {code}: {self.last}")
-        self.code, self.late, self.place = code, late, place_in(errors)
+    def __init__(self, code: int, last: str, late: bool) -> None:
+        super().__init__(f"the process ended with exit code {code}: {last}")
+        self.code, self.last, self.late = code, last, late
 
 
 class RpcProcess:
@@ -266,7 +296,8 @@ class RpcProcess:
         if not line:
             code = self._process.wait()
             self._errors.seek(0)
-            raise ProcessEnded(code, self._errors.read(), killed.is_set())
+            last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
+            raise ProcessEnded(code, last, killed.is_set())
         return json.loads(line)
 
     def end(self) -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from suite.front.jax_caches import compilations_in
-from suite.front.process import how_it_ended
+from suite.front.process import how_it_ended, run_module
 from suite.sweep.plan import Task
 
 LAST_LINES = 12
 """Lines of a child's output that are told if it leaves no result file."""
-
-DIE_WITH_PARENT = 1
-"""Linux' PR_SET_PDEATHSIG."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +33,11 @@ def carry_out(task: Task, compiled: str = "") -> Outcome:
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
         results = Path(folder, "records.jsonl")
         cache = compiled or Path(tempfile.gettempdir(), "attention-conformance-jax")
-        child = subprocess.run(
-            [sys.executable, "-m", *task.words, f"--results={results}"], cwd=folder,
-            env={**os.environ, **compilations_in(cache)}, preexec_fn=_die_with_parent,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace",
-        )  # fmt: skip
+        words = [*task.words, f"--results={results}"]
+        code, said = run_module(words, Path(folder), compilations_in(cache))
         records = results.read_text(encoding="utf-8") if results.is_file() else ""
-    if child.returncode < 0:
-        raise ChildDied(f"the child {how_it_ended(child.returncode)}")
-    lines = [line for line in child.stdout.splitlines() if line.strip()]
-    return Outcome(child.returncode, "\n".join(lines[-LAST_LINES:]), records)
-
-
-def _die_with_parent() -> None:
-    """Have the system end this process with the one that started it: Ray ends its workers by SIGKILL."""
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    assert code is not None, "there is no limit"
+    if code < 0:
+        raise ChildDied(f"the child {how_it_ended(code)}")
+    lines = [line for line in said.splitlines() if line.strip()]
+    return Outcome(code, "\n".join(lines[-LAST_LINES:]), records)

@@ -49,5 +49,5 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-if VARIABLE in os.environ:
+if os.environ.get(VARIABLE):
     sys.meta_path.insert(0, _Finder(Change(**json.loads(os.environ[VARIABLE]))))

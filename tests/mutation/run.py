@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +12,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from suite.front.process import run_module
 from suite.records import cells
 from suite.records.lines import RecordError
 from suite.records.machine import ROOT
@@ -119,7 +116,7 @@ class Judge:
         """Seconds that the target takes as it is."""
         with tempfile.TemporaryDirectory(prefix="attention-mutant-") as folder:
             start = time.perf_counter()
-            code, said = self._run(target, Path(folder) / "cells.jsonl", None, None)
+            code, said = self._run(target, Path(folder) / "cells.jsonl", 0.0, None)
         if code != GREEN:
             raise NotGreen(
                 f"{target.framework} as it is ends with exit code {code}; expected 0: nothing could be "
@@ -128,31 +125,18 @@ class Judge:
         return time.perf_counter() - start
 
     def _run(
-        self, target: Target, results: Path, limit: float | None, change: Change | None
+        self, target: Target, results: Path, limit: float, change: Change | None
     ) -> tuple[int | None, str]:
         """Exit code and output of a run up to the first failure; None where it did not end in time."""
         own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment = {**os.environ, **own, **self.variables}
-        environment.pop(VARIABLE, None)
-        if change is not None:
-            environment[VARIABLE] = json.dumps(asdict(change))
-        command = [
-            sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.mutation.loader",
+        own[VARIABLE] = "" if change is None else json.dumps(asdict(change))
+        words = [
+            "pytest", "-x", "-q", "-p", "tests.mutation.loader",
             "-p", "suite.plugin", "-p", "no:cacheprovider", "--pyargs", "suite",
             f"--backend={target.backend}", f"--level={self.level}", f"--results={results}",
             *(f"--implementation={name}" for name in target.implementations),
         ]  # fmt: skip
-        process = subprocess.Popen(
-            command, cwd=results.parent, env=environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
-            return None, said
-        return process.returncode, said
+        return run_module(words, results.parent, {**own, **self.variables}, limit)
 
 
 def _outcome(code: int | None, said: str, results: Path) -> tuple[str, dict[str, str]]:

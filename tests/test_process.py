@@ -1,0 +1,38 @@
+"""Processes: children end at their limit, and say where they stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from suite.front import process
+
+PARENT = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.environ["WORD"], child.pid, flush=True)
+if len(sys.argv) > 1:
+    time.sleep(600)
+child.kill()
+sys.exit(3)
+"""
+
+
+def test_a_command_ends_at_its_limit_with_its_own_children(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    code, said = process.run_module(["parent"], tmp_path, {"WORD": "word"}, 60.0)
+    assert (code, said.split()[0]) == (3, "word")
+    code, said = process.run_module(["parent", "hang"], tmp_path, {"WORD": "word"}, 2.0)
+    assert code is None
+    status = Path(f"/proc/{said.split()[1]}/stat")
+    assert not status.exists() or " Z " in status.read_text()
+
+
+def test_where_the_watchdog_ended_a_process() -> None:
+    assert process.place_in("") == process.place_in("Timeout in a message\n") == ""
+    stacks = (
+        "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
+        '  File "/a/other.py", line 3 in wait\n'
+        "\nThread 0x2 (most recent call first):\n"
+        '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
+    )
+    assert process.place_in(stacks) == "it ran too long, in hang (kernel.py:7)"
