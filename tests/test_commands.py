@@ -76,7 +76,7 @@ def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
         )
     names = {word.removeprefix("--").partition("=")[0] for word in Options.of(values.get).words()}
     chosen_by = {"implementation", "dtype", "shard"}
-    assert names == flags(Options).keys() - chosen_by - {"start-timeout"}
+    assert names == flags(Options).keys() - chosen_by - {"allow-refusals", "start-timeout"}
     assert Options(("torch",)).words() == ["--backend=torch"]
 
 
