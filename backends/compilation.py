@@ -90,7 +90,7 @@ class Compiled(Implementation):
     def __init__(self, inner: Implementation, compiler: str) -> None:
         self.inner, self.compiler = inner, checked_name("a compiler", compiler)
         self.operator, self.beside = inner.operator, inner.beside
-        self.argument_names = inner.argument_names
+        self.argument_names, self.judged = inner.argument_names, inner.judged
         self.programs = Programs()
         self.lacking = inner.backend.lacking_compiled(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}

@@ -43,6 +43,8 @@ class Implementation(ABC):
     declared = Declared()
     textbook = False
     """Whether it is code of the suite's own, in the framework's single operations."""
+    judged: Any = None
+    """Of a person's function or layer: the function, or what makes the layer."""
     beside: Implementation | None = None
     """Of a person's function: the framework's own attention, beside which its elections are shown."""
     argument_names: tuple[str, ...] = ()

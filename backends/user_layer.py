@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from itertools import chain
 from typing import Any
 
 from backends.claims import Claims
-from backends.declared import ENCODER_FEATURES, LAYER_FEATURES, UsageError
+from backends.declared import ENCODER_FEATURES, LAYER_FEATURES, Declared, UsageError
 from backends.masks import LayerMasks, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -85,7 +86,8 @@ class UserLayer(Implementation):
         claims: Claims,
         operator: Operator,
     ) -> None:
-        self.backend, self.operator, self.factory = backend, operator, factory
+        self.backend, self.operator, self.judged = backend, operator, factory
+        self.claims = claims
         self.factory_keywords = _accepted(factory, CONFIGURATION)
         self.kept: dict[tuple[Any, ...], Any] = {}
         case = of_operator(operator, gradient_cases, "smoke")[0]
@@ -98,20 +100,42 @@ class UserLayer(Implementation):
                 f"a layer is called with query, key and value, or with one array; {name} takes "
                 f"{self.count} positional arrays"
             )
-        self.trains = "training" in self.call_keywords or callable(getattr(layer, "train", None))
-        takes_parameters = hasattr(layer, "load_attention")
-        self.unread = self.loaded(case) if takes_parameters else {}
+        self.switches = callable(getattr(layer, "train", None))
+        self.projects = "output_kernel" in case.axes
+        self.takes_parameters = hasattr(layer, "load_attention")
+        self.unread = self.loaded(case) if self.takes_parameters else {}
         if not claims.allow_unused:
             check_unused(f"layer {name}", _unused(called), CALL, self.call_keywords)
             self.check_read(name, case)
-        declared = claims.declared(
+        super().__init__(backend, name, self.declaration())
+
+    @property
+    def trains(self) -> bool:
+        """Whether the layer can be told that it trains."""
+        return self.switches or "training" in self.call_keywords
+
+    def declaration(self) -> Declared:
+        """What the layer can be asked, by its keywords and its claims."""
+        return self.claims.declared(
             LAYER_FEATURES | ENCODER_FEATURES | {"qk-norm"},
-            refusals=self.refusals(projects="output_kernel" in case.axes),
-            takes_parameters=takes_parameters,
+            refusals=self.refusals(),
+            takes_parameters=self.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory_keywords else "",
             whole_dropout=False,
         )
-        super().__init__(backend, name, declared)
+
+    def with_one_more(self) -> dict[str, UserLayer]:
+        """The layer as if the factory, or the layer itself, took one keyword more, by what that is."""
+        layers = {}
+        for keyword in CONFIGURATION.keys() - self.factory_keywords:
+            layers[f"{keyword} of the factory"] = layer = copy(self)
+            layer.factory_keywords |= {keyword}
+        for keyword in CALL.keys() - self.call_keywords:
+            layers[f"{keyword} of the layer"] = layer = copy(self)
+            layer.call_keywords |= {keyword}
+        for layer in layers.values():
+            layer.declared = layer.declaration().on(self.backend.device)
+        return layers
         self.argument_names = (*OPERANDS, *CALL, *CONFIGURATION)
 
     def first_layer(self, inputs: Inputs, name: str) -> Any:
@@ -177,8 +201,8 @@ class UserLayer(Implementation):
             case = bare or case
         return super().twin(case)
 
-    def refusals(self, projects: bool) -> dict[str, str]:
-        """What the layer lacks, with the reason; `projects`: it has an output projection."""
+    def refusals(self) -> dict[str, str]:
+        """What the layer lacks, with the reason."""
         reasons = {
             "squeezed": "is called with a batch",
             "splits-width": "is told the sizes of its heads, or works them out",
@@ -188,7 +212,7 @@ class UserLayer(Implementation):
             if (
                 feature
                 and keyword not in self.factory_keywords
-                and (projects or feature != "cross")
+                and (self.projects or feature != "cross")
             ):
                 reasons[feature] = f"the factory has no parameter {keyword}"
         if not self.trains:
@@ -225,7 +249,7 @@ class UserLayer(Implementation):
     def layer(self, inputs: Inputs) -> Any:
         """The factory's layer for the inputs' sizes, with parameters of its own."""
         values = self.configuration(inputs)
-        layer = self.factory(**{n: v for n, v in values.items() if n in self.factory_keywords})
+        layer = self.judged(**{n: v for n, v in values.items() if n in self.factory_keywords})
         return self.backend.placed(layer, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
@@ -315,10 +339,9 @@ def _without_biases(case: Case) -> Case | None:
 
 
 def _accepted(function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return frozenset(known)
-    return frozenset(known) & {p.name for p in parameters}
+    """The known keywords that a function names. What takes any keyword hands it on to a base class, which
+    knows none of them."""
+    return frozenset(known) & {*inspect.signature(function).parameters}
 
 
 def _unused(function: Callable[..., Any]) -> list[str]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends.registry import UsageError, function_implementation
+from backends.user_layer import UserLayer
 from suite.__main__ import main
 from suite.checks import all_checks
+from suite.front.options import Options
+from suite.front.plan import Plan
 from suite.spec.case import Case
 from suite.spec.inputs import draw
 from tests.test_layers import OWN, PLAIN, judged, user_layer
+
+FUNCTIONS = Path(__file__).parent / "functions"
+PADDED = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 
 NORM = "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/self"
 
@@ -187,3 +194,29 @@ def test_a_layer_that_there_is_not_is_a_usage_error(
     said = capsys.readouterr().err
     assert "unknown layer 'layer-nrom'; valid: " in said
     assert "layer-norm" in said
+
+
+def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:
+    """What it takes besides, by **keywords, a base class takes."""
+    pytest.importorskip("tensorflow")
+    function = f"{FUNCTIONS / 'keras_layers.py'}:Named"
+    of = Plan.make(Options(("tf",), function=(function,), like="multi-head", level="smoke"))
+    (layer,) = of.functions
+    assert isinstance(layer, UserLayer)
+    assert layer.factory_keywords == {"query_width", "heads", "dtype"}
+    assert layer.call_keywords == {"valid"}
+    (note,) = of.notes
+    told = re.fullmatch(
+        r"tf:Named: a parameter mask of the layer would add (\d+) cells, bias of the layer \d+, "
+        r"causal of the layer \d+",
+        note,
+    )
+    assert told is not None, note
+    # The same layer with a mask is asked so many cells more.
+    cells = [(check, cell.case) for check in all_checks() for cell in check.cells("smoke", [layer])]
+    other = layer.with_one_more()["mask of the layer"]
+    asked, more = (
+        sum(check.unsupported(one, case) is None for check, case in cells) for one in (layer, other)
+    )
+    assert more - asked == int(told[1]) > 20
+    assert judged("values", PADDED, layer).status == "pass"

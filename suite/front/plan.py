@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,11 @@ from backends.protocol import (
     TimeOver,
 )
 from backends.registry import UsageError
+from backends.user_layer import UserLayer
 from suite.checks import all_checks
 from suite.front.inherited import inherited
 from suite.front.options import Options
+from suite.front.overflow import with_overflow
 from suite.front.process import limited
 from suite.front.recorded import record_key
 from suite.judge import leaks
@@ -93,6 +96,7 @@ class Plan:
             raise UsageError(f"{error}; --start-timeout gives it longer") from error
         for text, function in zip(options.function, plan.functions, strict=False):
             plan.try_out(text, function)
+            plan.notes += plan.wanting(function)
         return plan
 
     def load(self) -> None:
@@ -182,6 +186,27 @@ class Plan:
         if reason is not None:
             raise UsageError(f"{who}: {reason}")
 
+    def wanting(self, function: Implementation) -> list[str]:
+        """Which parameter a person's layer lacks adds how many cells, the most first, for people."""
+        if not isinstance(function, UserLayer):
+            return []
+        cells = [
+            (check, cell.case)
+            for check in all_checks()
+            for cell in check.cells(self.options.level, [function])
+            if check.unsupported(function, cell.case) is not None
+        ]
+        more = Counter({
+            name: sum(check.unsupported(layer, case) is None for check, case in cells)
+            for name, layer in function.with_one_more().items()
+        })  # fmt: skip
+        (name, count), *others = more.most_common()
+        added = [
+            f"a parameter {name} would add {count} cells",
+            *(f"{n} {c}" for n, c in others if c),
+        ]
+        return [f"{function}: {', '.join(added)}"] if count else []
+
     def select(self, names: Sequence[str]) -> None:
         """Keep the named implementations ("sdpa" or "torch:sdpa"), and every user's function."""
         wanted = set(names)
@@ -246,6 +271,8 @@ class Plan:
         cell.release()
         manifest = self.manifest(cell.implementation)
         name = cell.implementation.name
+        if cell.implementation in self.functions:
+            verdict = with_overflow(cell, verdict)
         try:
             verdict = manifest.apply(verdict, name, cell.check.name, cell.case.id)
             if cell.implementation not in self.functions or self.options.inherit_known == "no":

@@ -168,6 +168,13 @@ def holds_the_lock(query, key, value):
     sum(range(10**15))
 
 
+def penalised(query, key, value, attn_mask=None, scale=None):
+    """Hides by adding -1e9, which float16 does not hold."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = (1.0 - attn_mask.to(query.dtype)) * -1e9
+    return textbook(query, key, value, attn_mask, scale=scale)
+
+
 def too_small(query, key, value, is_causal=False):
     """Half of the answer."""
     return textbook(query, key, value, is_causal=is_causal) / 2

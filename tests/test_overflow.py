@@ -1,0 +1,92 @@
+"""Numbers of a person's code that float16 does not hold are named where they can explain a failure."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+
+from suite.front.options import Options
+from suite.front.overflow import overflowing
+from suite.front.plan import Plan
+from suite.spec.dtypes import DTYPES, round_to
+from tests.test_claims import plan
+from tests.test_inherited import FUNCTIONS, judged
+
+SAID = "; in float16, whose largest number is 65504, the code's -1e9 is -inf"
+
+
+def test_the_number_is_infinite_in_float16_alone() -> None:
+    assert {n for n, fmt in DTYPES.items() if math.isinf(round_to(-1e9, fmt))} == {"f16"}
+
+
+@pytest.mark.parametrize(("case", "check", "is_told"), [
+    ("elect/fully-masked-row/f16", "one_answer_in_all_dtypes", True),
+    ("elect/fully-masked-row/bf16", "one_answer_in_all_dtypes", True),  # nan in float16
+    ("elect/minus-inf-row/bf16", "forms_of_empty_rows", False),
+])  # fmt: skip
+def test_a_failure_that_speaks_of_float16_names_the_number(
+    case: str, check: str, is_told: bool
+) -> None:
+    verdict = judged(plan("penalised", "faulty.py"), check, case)
+    assert (verdict.status, verdict.kind) == ("fail", "election")
+    assert verdict.message.endswith(SAID) is is_told, verdict.message
+
+
+def test_a_function_without_such_numbers_is_told_nothing() -> None:
+    verdict = judged(plan("other_dtype", "faulty.py"), "one_answer_in_all_dtypes",
+                     "elect/minus-inf-row/f16")  # fmt: skip
+    assert (verdict.status, verdict.kind) == ("fail", "election")
+    assert "65504" not in verdict.message
+
+
+def test_a_layer_is_told_in_the_cells_of_float16() -> None:
+    pytest.importorskip("tensorflow")
+    function = f"{FUNCTIONS / 'keras_layers.py'}:Penalised"
+    of = Plan.make(Options(("tf",), function=(function,), like="multi-head"))
+    case = "multi-head/padempty/mha/f16/b2h4q7k7d3/e12.12.12.12/self"
+    verdict = judged(of, "values", case)
+    assert (verdict.status, verdict.kind) == ("fail", "non-finite")
+    assert verdict.message.endswith(SAID)
+    assert judged(of, "values", case.replace("f16", "bf16")).status == "pass"
+
+
+def _hidden(scores: Any) -> Any:
+    return scores - 1e30
+
+
+def calls(scores: Any) -> Any:
+    return _hidden(scores)
+
+
+def nests(scores: Any) -> Any:
+    return [(lambda x: x * -70_000)(score) for score in scores]
+
+
+def counts(scores: Any) -> Any:
+    return scores[:1_000_000] - 6e4 + math.inf
+
+
+class Layer:
+    def hide(self, scores: Any) -> Any:
+        return scores + 1e5
+
+    def __call__(self, scores: Any) -> Any:
+        return self.hide(scores)
+
+
+@pytest.mark.parametrize(("function", "numbers"), [
+    (calls, (1e30,)),
+    (nests, (-7e4,)),
+    (counts, ()),
+    (Layer, (1e5,)),
+    (Layer(), (1e5,)),
+    (Layer().hide, (1e5,)),
+    (functools.partial(calls), (1e30,)),
+    (functools.wraps(nests)(lambda *scores: nests(*scores)), (-7e4,)),
+    (math.exp, ()),
+])  # fmt: skip
+def test_numbers_are_read_from_what_is_called(function: Any, numbers: tuple[float, ...]) -> None:
+    assert overflowing(function) == numbers
