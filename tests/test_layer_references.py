@@ -29,7 +29,7 @@ from suite.spec.catalogue import cases
 from suite.spec.covering import feasible_pairs, pairwise
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators import encoder
+from suite.spec.operators import encoder, gated
 from suite.spec.operators.layers import PARAMETERS
 from suite.spec.operators.multi_head import AXES, compatible
 from suite.spec.vocabulary import NUMERICS
@@ -244,7 +244,7 @@ def test_ids_and_cases_determine_each_other() -> None:
     for case in layers:
         assert Case.parse(case.id) == case
     names = {name for case in layers for name in draw(case).parameters}
-    assert names == {*PARAMETERS, *encoder.PARAMETERS}
+    assert names == {*PARAMETERS, *encoder.PARAMETERS, *gated.PARAMETERS}
 
 
 def test_the_covering_array_covers_every_pair() -> None:

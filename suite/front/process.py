@@ -217,6 +217,13 @@ def _death(code: int, said: Fields, advice: str) -> str:
     )
 
 
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with other variables, in which a child imports what lies beside the
+    suite, as backends in a checkout do."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
 def run_module(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float = 0.0
 ) -> tuple[int | None, str]:
@@ -228,7 +235,7 @@ def run_module(
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
     child = subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=folder, env={**os.environ, **variables}, text=True,
+        [sys.executable, "-m", *words], cwd=folder, env=_environment(variables), text=True,
         errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True, preexec_fn=prctl and partial(prctl, DIE_WITH_PARENT, signal.SIGKILL),
     )  # fmt: skip
@@ -262,7 +269,6 @@ class RpcProcess:
 
     def __init__(self, module: str, variables: Mapping[str, str], python: str = "") -> None:
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [python or sys.executable, "-m", module],
             stdin=subprocess.PIPE,
@@ -270,7 +276,7 @@ class RpcProcess:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)},
+            env=_environment(variables),
         )
 
     @property

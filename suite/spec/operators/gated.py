@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 COMMON_SIZES = ("b2h4q7k7d3",)
 
 
+PARAMETERS = {"gate_kernel": "xhv", "gate_bias": "hv"}
+"""The parameters besides those of multi-head attention, with their axes."""
+
+
 def axes(case: Case) -> Axes:
-    biases: dict[str, str] = {} if case.option("without_biases") else {"gate_bias": "hv"}
-    return {**multi_head.axes(case), "gate_kernel": "xhv", **biases}
+    left_out = {"gate_bias"} if case.option("without_biases") else set()
+    own = {name: letters for name, letters in PARAMETERS.items() if name not in left_out}
+    return {**multi_head.axes(case), **own}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -65,8 +70,7 @@ GATED = Operator(
             Ask(
                 "gated/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
                 "gated/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-                "gated/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
-                "gated/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.12/self/dense",
+                "gated/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
                 since="standard",
             ),
         ),
