@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 
 from suite.front import process
@@ -23,8 +25,16 @@ def test_a_command_ends_at_its_limit_with_its_own_children(tmp_path: Path) -> No
     assert (code, said.split()[0]) == (3, "word")
     code, said = process.run_module(["parent", "hang"], tmp_path, {"WORD": "word"}, 2.0)
     assert code is None
-    status = Path(f"/proc/{said.split()[1]}/stat")
-    assert not status.exists() or " Z " in status.read_text()
+    wait_for_end(int(said.split()[1]))
+
+
+def wait_for_end(pid: int, seconds: float = 30.0) -> None:
+    """Wait until a process is gone, or waits for nobody to ask how it ended."""
+    until = time.monotonic() + seconds
+    with contextlib.suppress(OSError):  # which reading raises once the process is gone
+        while " Z " not in (status := Path(f"/proc/{pid}/stat").read_text()):
+            assert time.monotonic() < until, status
+            time.sleep(0.1)
 
 
 def test_where_the_watchdog_ended_a_process() -> None:
