@@ -16,7 +16,7 @@ import pytest
 
 from backends.protocol import UsageError
 from suite.measure import benchmark
-from suite.report.asv import asv_results
+from suite.report.frames import asv_results
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = {

@@ -46,7 +46,7 @@ class Kind:
     @property
     def asked(self) -> tuple[str, ...]:
         """The questions that are put to the kind."""
-        return OPERATORS[self.like or "sdpa"].elections
+        return OPERATORS[self.like or "sdpa"].questions.elections
 
     def kernel(self, answers: Answers, elect: Iterable[str] = ()) -> Implementation:
         """A kernel of these answers, of which some are promised in the words of --elect."""
