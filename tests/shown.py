@@ -53,8 +53,8 @@ ELSEWHERE = {
 """Commands that no run of these tests carries out, by how they or their places begin, and why."""
 
 SMALLER = {
-    r"^(pytest suite(?!.*--level=).*)": r"\1 --level=smoke",
-    r"^(pytest suite.*(--backend=(all|tf|jax)|--mode=).*)": r"\1 --shard=1/8",
+    r"^(.*pytest suite(?!.*--level=).*)": r"\1 --level=smoke",
+    r"^(.*pytest suite(?!.* -k ).*(--backend=(all|tf|jax)|--mode=).*)": r"\1 --shard=1/8",
     r"^(pytest --pyargs suite.*)": r"\1 --attention-shard=1/8",
     r"^(python -m suite search (?!.*--case=).*)": r"\1 --examples=5",
     r"--workload=all": "--workload=whisper-cross-decode --samples=1",
