@@ -157,7 +157,9 @@ def excuse(command: shown.Shown) -> str:
         name for name in re.findall(r"--backend=([\w-]+)(?!\S*:)", command.text)
         if name in registry.REGISTRY and name not in registry.installed()
     }  # fmt: skip
-    missing |= {"onnxscript"} if "-k onnx" in command.text and not find_spec("onnxscript") else set()
+    missing |= (
+        {"onnxscript"} if "-k onnx" in command.text and not find_spec("onnxscript") else set()
+    )
     return command.elsewhere or (f"{', '.join(missing)} is not installed" if missing else "")
 
 
