@@ -24,4 +24,6 @@ class GatedHeads(PackedHeads):
         if "gate_bias" in rest:
             gate = gate + rest["gate_bias"]
         one = self.number(1.0, inputs)
-        return super().merged(heads, query, rest, inputs) * (one / (one + self.ops.exp(-gate)))
+        return super().merged(heads, query, rest, inputs) * (
+            one / (self.ops.exp(gate * self.number(-1.0, inputs)) + one)
+        )
