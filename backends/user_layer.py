@@ -108,6 +108,7 @@ class UserLayer(Implementation):
             check_unused(f"layer {name}", _unused(called), CALL, self.call_keywords)
             self.check_read(name, case)
         super().__init__(backend, name, self.declaration())
+        self.argument_names = (*OPERANDS, *CALL, *CONFIGURATION)
 
     @property
     def trains(self) -> bool:
@@ -136,7 +137,6 @@ class UserLayer(Implementation):
         for layer in layers.values():
             layer.declared = layer.declaration().on(self.backend.device)
         return layers
-        self.argument_names = (*OPERANDS, *CALL, *CONFIGURATION)
 
     def first_layer(self, inputs: Inputs, name: str) -> Any:
         """A layer to read the signature of. Raises TypeError that names what a factory may be told."""
