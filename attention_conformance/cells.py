@@ -10,10 +10,10 @@ import pytest
 
 from attention_conformance.judging import cells_of, plan_of
 from backends.declared import UsageError
-from suite.front.plan import Plan
-from suite.front.recorded import record
 from suite.judge.cell import Cell
 from suite.records.cells import CellRecord
+from suite.run.plan import Plan
+from suite.run.recorded import record
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 

@@ -13,12 +13,12 @@ from backends.claims import stated
 from backends.declared import UsageError
 from backends.user import ends_in
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
-from suite.front.recorded import header, record
 from suite.judge.cell import Cell
 from suite.records.cells import Run
 from suite.records.coverage import shortfalls
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import header, record
 from suite.spec.claims import CLAIMS
 
 

@@ -30,7 +30,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         refuse_impostors()
     except ImportError as error:
         raise pytest.UsageError(str(error)) from error
-    from suite.front import options
+    from suite.run import options
 
     options.NAMES.short = early_config.rootpath == ROOT
     early_config.pluginmanager.import_plugin("suite.plugin")

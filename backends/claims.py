@@ -80,7 +80,7 @@ class Claims:
             numerics = {**widest, **numerics}
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
-            dtypes=self.dtypes, limits=self.limits, drop_in=self.drop_in, person=True, **more,
+            dtypes=self.dtypes, limits=self.limits, drop_in=self.drop_in, is_user_code=True, **more,
         )  # fmt: skip
 
 

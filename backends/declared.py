@@ -178,7 +178,7 @@ class Declared:
     whole_dropout: bool = True
     takes_parameters: bool = True
     limits: Limits | Mapping[str, Limits] = ANY
-    person: bool = False
+    is_user_code: bool = False
     drop_in: bool = False
 
     def __post_init__(self) -> None:
@@ -220,7 +220,7 @@ class Declared:
     def validates(self) -> bool:
         """Whether malformed problems are asked: of a person's function only where it stands in for the
         framework's own attention."""
-        return self.drop_in or not self.person
+        return self.drop_in or not self.is_user_code
 
     def numerics_for(self, dtype: DType) -> str:
         """The numerics class in a dtype; "" where none is declared, since the dtype is not supported."""
@@ -252,7 +252,7 @@ class Declared:
     def on(self, device: str) -> Declared:
         """What holds on a device: answers, and where it rounds, were verified on the CPU alone. What a
         person claims holds everywhere."""
-        if device == "cpu" or self.person:
+        if device == "cpu" or self.is_user_code:
             return self
         return replace(
             self, elections={}, exp_error={}, gradient_blocks={}, narrow_biases={},

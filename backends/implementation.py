@@ -126,16 +126,16 @@ class Implementation(ABC):
             case = replace(case, sizes=inputs.sizes)
         return self.missing(inputs.needs) or self.unsupported(case)
 
-    def twin(self, case: AnyCase) -> Case | None:
+    def nearest_supported(self, case: AnyCase) -> Case | None:
         """The case nearest to one that lies beyond the declared limits, or is of a dtype that a person's
         function does not take; None for any other. It asks the same of what the implementation takes.
         """
-        limited = self.declared.person or self.declared.limits != ANY
+        limited = self.declared.is_user_code or self.declared.limits != ANY
         if not limited or not isinstance(case, Case) or self.unsupported(case) is None:
             return None
         twin = case
         if case.dtype.name not in self.declared.dtypes:
-            if not self.declared.person or case.recipe not in ORDINARY:
+            if not self.declared.is_user_code or case.recipe not in ORDINARY:
                 return None
             twin = replace(twin, dtype=DTYPES[self.declared.dtypes[0]])
         if not case.operator.is_layer:

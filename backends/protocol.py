@@ -94,7 +94,7 @@ class Backend(ABC):
     has_strides = False
     narrow_reductions = False
     """Whether gradients are summed over broadcast axes in the case's dtype."""
-    cut_products: tuple[str, ...] = ()
+    truncates_matmul: tuple[str, ...] = ()
     """The dtypes in which matrix products are cut off as they are stored, and not rounded."""
     has_threads = False
     compilers: tuple[str, ...] = ()

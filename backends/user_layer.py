@@ -192,14 +192,14 @@ class UserLayer(Implementation):
                 return reason
         return super().unsupported(case)
 
-    def twin(self, case: AnyCase) -> Case | None:
+    def nearest_supported(self, case: AnyCase) -> Case | None:
         """As of any implementation; a layer without biases is asked the case without biases, too."""
         if isinstance(case, Case) and _biases(parameters_of(case)) and self.unsupported(case):
             bare = _without_biases(case)
             if bare is not None and self.unsupported(bare) is None:
                 return bare
             case = bare or case
-        return super().twin(case)
+        return super().nearest_supported(case)
 
     def refusals(self) -> dict[str, str]:
         """What the layer lacks, with the reason."""

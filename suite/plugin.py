@@ -1,8 +1,8 @@
-"""The pytest plugin, where it has always been called from; see `suite.front.plugin`."""
+"""The pytest plugin, where it has always been called from; see `suite.run.plugin`."""
 
 import os
 
 # NumPy's threads spin on the small matrices of the reference, and slow each other down fivefold.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from suite.front.plugin import *  # noqa: F403
+from suite.run.plugin import *  # noqa: F403

@@ -33,7 +33,7 @@ def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
 
 def persons(declared: Declared) -> bool:
     """Whom these checks are asked of."""
-    return declared.person
+    return declared.is_user_code
 
 
 def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ def test_dropout(cell: Cell) -> None:
             raise Deviation("leak", "while dropout is on a hidden pair has a weight")
     if inputs.operator.is_layer:
         return
-    half = inputs.taken("q", slice(0, inputs.sizes.Lq // 2))
+    half = inputs.select("q", slice(0, inputs.sizes.Lq // 2))
     last = half.replace(mask=parse_mask("causalbr"), form="native")
     for called in (inputs, *with_masks(cell, inputs), last):
         if cell.implementation.missing(called.needs) is None:

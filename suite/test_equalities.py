@@ -139,10 +139,10 @@ def test_key_permutation(cell: Cell) -> None:
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     if inputs.self_attention:
-        other = inputs.taken("k", order, "q")
+        other = inputs.select("k", order, "q")
         expect_equal(cell, inputs, other, "permuted tokens", reordered(inputs, "q", order))
     else:
-        expect_equal(cell, inputs, inputs.taken("k", order), "permuted keys")
+        expect_equal(cell, inputs, inputs.select("k", order), "permuted keys")
 
 
 @check(
@@ -159,7 +159,7 @@ def test_batch_independence(cell: Cell) -> None:
     inputs = cell.inputs
     order = np.arange(inputs.sizes.B)[::-1]
     expect_equal(
-        cell, inputs, inputs.taken("b", order), "reversed batch", reordered(inputs, "b", order)
+        cell, inputs, inputs.select("b", order), "reversed batch", reordered(inputs, "b", order)
     )
 
 
@@ -179,7 +179,7 @@ def test_head_independence(cell: Cell) -> None:
         raise NotApplicable("the layer takes no parameters whose heads could be exchanged")
     groups = np.arange(s.Hkv)[::-1]
     order = np.arange(s.H).reshape(s.Hkv, -1)[::-1].ravel()
-    other = inputs.taken("g", groups).taken("h", order)
+    other = inputs.select("g", groups).select("h", order)
     expect_equal(cell, inputs, other, "reversed heads", reordered(inputs, "h", order))
 
 

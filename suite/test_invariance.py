@@ -121,7 +121,7 @@ def test_invariant_batch(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     order = np.roll(np.arange(s.B), 1)
-    moved = cell.run(inputs.taken("b", order)).values
+    moved = cell.run(inputs.select("b", order)).values
     expect_within(
         cell, moved, whole[order], 2 * bound[order], "samples at other places in the batch"
     )
@@ -130,7 +130,7 @@ def test_invariant_batch(cell: Cell) -> None:
     expect_within(cell, got[:1], whole[:1], 2 * bound[:1], "sample 0 beside other samples")
     for b in (0, s.B - 1):
         place = slice(b, b + 1)
-        alone = inputs.taken("b", place)
+        alone = inputs.select("b", place)
         got, limit = cell.run(alone).values, bound[place] + cell.bound(alone)
         expect_within(cell, got, whole[place], limit, f"sample {b} alone and in a batch of {s.B}")
 
@@ -150,7 +150,7 @@ def test_invariant_rows(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     back = np.arange(s.Lq)[::-1]
-    moved = cell.run(inputs.taken("q", back)).values
+    moved = cell.run(inputs.select("q", back)).values
     want, limit = (rows_of(x, inputs, back) for x in (whole, 2 * bound))
     expect_within(cell, moved, want, limit, "rows in reverse order")
     even = slice(0, None, 2)
@@ -159,7 +159,7 @@ def test_invariant_rows(cell: Cell) -> None:
     expect_within(cell, got, want, limit, "rows beside other rows")
     for count in counts(s.Lq):
         for rows in (slice(0, count), slice(s.Lq - count, s.Lq)):
-            some = inputs.taken("q", rows)
+            some = inputs.select("q", rows)
             got, limit = cell.run(some).values, rows_of(bound, inputs, rows) + cell.bound(some)
             what = f"rows {rows.start} to {rows.stop - 1} alone and among {s.Lq}"
             expect_within(cell, got, rows_of(whole, inputs, rows), limit, what)
@@ -198,12 +198,12 @@ def test_invariant_decode(cell: Cell) -> None:
     between = [row for row in SWITCHES if row < s.Lq - 1] if s.Lq > 32 else []
     for row in (0, *between, s.Lq - 1):
         keys, at = seen_by(inputs, row), slice(row, row + 1)
-        step = inputs.replace(mask=None).taken("q", at).taken("k", slice(0, keys))
+        step = inputs.replace(mask=None).select("q", at).select("k", slice(0, keys))
         got, limit = cell.run(step).values, rows_of(bound, inputs, at) + cell.bound(step)
         want = rows_of(whole, inputs, at)
         expect_within(cell, got, want, limit, f"row {row} decoded over {keys} keys and prefilled")
     last = slice(s.Lq - min(CHUNK, s.Lq - 2), s.Lq)
-    chunk = inputs.taken("q", last).taken("k", slice(0, seen_by(inputs, s.Lq - 1)))
+    chunk = inputs.select("q", last).select("k", slice(0, seen_by(inputs, s.Lq - 1)))
     got, limit = cell.run(chunk).values, rows_of(bound, inputs, last) + cell.bound(chunk)
     what = f"rows {last.start} to {s.Lq - 1} as a chunk and prefilled"
     expect_within(cell, got, rows_of(whole, inputs, last), limit, what)
@@ -226,7 +226,7 @@ def test_invariant_split(cell: Cell) -> None:
     keys = np.arange(inputs.sizes.Lk)
     order = generator(cell.case.id + "/split", cell.seed).permutation(keys)
     first = np.sort(order[: keys.size // 2])
-    parts = [inputs.taken("k", some) for some in (first, np.setdiff1d(keys, first))]
+    parts = [inputs.select("k", some) for some in (first, np.setdiff1d(keys, first))]
     precision = np.longdouble if cell.dtype.name == "f64" else np.float64
     lse = [
         attention(p.query, p.key, p.value, scale=p.scale, precision=precision).lse[..., None]
@@ -248,7 +248,7 @@ def test_invariant_segments(cell: Cell) -> None:
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     parts = list(segments(inputs.case))
     for n in (0, len(parts) - 1):
-        alone = inputs.taken("b", [n])
+        alone = inputs.select("b", [n])
         rows = parts[n][0]
         got, limit = cell.run(alone).values, bound[rows] + cell.bound(alone)
         expect_within(cell, got, whole[rows], limit, f"segment {n} alone and among {len(parts)}")
@@ -256,5 +256,5 @@ def test_invariant_segments(cell: Cell) -> None:
     places = np.concatenate(
         [np.arange(rows.start, rows.stop) for rows, _ in (parts[n] for n in order)]
     )
-    moved = cell.run(inputs.taken("b", order)).values
+    moved = cell.run(inputs.select("b", order)).values
     expect_within(cell, moved, whole[places], 2 * bound[places], "segments in another order")

@@ -15,7 +15,7 @@ import numpy as np
 
 from backends.memory import EXPANDED, INNER
 from backends.protocol import PreparedCall
-from suite.judge.answer import turned
+from suite.judge.answer import swap_heads_and_length
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
@@ -79,7 +79,9 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall
     values = backend.to_numpy(prepared.arguments[argument])
     dtype = None if operand == "mask" else dtype_of(operand, inputs.case)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
-    array = backend.arranged(turned(values, prepared) if heads else values, dtype, how)
+    array = backend.arranged(
+        swap_heads_and_length(values, prepared) if heads else values, dtype, how
+    )
     array = backend.transpose(array, 0, 2, 1, 3) if heads else array
     return replace(prepared, arguments=prepared.with_operands({operand: array}))
 

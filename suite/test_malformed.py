@@ -42,7 +42,7 @@ ARGUMENTS = (
 """Problems that other checks ask, too: what is wrong is an argument that only some frameworks have."""
 
 
-@check(asked(Ask(*ARGUMENTS)), applies_to=lambda declared: not declared.person)
+@check(asked(Ask(*ARGUMENTS)), applies_to=lambda declared: not declared.is_user_code)
 def test_bad_argument(cell: Cell) -> None:
     """An implementation raises for each of the arguments that its adapter says have no meaning."""
     backend, calls = cell.implementation.backend, cell.implementation.refused(cell.inputs)

@@ -10,7 +10,7 @@ from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import vjp
-from suite.judge.spread import DRAWS, Spread, directions, forward_drawn, gradients_drawn
+from suite.judge.monte_carlo import DRAWS, Spread, directions, forward_drawn, gradients_drawn
 from suite.judge.tolerance import RMS_CLASSES
 from suite.judge.verdict import NotApplicable
 from suite.spec.catalogue import Ask, asked, filled
@@ -119,7 +119,7 @@ def refuse_other_models(cell: Cell) -> None:
         raise NotApplicable("the layer takes no parameters: only what needs none is judged")
     if cell.numerics not in RMS_CLASSES:
         raise NotApplicable(f"sums in the dtype of the case ({cell.numerics}) are not modelled")
-    if cell.rounding.cut_products:
+    if cell.rounding.truncates_matmul:
         raise NotApplicable("what is cut off as it is stored is off to one side")
     if cell.inputs.has_empty_rows:
         raise NotApplicable("rows without keys are what is elected, and no roundings")

@@ -99,9 +99,9 @@ def test_stateless(cell: Cell) -> None:
     if inputs.self_attention or inputs.dense_mask is not None or inputs.sizes.Lk < 2:
         return
     if inputs.operator.packing is not None:
-        few = inputs.taken("b", [0])
+        few = inputs.select("b", [0])
     else:
-        few = inputs.taken("k", slice(0, inputs.sizes.Lk // 2))
+        few = inputs.select("k", slice(0, inputs.sizes.Lk // 2))
     try:
         before = cell.run(few).values.copy()
     except NotApplicable:

@@ -12,7 +12,7 @@ import numpy as np
 
 from backends.masks import rank4
 from backends.protocol import ForwardOnly, Implementation
-from suite.judge.answer import parts, turned
+from suite.judge.answer import parts, swap_heads_and_length
 from suite.judge.derivative import native_cotangent
 from suite.vectors.asked import Selection, StoredProblem, operands
 from suite.vectors.export import export
@@ -65,10 +65,11 @@ def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np
         return {}
     arrays = {
         name: typed(
-            turned(backend.to_numpy(native[name]), prepared).reshape(inputs.full_shape(name)),
+            swap_heads_and_length(values, prepared).reshape(inputs.full_shape(name)),
             type_of(inputs.output_dtype(name)),
         )
         for name in one.outputs()
+        for values in [backend.to_numpy(native[name])]
     }
     cotangent = one.cotangent()
     if cotangent is None or implementation.missing(["gradient"]) is not None:
@@ -81,7 +82,8 @@ def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np
         return arrays
     for name, gradient in gradients.items():
         values = backend.to_numpy(gradient)
-        values = turned(values, prepared) if values.ndim == 4 and name != "bias" else values
+        if values.ndim == 4 and name != "bias":
+            values = swap_heads_and_length(values, prepared)
         shape = operands(inputs)[name].shape
         # A layer of one head may leave out the axis of heads; a merged bias has more than its own.
         values = values.reshape(shape) if values.size == np.prod(shape) else rank4(values)

@@ -22,10 +22,10 @@ from backends.protocol import Backend, BackendUnavailable
 from backends.registry import UsageError
 from backends.textbook import Textbook
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.run import run
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES

@@ -15,13 +15,13 @@ from backends import registry
 from backends.registry import UsageError
 from suite.__main__ import main
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
-from suite.front.recorded import record
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
 from suite.report import semantics
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import record
 from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.claims import claims

@@ -9,7 +9,7 @@ import pytest
 
 from backends.registry import DISTRIBUTIONS, REGISTRY, installed
 from suite.__main__ import main
-from suite.front.elections import Elected, declared, page, section
+from suite.run.elections import Elected, declared, page, section
 from suite.spec.elections import QUESTIONS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "elections.md").read_text(encoding="utf-8")

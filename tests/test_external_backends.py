@@ -13,12 +13,12 @@ import tomli_w
 
 from backends.protocol import Declared, Implementation, Limits
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import NotApplicable, Verdict
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.front.plugin import YOUNG
+from suite.run.plugin import YOUNG
 from tests.test_runs import FEW, ISOLATED, ROOT, judged, run, statuses
 
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from attention_conformance import UsageError, check_attention
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
-from suite.front.recorded import record
 from suite.judge.cell import Cell
 from suite.records import machine
 from suite.records.cells import load
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import record
 from suite.spec.catalogue import find
 from tests.functions.own_attention import torch_own
 from tests.test_runs import ISOLATED, run

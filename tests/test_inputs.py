@@ -171,7 +171,7 @@ def test_what_is_asked_is_in_the_digest() -> None:
 def test_what_is_taken_along_an_axis_is_taken_of_arrays_and_mask(letter: str, axis: int) -> None:
     x = draw(Case.parse(MASKED))
     order = np.random.default_rng(0).permutation(x.letters[letter])[:-1]
-    taken = x.taken(letter, order)
+    taken = x.select(letter, order)
     assert np.array_equal(taken.attends, np.take(x.attends, order, axis))
     for name, array in taken.arrays.items():
         place = x.axes(name).find(letter)
@@ -182,11 +182,11 @@ def test_what_is_taken_along_an_axis_is_taken_of_arrays_and_mask(letter: str, ax
 
 def test_rows_without_keys_and_the_arrays_they_touch() -> None:
     x = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/dense"))
-    assert np.array_equal(x.keyless, ~x.attends.any(-1))
+    assert np.array_equal(x.fully_masked_rows, ~x.attends.any(-1))
     assert x.has_empty_rows
-    assert np.array_equal(x.rows_along(x.keyless, "bhqv")[..., 0], x.keyless)
-    shared = x.keyless.reshape(3, 2, 2, 6).any((2, 3))
-    assert np.array_equal(x.rows_along(x.keyless, "bgkd")[:, :, 0, 0], shared)
+    assert np.array_equal(x.rows_along(x.fully_masked_rows, "bhqv")[..., 0], x.fully_masked_rows)
+    shared = x.fully_masked_rows.reshape(3, 2, 2, 6).any((2, 3))
+    assert np.array_equal(x.rows_along(x.fully_masked_rows, "bgkd")[:, :, 0, 0], shared)
     sunk = draw(Case.parse("sdpa/bool.bhqk.empty/gqa2/f32/b3h4q6k5d8/sinks/dense"))
     assert not sunk.has_empty_rows, "a sink takes the row"
 

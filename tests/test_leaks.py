@@ -14,12 +14,12 @@ import pytest
 from backends import registry
 from backends.protocol import BackendUnavailable, TimeOver
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.inputs import draw
@@ -82,12 +82,12 @@ def test_what_is_wrong_beside_a_leak_stays_the_kind() -> None:
         (Verdict("unsupported", "", "forward only"), "fail", "leaked-state"),
         (Verdict("fail", "value", "off"), "fail", "value"),
     ):
-        seen = leaks.held_against(verdict, ["x at 1, it was 0"], [])
+        seen = leaks.fail_for_leaks(verdict, ["x at 1, it was 0"], [])
         assert (seen.status, seen.kind) == (status, kind)
         assert "the call left x at 1, it was 0" in seen.message
-    dead = leaks.held_against(right, [], ["a thread died of ValueError: x"])
+    dead = leaks.fail_for_leaks(right, [], ["a thread died of ValueError: x"])
     assert (dead.status, dead.kind) == ("fail", "raised")
-    assert leaks.held_against(right, [], []) is right
+    assert leaks.fail_for_leaks(right, [], []) is right
 
 
 def test_nobody_hears_of_a_thread_that_was_told_to_exit() -> None:

@@ -24,12 +24,12 @@ from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from suite.checks import all_checks
-from suite.front.recorded import record
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
 from suite.report import conformance, frames
+from suite.run.recorded import record
 from suite.spec import catalogue
 from suite.spec.case import Case
 from suite.spec.dtypes import round_to

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from suite.front.options import Options
-from suite.front.overflow import overflowing
-from suite.front.plan import Plan
+from suite.run.options import Options
+from suite.run.overflow import overflowing
+from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES, round_to
 from tests.test_claims import plan
 from tests.test_inherited import FUNCTIONS, judged

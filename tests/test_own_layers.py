@@ -12,8 +12,8 @@ from backends.registry import UsageError, function_implementation
 from backends.user_layer import UserLayer
 from suite.__main__ import main
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.spec.case import Case
 from suite.spec.inputs import draw
 from tests.test_layers import OWN, PLAIN, judged, user_layer
@@ -124,8 +124,10 @@ def test_a_layer_without_biases_is_asked_every_case_without_them(
     torch_backend: Any, more: Path
 ) -> None:
     layer, other = (user_layer(torch_backend, more, name) for name in ("Unbiased", "Loaded"))
-    assert layer.twin(Case.parse(bare := PLAIN.replace("/self", "/nobias/self"))) is None
-    assert layer.twin(Case.parse(PLAIN)) == Case.parse(bare)
+    assert (
+        layer.nearest_supported(Case.parse(bare := PLAIN.replace("/self", "/nobias/self"))) is None
+    )
+    assert layer.nearest_supported(Case.parse(PLAIN)) == Case.parse(bare)
     cells = [cell for check in all_checks() for cell in check.cells("smoke", [layer, other])]
     supported_cells = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
     of_layer = sum(c.implementation is layer for c in supported_cells)

@@ -50,7 +50,7 @@ def test_the_reference_is_plain_attention_under_a_mask(text: str) -> None:
 def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed attention multiplies matrices as plain attention does; a rotation multiplies none."""
     backend = load("numpy")
-    monkeypatch.setattr(backend, "cut_products", ("bf16",), raising=False)
+    monkeypatch.setattr(backend, "truncates_matmul", ("bf16",), raising=False)
     texts = ("sdpa/none/mha/bf16/b2h3q5k7d8", PLAIN.replace("f64", "bf16"), PLAIN.replace("f64", "f32"),
              "rotary/none/mha/bf16/b2h3q17k1d16")  # fmt: skip
     values = next(check for check in all_checks() if check.name == "values")
@@ -58,7 +58,7 @@ def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.M
     for text in texts:
         case = Case.parse(text)
         one = next(i for i in backend.implementations() if i.operator is case.operator)
-        cut.append(Cell(values, case, one).rounding.cut_products)
+        cut.append(Cell(values, case, one).rounding.truncates_matmul)
     assert cut == [True, True, False, False]
 
 
@@ -110,7 +110,7 @@ def test_facts_are_words_and_numbers() -> None:
 
 def test_segments_are_chosen_as_samples_are() -> None:
     inputs = draw(Case.parse(CROSS))
-    chosen = inputs.taken("b", [2, 0])
+    chosen = inputs.select("b", [2, 0])
     assert chosen.case.id == "packed/none/gqa2/f64/b2h4q9k12d8/seg6.3x7.5/causalbr"
     assert np.array_equal(chosen.query, np.concatenate([inputs.query[3:9], inputs.query[:3]]))
     whole, part = (

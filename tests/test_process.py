@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from suite.front import process
+from suite.run import process
 
 PARENT = """
 import os, subprocess, sys, time

@@ -19,14 +19,14 @@ from backends import registry
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.checks import all_checks
-from suite.front import plan as plans
-from suite.front.options import Options
-from suite.front.plan import Plan
 from suite.judge import elections, leaks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.verdict import Verdict
 from suite.records.expectations import Manifest, load_named
+from suite.run import plan as plans
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent

@@ -342,7 +342,7 @@ class Absent:
         if name.partition(".")[0] in {absent - OURS!r}:
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-import suite.benchmarks.bench_jax, suite.front.plan, suite.checks
+import suite.benchmarks.bench_jax, suite.run.plan, suite.checks
 suite.checks.all_checks()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)

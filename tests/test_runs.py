@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.front import process
 from suite.records import cells as records
+from suite.run import process
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
-from suite.front.options import Options
 from suite.report.kinds import SWEEPS
+from suite.run.options import Options
 from suite.sweep.plan import Judging, Searching, SweepPlan, plan_of, tasks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

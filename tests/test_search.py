@@ -15,11 +15,11 @@ from hypothesis import given, settings
 
 from backends.registry import load
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.records.expectations import Expectation, Manifest
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.search import command, engine, failures, strategies
 from suite.search.engine import Search
 from suite.search.failures import Failure, Summary

@@ -14,11 +14,11 @@ import pytest
 
 from backends.compilation import mode_of
 from backends.prepared import PreparedCall
-from suite.front.options import Options
-from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.search import definition, literals, script
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, round_to

@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 
 from backends import registry
 from backends.registry import UsageError
-from suite.front.commands import parsed
-from suite.front.options import NAMES, Options
-from suite.front.plan import Plan
 from suite.measure import command, worker
 from suite.measure.pool import NothingToMeasure, Offer, Pool
 from suite.report.kinds import TABLES
+from suite.run.commands import parsed
+from suite.run.options import NAMES, Options
+from suite.run.plan import Plan
 from suite.spec.catalogue import find
 
 shown = pytest.importorskip("tests.shown")

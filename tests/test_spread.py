@@ -8,17 +8,17 @@ import pytest
 from scipy.stats import norm
 
 from references.rounding import Bounded, drawing, drawn, gamma, stored
-from suite.judge import spread
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.spread import (
+from suite.judge import monte_carlo
+from suite.judge.monte_carlo import (
     DRAWS,
     PASSES,
-    Drawn,
+    RoundingSamples,
     Spread,
     directions,
     forward_drawn,
     gradients_drawn,
 )
+from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import RMS_FALSE_ALARM, shift_limit
 from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.catalogue import parsed
@@ -70,7 +70,7 @@ def test_a_pass_is_the_same_each_time_and_another_for_other_inputs() -> None:
     inputs = draw(CASES[0], 5)
     u = Rounding("eager").roundoffs(inputs)
     first = forward_drawn(inputs, u)
-    spread._CACHE.clear()
+    monte_carlo._CACHE.clear()
     again, other = forward_drawn(inputs, u), forward_drawn(draw(CASES[0], 6), u)
     assert again is not first
     np.testing.assert_array_equal(again.errors, first.errors)
@@ -111,7 +111,7 @@ def spread_of(error: np.ndarray, scale: float = 1.0) -> Spread:
     for _ in range(DRAWS):
         errors = scale * chance.standard_normal((PASSES, error.size))
         exact = np.ones(error.size)
-        statistics.add(exact + error, Drawn(exact, errors), {"a gain": exact})
+        statistics.add(exact + error, RoundingSamples(exact, errors), {"a gain": exact})
     return statistics
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from backends.registry import UsageError
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
-from suite.front.recorded import record
 from suite.records.cells import CellRecord, load, writer
 from suite.records.sweeps import runs
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import record
 from suite.sweep.child import Outcome, carry_out
 from suite.sweep.cluster import Lost
 from suite.sweep.plan import SweepPlan, Task, plan_of, tasks

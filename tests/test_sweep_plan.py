@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.registry import UsageError
-from suite.front.options import Options
+from suite.run.options import Options
 from suite.sweep.plan import load, plan_of, seeds_of, tasks
 
 TORCH: dict[str, Any] = {"backends": ["torch"]}

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from suite.front.options import Options
-from suite.front.progress import Progress, Steps
-from suite.front.rerun import search_command
-from suite.front.terminal import MOST, Listing
 from suite.records import cells as records
+from suite.run.options import Options
+from suite.run.progress import Progress, Steps
+from suite.run.rerun import search_command
+from suite.run.terminal import MOST, Listing
 from suite.search.command import add_search_parser
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as records_of
@@ -222,7 +222,7 @@ def test_progress_knows_nothing_before_it_knows_what_is_owed() -> None:
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_a_long_run_says_what_is_left(tmp_path: Path, workers: tuple[str, ...]) -> None:
     (tmp_path / "hurry.py").write_text(
-        "from suite.front import progress\nprogress.EVERY[False] = 0.0\n"
+        "from suite.run import progress\nprogress.EVERY[False] = 0.0\n"
     )
     results = tmp_path / "r.jsonl"
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.front import process
+from suite.run import process
 from tests.test_runs import FEW, ISOLATED, ROOT, run
 
 OF_WORKERS = "an exit, a signal, or a crash of what it called"

@@ -91,9 +91,9 @@ def test_files_hold_what_the_index_names(
         is_case = entry["kind"] == "case"
         expected = {f"expected.{name}" for name in entry["answers"]} if is_case else set()
         rest = set(tensors) - set(entry["inputs"]) - bounds - expected
-        assert rest <= {"keyless"}, entry["case"]
+        assert rest <= {"fully_masked_rows"}, entry["case"]
         assert set(tensors) >= {*entry["inputs"], *bounds, *expected}
-        assert ("keyless" in tensors) == bool(entry["elections"])
+        assert ("fully_masked_rows" in tensors) == bool(entry["elections"])
         for name, axes in entry["inputs"].items():
             assert len(axes) == len(tensors[name].shape), (entry["case"], name)
             integral = {"mask": "BOOL", "position": "I64", "scale": "F64", "softcap": "F64"}

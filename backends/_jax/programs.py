@@ -137,7 +137,7 @@ def _place(prepared: PreparedCall) -> int | None:
     return names.index("output") if len(names) > 1 else None
 
 
-class Together:
+class FusedCalls:
     """Calls through `jax.jit` as one program, which gives the answers of all: XLA computes once what they
     have in common. It is compiled where the first of them is asked for."""
 
@@ -219,7 +219,7 @@ def together(calls: Mapping[str, PreparedCall]) -> dict[str, PreparedCall]:
     functions = {n: call.function for n, call in calls.items() if isinstance(call.function, Jitted)}
     if len(functions) < 2:
         return dict(calls)
-    one = Together(calls, functions)
+    one = FusedCalls(calls, functions)
     return {name: one.call(name) if name in functions else call for name, call in calls.items()}
 
 

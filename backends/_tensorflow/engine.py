@@ -57,7 +57,7 @@ class TensorflowEngine(Backend):
         tensorflow.config.experimental.enable_tensor_float_32_execution(False)
 
     @cached_property
-    def cut_products(self) -> tuple[str, ...]:  # type: ignore[override]
+    def truncates_matmul(self) -> tuple[str, ...]:  # type: ignore[override]
         """As this CPU does it: the finding bfloat16-products-cut-off."""
         bf16 = DTYPES["bf16"]
         ulp = 2 * bf16.unit_roundoff

@@ -58,8 +58,8 @@ class Pairs:
         derivative."""
         if not self.equal_scores or self.mask is None:
             return np.zeros((*self.shape[:3], 1), bool)
-        keyless = ~np.broadcast_to(self.mask, self.shape).any(-1, keepdims=True)
-        return np.asarray(keyless & ~self.sunk[:, :, None])
+        fully_masked_rows = ~np.broadcast_to(self.mask, self.shape).any(-1, keepdims=True)
+        return np.asarray(fully_masked_rows & ~self.sunk[:, :, None])
 
     @cached_property
     def allowed(self) -> np.ndarray:

@@ -28,7 +28,7 @@ class Answer:
         return self.arrays["output"]
 
 
-def turned(array: np.ndarray, prepared: PreparedCall) -> np.ndarray:
+def swap_heads_and_length(array: np.ndarray, prepared: PreparedCall) -> np.ndarray:
     """An operand or output between (B, H, L, D) and the axis order of the call."""
     return array.swapaxes(1, 2) if prepared.axis_order == "blhd" else array
 
@@ -57,7 +57,7 @@ def vjp_of_lse(
     backend = implementation.backend
     # What is differentiated is the output: here the second one is.
     prepared = replace(implementation.differentiable(inputs), outputs=("beside", "output"))
-    values = np.ascontiguousarray(turned(cotangent, prepared))
+    values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))
     native = backend.array(values, inputs.output_dtype("lse"))
     return prepared, backend.vjp(prepared, ("query", "key"), native)[1]
 
@@ -89,7 +89,7 @@ def read(
             shape = (shape[0], shape[2], shape[1], *shape[3:])
         what = name if len(prepared.outputs) > 1 else ""
         array = read_array(backend, what, values.get(name), shape, inputs.output_dtype(name))
-        arrays[name] = turned(array, prepared).reshape(inputs.full_shape(name))
+        arrays[name] = swap_heads_and_length(array, prepared).reshape(inputs.full_shape(name))
     return Answer(arrays, native)
 
 

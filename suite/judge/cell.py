@@ -43,8 +43,8 @@ class Cell:
         self.seed = seed
         self.audit = False
         self.measured = Measured()
-        self.left: list[str] = []
-        self.dead: list[str] = []
+        self.changed_settings: list[str] = []
+        self.background_errors: list[str] = []
 
     @property
     def dtype(self) -> DType:
@@ -99,7 +99,7 @@ class Cell:
 
     def require_answer(self, inputs: Inputs) -> None:
         """Raise NotApplicable if a person's function elects to raise for these inputs."""
-        if not self.implementation.declared.person:
+        if not self.implementation.declared.is_user_code:
             return
         question = elections.raising(inputs, self.implementation)
         if question:
@@ -156,7 +156,7 @@ class Cell:
         """Where the implementation rounds, as declared."""
         implementation = self.implementation
         backend = implementation.backend
-        cut = self.case.operator.has_keys and self.dtype.name in backend.cut_products
+        cut = self.case.operator.has_keys and self.dtype.name in backend.truncates_matmul
         return Rounding(
             self.numerics, self.flushes, implementation.declared, backend.narrow_reductions, cut
         )
@@ -190,7 +190,7 @@ class Cell:
         """What a cell raises that asks for what the implementation elects to raise on; `text` says so. A
         person's function refuses it, unless the election is promised."""
         promised = self.implementation.elected(question, self.dtype) is not None
-        refuses = self.implementation.declared.person and not promised
+        refuses = self.implementation.declared.is_user_code and not promised
         return (Refused if refuses else NotApplicable)(text)
 
     def sees(self, inputs: Inputs) -> np.ndarray:
@@ -202,7 +202,7 @@ class Cell:
             blind = self.rows(inputs) in ("zeros", "nan")
         except NotApplicable:
             blind = False
-        return inputs.attends if blind else inputs.attends | inputs.keyless[..., None]
+        return inputs.attends if blind else inputs.attends | inputs.fully_masked_rows[..., None]
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
         """The oracle of `inputs` under the implementation's elections, in its class or another.

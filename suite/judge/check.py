@@ -74,7 +74,7 @@ class Check:
             for implementation in group:
                 if implementation.operator is not case.operator:
                     continue
-                if case.id not in builtin and not implementation.declared.person:
+                if case.id not in builtin and not implementation.declared.is_user_code:
                     continue
                 if postponed(
                     level, later[implementation], case.dtype.name, not self.single_answer,
@@ -82,7 +82,7 @@ class Check:
                 ):  # fmt: skip
                     continue
                 yield Cell(self, case, implementation, seed)
-                twin = implementation.twin(case)
+                twin = implementation.nearest_supported(case)
                 if twin is None or twin.id in ids or (implementation, twin.id) in twins:
                     continue
                 twins.add((implementation, twin.id))

@@ -12,7 +12,7 @@ import numpy as np
 
 from backends.protocol import PreparedCall
 from suite.judge import elections
-from suite.judge.answer import Answer, names_of, read_array, turned
+from suite.judge.answer import Answer, names_of, read_array, swap_heads_and_length
 from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import grade
@@ -65,7 +65,7 @@ def vjp(
 
 def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall) -> np.ndarray:
     """A cotangent in the shape and the axis order of the call's output."""
-    shaped = turned(values, prepared)
+    shaped = swap_heads_and_length(values, prepared)
     return shaped.reshape(inputs.output_shape("output")) if inputs.squeezed else shaped
 
 
@@ -94,7 +94,7 @@ def read_gradients(
         dtype = dtype_of(name, inputs.case)
         values = read_array(cell.implementation.backend, what, native[name], shape, dtype)
         operand = name in OPERANDS and values.ndim == 4
-        gradients[name] = turned(values, prepared) if operand else values
+        gradients[name] = swap_heads_and_length(values, prepared) if operand else values
     return gradients
 
 
@@ -182,7 +182,7 @@ def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray
     judged = np.ones(got.shape, bool)
     if elected_gradient(cell, inputs) == "nan":
         axes = inputs.operator.outputs(inputs.case)["output"]
-        judged &= ~inputs.rows_along(inputs.keyless, axes)
+        judged &= ~inputs.rows_along(inputs.fully_masked_rows, axes)
     _, measured, deviation = against_oracle(
         got, want.value, want.error, judged, inputs.dtype, cell.numerics, "tangent, "
     )
@@ -205,7 +205,7 @@ def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _as_passed(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndarray:
     shape = tuple(prepared.arguments[prepared.argument(name)].shape)
-    return (turned(values, prepared) if values.ndim == 4 else values).reshape(shape)
+    return (swap_heads_and_length(values, prepared) if values.ndim == 4 else values).reshape(shape)
 
 
 def _infinite(cell: Cell, inputs: Inputs) -> np.ndarray:
@@ -218,7 +218,7 @@ def _infinite(cell: Cell, inputs: Inputs) -> np.ndarray:
     sizes = dict(zip(inputs.axes("bias"), inputs.bias.shape, strict=True))
     shared = tuple(n for n, letter in enumerate("bhqk") if sizes.get(letter, 1) == 1)
     infinite = np.asarray(hidden.all(shared, keepdims=True))
-    empty = np.asarray(inputs.keyless[..., None].any(shared, keepdims=True))
+    empty = np.asarray(inputs.fully_masked_rows[..., None].any(shared, keepdims=True))
     return (infinite & empty).reshape(inputs.bias.shape)
 
 
@@ -226,4 +226,4 @@ def _reached(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Which elements of the gradient of an array a row without keys has a part in."""
     sizes, axes = inputs.letters, inputs.axes(name)
     own = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
-    return np.broadcast_to(inputs.rows_along(inputs.keyless, own), shape)
+    return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, own), shape)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import Backend, Setting
-from suite.judge.verdict import Verdict, said
+from suite.judge.verdict import Verdict, text_of
 
 LEAKED, DIED = "leaked-state", "raised"
 
@@ -90,7 +90,7 @@ def died() -> list[str]:
     return list(dict.fromkeys(events))
 
 
-def held_against(verdict: Verdict, left: list[str], dead: list[str]) -> Verdict:
+def fail_for_leaks(verdict: Verdict, left: list[str], dead: list[str]) -> Verdict:
     """The verdict in the light of what a cell left behind: no pass. Another failure stays what it is, and
     says so."""
     if not left and not dead:
@@ -103,5 +103,5 @@ def held_against(verdict: Verdict, left: list[str], dead: list[str]) -> Verdict:
 
 
 def _named(kind: type[BaseException], error: BaseException | None) -> str:
-    text = "" if error is None else said(error).strip().partition("\n")[0]
+    text = "" if error is None else text_of(error).strip().partition("\n")[0]
     return f"{kind.__name__}: {text[:300]}"

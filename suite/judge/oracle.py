@@ -35,7 +35,7 @@ class Rounding:
     flushes: bool = False
     declared: Declared | None = None
     narrow_reductions: bool = False
-    cut_products: bool = False
+    truncates_matmul: bool = False
 
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
         """The roundoffs in the dtype of the inputs, of the answer or of a derivative."""
@@ -43,7 +43,7 @@ class Rounding:
             return roundoffs(self.numerics, inputs.dtype, self.flushes, backward)
         return declared_roundoffs(
             self.declared, self.numerics, inputs.dtype, self.flushes, self.narrow_reductions,
-            backward, self.cut_products,
+            backward, self.truncates_matmul,
         )  # fmt: skip
 
 
@@ -127,8 +127,10 @@ class Oracle:
     def _judge_output(self, got: np.ndarray) -> Measured:
         want, inputs = self.expected["output"], self.inputs
         axes = inputs.operator.outputs(inputs.case)["output"]
-        keyless = np.broadcast_to(inputs.rows_along(inputs.keyless, axes), got.shape)
-        judged = judged_elements(got, keyless, self.rows)
+        fully_masked_rows = np.broadcast_to(
+            inputs.rows_along(inputs.fully_masked_rows, axes), got.shape
+        )
+        judged = judged_elements(got, fully_masked_rows, self.rows)
         known = np.isfinite(want.error) | np.isnan(want.value)
         if judged.any() and not known[judged].any():
             raise NotApplicable("in this dtype the worst of all roundings has no bound here")
@@ -190,7 +192,7 @@ class Oracle:
         its log-sum-exp is elected."""
         want, inputs = self.expected[name], self.inputs
         axes = inputs.operator.outputs(inputs.case)[name]
-        judged = np.broadcast_to(~inputs.rows_along(inputs.keyless, axes), got.shape)
+        judged = np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), got.shape)
         _, measured, deviation = against_oracle(
             got,
             want.value,
@@ -206,20 +208,26 @@ class Oracle:
         return measured
 
 
-def judged_elements(got: np.ndarray, keyless: np.ndarray, rows: str) -> np.ndarray:
-    """Which elements of an answer the reference speaks of: not those of rows without keys (`keyless`)
-    that are elected to be NaN, or to answer another problem ("unmasked").
+def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -> np.ndarray:
+    """A boolean array: True for the elements of an answer that are judged.
+
+    The elements of fully masked rows are left out if the implementation elects NaN for such rows, or
+    answers another problem there ("unmasked").
 
     Raises Deviation "non-finite" where an element elected to be NaN is not.
     """
     if rows == "nan":
-        wrong = keyless & ~np.isnan(got)
+        wrong = fully_masked_rows & ~np.isnan(got)
         if wrong.any():
             at = first(wrong)
             raise Deviation(
                 "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
             )
-    return ~keyless if rows in ("nan", "unmasked") else np.ones(keyless.shape, bool)
+    return (
+        ~fully_masked_rows
+        if rows in ("nan", "unmasked")
+        else np.ones(fully_masked_rows.shape, bool)
+    )
 
 
 def _cached(key: tuple, compute: object) -> Outputs:

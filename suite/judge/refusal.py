@@ -25,7 +25,7 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
         return True
     if not isinstance(error, implementation.backend.validation_errors):
         return False
-    if not implementation.declared.person:
+    if not implementation.declared.is_user_code:
         return True
     text = first_line(error).partition(": ")[2]
     names = (name for name in implementation.argument_names if len(name) > 1)
@@ -34,7 +34,7 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
 
 def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
     """What a cell raises whose call raised an error: Refused where a person's function refuses by it."""
-    if implementation.declared.person and refuses(implementation, error):
+    if implementation.declared.is_user_code and refuses(implementation, error):
         inside = implementation.backend.raised_inside(error)
         return Refused(f"the function refuses: {first_line(inside)}")
     return accident(implementation, error)
@@ -43,7 +43,7 @@ def outcome(implementation: Implementation, error: BaseException) -> Deviation |
 def accident(implementation: Implementation, error: BaseException) -> Deviation:
     """The failure of a call that raised what is no refusal."""
     line = first_line(error)
-    if not implementation.declared.person:
+    if not implementation.declared.is_user_code:
         return Deviation("raised", line)
     types = " or ".join(kind.__name__ for kind in implementation.backend.validation_errors)
     names = ", ".join(name for name in implementation.argument_names if len(name) > 1)

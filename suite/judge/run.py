@@ -21,7 +21,7 @@ from suite.judge.verdict import (
     Refused,
     Verdict,
     first_line,
-    said,
+    text_of,
 )
 from suite.spec.case import Case
 from suite.spec.vocabulary import REFUSED
@@ -45,7 +45,7 @@ def run(
     is that of a second run, with programs of its own. What the first run left behind, or what died in the
     first run, is held against the second, too.
     """
-    cell.left, cell.dead = [], []
+    cell.changed_settings, cell.background_errors = [], []
     start = time.perf_counter()
     implementation = cell.implementation
     implementation.end_of_cell(False)  # of a cell that was broken off
@@ -76,9 +76,9 @@ def _judged(cell: Cell, audit: bool, limit: Limit) -> Verdict:
         with limit():
             verdict = _verdict_of(cell, reason)
     finally:
-        cell.left += settings.restore()
-        cell.dead += leaks.died()
-    return leaks.held_against(verdict, cell.left, cell.dead)
+        cell.changed_settings += settings.restore()
+        cell.background_errors += leaks.died()
+    return leaks.fail_for_leaks(verdict, cell.changed_settings, cell.background_errors)
 
 
 def _verdict_of(cell: Cell, reason: str | None) -> Verdict:
@@ -123,5 +123,5 @@ def _broken(cell: Cell, error: Exception) -> Verdict:
     """The verdict where the adapter or the suite itself broke."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
-    message = f"{type(error).__name__}: {said(error)} ({where})"
+    message = f"{type(error).__name__}: {text_of(error)} ({where})"
     return Verdict("error", "harness", message, replace(cell.measured))

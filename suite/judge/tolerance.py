@@ -97,17 +97,17 @@ def roundoffs(
 
 def declared_roundoffs(
     declared: Declared, numerics: str, fmt: DType, flushes: bool, narrow_reductions: bool = False,
-    backward: bool = False, cut_products: bool = False,
+    backward: bool = False, truncates_matmul: bool = False,
 ) -> Roundoffs:  # fmt: skip
     """The roundoffs of a class with what an implementation declares besides: an approximated exponential,
     stored running sums, and narrow sums in its backward pass.
 
-    `narrow_reductions`: the whole backend sums over broadcast axes in the case's dtype. `cut_products`:
-    it cuts matrix products off as they are stored, and errs by up to a whole unit of the last place.
+    `narrow_reductions`: the whole backend sums over broadcast axes in the case's dtype.
+    `truncates_matmul`: it cuts matrix products off as they are stored, and errs by up to one ulp.
     """
     narrow = narrow_reductions or fmt.name in declared.narrow_reductions
     base = roundoffs(numerics, fmt, flushes, backward)
-    if cut_products:
+    if truncates_matmul:
         stored = base.score >= base.output
         base = replace(base, score=base.score * (1 + stored), output=2 * base.output)
     return replace(

@@ -94,7 +94,8 @@ def _cases(implementation: Implementation) -> list[Case]:
     ids += [texts[-1].format(dt=name) for name in DTYPES if name != "f32"]
     cases: list[Case] = []
     for case in map(Case.parse, ids):
-        candidate = case if implementation.unsupported(case) is None else implementation.twin(case)
+        supported = implementation.unsupported(case) is None
+        candidate = case if supported else implementation.nearest_supported(case)
         cases += [candidate] if candidate is not None else []
     return cases
 

@@ -35,7 +35,7 @@ class Refused(NotApplicable):
     """A person's function refuses a case that its signature and its claims allow."""
 
 
-def said(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """What an exception says, also where asking it raises another one."""
     try:
         return str(error)
@@ -48,7 +48,7 @@ def said(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's
     functions begin with the place and end with what happened."""
-    lines = said(error).strip().splitlines() or [""]
+    lines = text_of(error).strip().splitlines() or [""]
     text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
     return f"{type(error).__name__}: {text[:300]}"
 

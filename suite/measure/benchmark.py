@@ -187,8 +187,8 @@ def counted(backend: str) -> dict[str, int]:
     from collections import Counter
 
     from suite.checks import all_checks
-    from suite.front.options import Options
-    from suite.front.plan import Plan
+    from suite.run.options import Options
+    from suite.run.plan import Plan
 
     plan = Plan.make(Options(backend=(backend,), level="smoke"))
     (values,) = (check for check in all_checks() if check.name == "values")

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from suite.front.options import add_options
-from suite.front.progress import Steps
+from suite.run.options import add_options
+from suite.run.progress import Steps
 from suite.spec.catalogue.workloads import QUICK
 from suite.spec.vocabulary import DIRECTIONS
 

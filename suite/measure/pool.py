@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from backends.threads import thread_variables
-from suite.front.process import ProcessEnded, RpcProcess
 from suite.measure.worker import cpus_for
+from suite.run.process import ProcessEnded, RpcProcess
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
@@ -32,7 +32,7 @@ class NothingToMeasure(Exception):
 @dataclass(frozen=True)
 class WorkerOptions:
     """What a worker is started with. `threads` 0 means one for every CPU; `python` is the interpreter of
-    another environment, "" this one; functions, numerics and like are those of `suite.front.options`. It
+    another environment, "" this one; functions, numerics and like are those of `suite.run.options`. It
     must be there within `start_seconds` and answer within `seconds`; 0 for no limit."""
 
     backend: str

@@ -9,12 +9,12 @@ from typing import Any
 
 from backends import registry
 from backends.registry import UsageError
-from suite.front.options import Options
-from suite.front.progress import Steps
 from suite.measure import protocol
 from suite.measure.pool import NothingToMeasure, Offer, Pool, Worker, WorkerFailure, WorkerOptions
 from suite.records import machine
 from suite.records.speed import SpeedHeader, SpeedRecord
+from suite.run.options import Options
+from suite.run.progress import Steps
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import Workload, named
 from suite.spec.dtypes import dtype

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from backends.threads import thread_variables
-from suite.front.process import Fields, serve
+from suite.run.process import Fields, serve
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 """Rows of the square matrices whose product is the limit: the fastest of them counts."""

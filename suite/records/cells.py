@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from suite.records import lines
-from suite.records.lines import DuplicateCell, Fact, Form, RecordError, Whole, Writer
+from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError, Writer
 from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
 
@@ -44,7 +44,7 @@ class CellRecord:
     are None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by
     operand or parameter, where several arrays were judged. `observed` is the answer to a question, or a
     grade of invariance; `kernels` what a compiled implementation ran, in its framework's own words;
-    `inherited` the finding by which a failure of a person's function is known (`suite.front.inherited`).
+    `inherited` the finding by which a failure of a person's function is known (`suite.run.inherited`).
     """
 
     case: str
@@ -65,7 +65,7 @@ class CellRecord:
     seconds: float = 0.0
     group: str = ""
     numerics: str = ""
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     operator: str = ""
     question: str = ""
     features: tuple[str, ...] = ()
@@ -93,13 +93,13 @@ class Header(Origin):
     """
 
     digest: str
-    cells: Whole
+    cells: NonNegativeInt
     partial: bool = False
     shard: str = ""
     schema: int = SCHEMA
 
 
-FORM = Form(
+FILE_SCHEMA = FileSchema(
     name="cell",
     header=Header,
     record=CellRecord,
@@ -128,12 +128,12 @@ def writer(
     path: str | Path, header: Header, file: TextIO | None = None
 ) -> Writer[Header, CellRecord]:
     """A writer of a new file of cells, which may be open. Raises FileExistsError."""
-    return Writer(path, FORM, header, file)
+    return Writer(path, FILE_SCHEMA, header, file)
 
 
 def load(path: str | Path, partial: bool = False) -> Run:
     """Read a result file. Raises what `lines.read` raises; with `partial` reads unfinished runs, too."""
-    content = lines.read(path, FORM, partial)
+    content = lines.read(path, FILE_SCHEMA, partial)
     header = content.header
     if not header.shard and len(content.records) < header.cells:
         # Whatever left cells out, -k or --maxfail or a file named alone: the run is not whole.

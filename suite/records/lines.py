@@ -1,7 +1,7 @@
 """Lines: result files of one JSON object a line: a header, then records, at last a footer.
 
-A `Form` says what a file holds; one writer and one reader serve every form. Lines are written as soon
-as there is something to say, so that a run that is killed leaves a readable file without a footer.
+A `FileSchema` says what a file holds; one writer and one reader serve every schema. A line is written as
+soon as its record is known, so that a run that is killed leaves a readable file without a footer.
 JSON is strict: NaN and infinity are written as strings, and read back as numbers.
 
 Every defect of a file is a `RecordError` that names the file, the line, what was expected, what was
@@ -36,7 +36,7 @@ import msgspec
 
 from suite.records.files import new_file
 
-Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count or a seed; larger ones fit into no table."""
 
 Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
@@ -50,7 +50,7 @@ class RecordError(Exception):
 
 
 class NotARecordFile(RecordError):
-    """The file does not start with a header of the form that was asked for."""
+    """The file does not start with a header of the schema that was asked for."""
 
 
 class OtherSchema(NotARecordFile):
@@ -92,7 +92,7 @@ R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
-class Form(Generic[H, R]):
+class FileSchema(Generic[H, R]):
     """What a result file holds.
 
     `header` and `record` are dataclasses, `statuses` what a record's status can be. A record's line is
@@ -115,7 +115,7 @@ class Form(Generic[H, R]):
         return tuple(name for name, hint in hints.items() if _holds_floats(hint))
 
     def number(self, schema: Any) -> int | None:
-        """The number of a header's schema; None where it belongs to another form."""
+        """The number of a header's schema; None where it belongs to another file_schema."""
         match = re.fullmatch(self.prefix + r"(\d{1,9})", str(schema))
         return int(match[1]) if match else None
 
@@ -141,18 +141,18 @@ class Writer(Generic[H, R]):
     """
 
     def __init__(
-        self, path: str | Path, form: Form[H, R], header: H, file: TextIO | None = None
+        self, path: str | Path, file_schema: FileSchema[H, R], header: H, file: TextIO | None = None
     ) -> None:
         self.path = Path(path)
         self.totals: Counter[str] = Counter()
-        self._form = form
+        self._file_schema = file_schema
         self._file = new_file(self.path) if file is None else file
         self._line("header", asdict(header))
 
     def write(self, record: R) -> None:
         """Write one record."""
         self.totals[record.status] += 1
-        self._line(self._form.name, vars(record))
+        self._line(self._file_schema.name, vars(record))
 
     def close(self, finished: bool = True) -> None:
         """Write the footer, unless the run was cut short, and close the file."""
@@ -168,15 +168,15 @@ class Writer(Generic[H, R]):
         self._file.flush()
 
 
-def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H, R]:
-    """Read a result file of this form.
+def read(path: str | Path, file_schema: FileSchema[H, R], partial: bool = False) -> Content[H, R]:
+    """Read a result file of this file_schema.
 
     Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell, and TruncatedRun where there is no
     footer (unless `partial`, which reads what is there).
     """
     path = Path(path)
     lines = _lines(path)
-    header = _header(path, lines[0], form)
+    header = _header(path, lines[0], file_schema)
     records: list[R] = []
     seen: set[tuple[Hashable, ...]] = set()
     complete = False
@@ -195,8 +195,8 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
             raise BrokenLine(
                 f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
             ) from error
-        if kind == form.name:
-            record = _record(where, entry, form)
+        if kind == file_schema.name:
+            record = _record(where, entry, file_schema)
             if record.key in seen:
                 raise DuplicateCell(
                     f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
@@ -208,8 +208,8 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
             complete = True
         else:
             raise BrokenLine(
-                f"{where}: expected a {form.name}, or one footer at the end, got {brief(kind)}; was a "
-                "file appended to another?"
+                f"{where}: expected a {file_schema.name}, or one footer at the end, got {brief(kind)}; "
+                "was a file appended to another?"
             )
     if not complete and not partial:
         raise TruncatedRun(
@@ -219,10 +219,10 @@ def read(path: str | Path, form: Form[H, R], partial: bool = False) -> Content[H
     return Content(header, tuple(records), str(path), complete)
 
 
-def header(path: str | Path, form: Form[H, R]) -> H:
+def header(path: str | Path, file_schema: FileSchema[H, R]) -> H:
     """The header of a result file, without its records. Raises NotARecordFile and OtherSchema."""
     path = Path(path)
-    return _header(path, _lines(path, first=True)[0], form)
+    return _header(path, _lines(path, first=True)[0], file_schema)
 
 
 def totals(path: str | Path) -> dict[str, int] | None:
@@ -234,14 +234,14 @@ def totals(path: str | Path) -> dict[str, int] | None:
         return None
 
 
-def is_of(path: str | Path, form: Form[Any, Any]) -> bool:
-    """Whether a file begins with a header of this form, in any schema."""
+def is_of(path: str | Path, file_schema: FileSchema[Any, Any]) -> bool:
+    """Whether a file begins with a header of this file schema, in any version."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             entry, kind = _entry(file.readline())
     except (OSError, ValueError, RecursionError):
         return False
-    return kind == "header" and form.number(entry.get("schema")) is not None
+    return kind == "header" and file_schema.number(entry.get("schema")) is not None
 
 
 def _lines(path: Path, first: bool = False) -> list[str]:
@@ -266,36 +266,37 @@ def _entry(line: str) -> tuple[dict[str, Any], Any]:
     return entry, entry.pop("record")
 
 
-def _header(path: Path, line: str, form: Form[H, R]) -> H:
+def _header(path: Path, line: str, file_schema: FileSchema[H, R]) -> H:
     try:
         entry, kind = _entry(line)
     except (ValueError, RecursionError) as error:
         raise NotARecordFile(
-            f"{path}: expected a result file written by {form.origin}; line 1 is no header"
+            f"{path}: expected a result file written by {file_schema.origin}; line 1 is no header"
         ) from error
     schema = entry.get("schema")
-    number = form.number(schema)
+    number = file_schema.number(schema)
     if kind != "header" or number is None:
         raise NotARecordFile(
-            f"{path}: expected a result file written by {form.origin}, whose line 1 is a header of "
-            f"schema {form.prefix}{form.schema}; got {brief(kind)} of schema {brief(schema)}"
+            f"{path}: expected a result file written by {file_schema.origin}, whose line 1 is a header "
+            f"of schema {file_schema.prefix}{file_schema.schema}; got {brief(kind)} of schema "
+            f"{brief(schema)}"
         )
-    if number != form.schema:
+    if number != file_schema.schema:
         raise OtherSchema(
-            f"{path}: expected schema {form.prefix}{form.schema}, got {schema}: another version of the "
-            "suite wrote the file; run again, or read the file with that version"
+            f"{path}: expected schema {file_schema.prefix}{file_schema.schema}, got {schema}: another "
+            "version of the suite wrote the file; run again, or read the file with that version"
         )
-    return _typed(f"{path}: line 1", entry, form.header)
+    return _typed(f"{path}: line 1", entry, file_schema.header)
 
 
-def _record(where: str, entry: dict[str, Any], form: Form[H, R]) -> R:
-    for name in form.figures:
+def _record(where: str, entry: dict[str, Any], file_schema: FileSchema[H, R]) -> R:
+    for name in file_schema.figures:
         if name in entry:
             entry[name] = _figures(entry[name])
-    record = _typed(where, entry, form.record)
-    if record.status not in form.statuses:
+    record = _typed(where, entry, file_schema.record)
+    if record.status not in file_schema.statuses:
         raise BrokenLine(
-            f"{where}: unknown status {brief(record.status)}; valid: {', '.join(form.statuses)}; "
+            f"{where}: unknown status {brief(record.status)}; valid: {', '.join(file_schema.statuses)}; "
             f"{CHANGED}"
         )
     return record

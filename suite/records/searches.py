@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from suite.records import lines
-from suite.records.lines import Content, Form, Whole, Writer
+from suite.records.lines import Content, FileSchema, NonNegativeInt, Writer
 from suite.records.machine import Origin
 from suite.spec.vocabulary import BROKEN
 
@@ -29,7 +29,7 @@ class SearchHeader(Origin):
     The counts are 0 if the process that searched died.
     """
 
-    examples: Whole = 0
+    examples: NonNegativeInt = 0
     statuses: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     digest: str = ""
@@ -55,7 +55,7 @@ class FoundRecord:
     case: str
     drawn: str
     message: str
-    times: Whole = 1
+    times: NonNegativeInt = 1
     repeats: bool = True
     script: str = ""
 
@@ -73,7 +73,7 @@ class FoundRecord:
 SearchRun = Content[SearchHeader, FoundRecord]
 """A loaded file of a search."""
 
-FORM = Form(
+FILE_SCHEMA = FileSchema(
     name="found",
     header=SearchHeader,
     record=FoundRecord,
@@ -86,9 +86,9 @@ FORM = Form(
 
 def writer(path: str | Path, header: SearchHeader) -> Writer[SearchHeader, FoundRecord]:
     """A writer of a new file. Raises FileExistsError."""
-    return Writer(path, FORM, header)
+    return Writer(path, FILE_SCHEMA, header)
 
 
 def load(path: str | Path) -> SearchRun:
     """Read the file of a search. Raises what `lines.read` raises."""
-    return lines.read(path, FORM)
+    return lines.read(path, FILE_SCHEMA)

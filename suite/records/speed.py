@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from suite.records import lines
-from suite.records.lines import Content, Form, Whole, Writer
+from suite.records.lines import Content, FileSchema, NonNegativeInt, Writer
 from suite.records.machine import Origin
 
 SCHEMA = 2
@@ -51,27 +51,27 @@ class SpeedRecord:
     device: str
     dtype: str
     direction: str
-    threads: Whole
+    threads: NonNegativeInt
     status: str
     kind: str = ""
     message: str = ""
     samples: tuple[Seconds, ...] = ()
     device_samples: tuple[Seconds, ...] = ()
-    inner: Whole = 0
+    inner: NonNegativeInt = 0
     convert: float | None = None
     first_call: float | None = None
-    pairs: Whole = 0
+    pairs: NonNegativeInt = 0
     flops: float | None = None
-    bytes: Whole | None = None
+    bytes: NonNegativeInt | None = None
     gemm: float | None = None
     copy: float | None = None
-    peak_bytes: Whole | None = None
+    peak_bytes: NonNegativeInt | None = None
     error_ratio: float | None = None
     grade: str = ""
     kernel: str = ""
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     operator: str = ""
-    keys: Whole = 0
+    keys: NonNegativeInt = 0
     swept: bool = False
 
     @property
@@ -111,7 +111,7 @@ class SpeedRecord:
 class SpeedHeader(Origin):
     """Where times were measured, by which protocol; import times by backend in seconds."""
 
-    protocol: Whole
+    protocol: NonNegativeInt
     imports: dict[str, float] = field(default_factory=dict)
     schema: str = f"{PREFIX}{SCHEMA}"
 
@@ -120,7 +120,7 @@ SpeedRun = Content[SpeedHeader, SpeedRecord]
 """A loaded file of speed records."""
 
 
-FORM = Form(
+FILE_SCHEMA = FileSchema(
     name="speed",
     header=SpeedHeader,
     record=SpeedRecord,
@@ -133,9 +133,9 @@ FORM = Form(
 
 def writer(path: str | Path, header: SpeedHeader) -> Writer[SpeedHeader, SpeedRecord]:
     """A writer of a new file of measurements. Raises FileExistsError."""
-    return Writer(path, FORM, header)
+    return Writer(path, FILE_SCHEMA, header)
 
 
 def load(path: str | Path, partial: bool = False) -> SpeedRun:
     """Read a file of speed records. Raises what `lines.read` raises."""
-    return lines.read(path, FORM, partial)
+    return lines.read(path, FILE_SCHEMA, partial)

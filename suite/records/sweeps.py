@@ -66,8 +66,8 @@ def runs(folder: Path) -> list[SweptRun]:
     """The runs below a folder, of which only headers are read yet. Raises RecordError."""
     shards: dict[object, list[tuple[Header, Path]]] = {}
     for path in files(folder):
-        if lines.is_of(path, cells.FORM):
-            header = lines.header(path, cells.FORM)
+        if lines.is_of(path, cells.FILE_SCHEMA):
+            header = lines.header(path, cells.FILE_SCHEMA)
             one = SweptRun(header, (path,)).key if header.shard else path
             shards.setdefault(one, []).append((header, path))
     return [SweptRun(of[0][0], tuple(path for _, path in of)) for of in shards.values()]
@@ -75,7 +75,9 @@ def runs(folder: Path) -> list[SweptRun]:
 
 def searched(folder: Path) -> list[SearchRun]:
     """The searches below a folder. Raises RecordError."""
-    return [searches.load(path) for path in files(folder) if lines.is_of(path, searches.FORM)]
+    return [
+        searches.load(path) for path in files(folder) if lines.is_of(path, searches.FILE_SCHEMA)
+    ]
 
 
 def title_of(header: Header) -> str:

@@ -100,7 +100,7 @@ def _conformance(paths: list[Path], request: Request) -> Frames:
 CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
-    accepts=partial(is_of, form=cells.FORM),
+    accepts=partial(is_of, file_schema=cells.FILE_SCHEMA),
     read=_conformance,
     tables=_named(
         conformance.RUNS, conformance.OF_STATUSES, conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
@@ -122,7 +122,7 @@ def _speed(paths: list[Path], request: Request) -> Frames:
 SPEED = Kind(
     name="records of speed",
     title="Attention speed",
-    accepts=partial(is_of, form=times.FORM),
+    accepts=partial(is_of, file_schema=times.FILE_SCHEMA),
     read=_speed,
     tables=_named(
         speed.SPEED, speed.SPEEDUP, speed.EXACTNESS, speed.COST_LAW, speed.REFUSED, speed.SAMPLES

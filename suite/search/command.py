@@ -15,16 +15,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.front.options import add_options
 from suite.records import machine, searches
 from suite.records.files import new_file
 from suite.records.searches import FoundRecord, SearchHeader
+from suite.run.options import add_options
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
-    from suite.front.process import Board
     from suite.judge.cell import Cell
+    from suite.run.process import Board
     from suite.search.engine import Search
     from suite.search.failures import Failure, Summary
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError:
         print(MISSING, file=sys.stderr)
         return 2
-    from suite.front.process import can_fork, supervised
+    from suite.run.process import can_fork, supervised
 
     if not can_fork():
         return search(arguments)
@@ -110,9 +110,9 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
     """Search in this process, and say on a board which cell is judged; returns the exit code."""
     from backends.registry import UsageError
     from backends.threads import limit_threads
-    from suite.front.options import Options
-    from suite.front.plan import Plan
     from suite.judge import leaks
+    from suite.run.options import Options
+    from suite.run.plan import Plan
     from suite.search.engine import Search
     from suite.spec.case import Case
 
@@ -227,7 +227,7 @@ def write(
     versions: Mapping[str, str] | None = None,
 ) -> None:
     """Write the file of a search; without a summary that of one whose process died."""
-    from suite.front.options import Options
+    from suite.run.options import Options
 
     asked = {name: getattr(arguments, name) for name in ("minutes", "examples", "gradients")}
     header = SearchHeader(

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
 from suite.checks import all_checks
-from suite.front import jax_caches
-from suite.front.plan import Plan
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
+from suite.run import jax_caches
+from suite.run.plan import Plan
 from suite.search import strategies
 from suite.search.failures import (
     Failure,
@@ -160,7 +160,7 @@ class Search:
             for implementation in self.implementations:
                 if implementation.operator is case.operator:
                     # What lies beyond declared limits is asked in the nearest case within them.
-                    twin = implementation.twin(case) or case
+                    twin = implementation.nearest_supported(case) or case
                     yield Cell(check, twin, implementation, self.plan.options.seed)
 
     def judge(self, cell: Cell) -> Verdict:

@@ -121,8 +121,12 @@ def _worst(cell: Cell) -> _Worst | None:
     expected = cell.oracle(inputs).expected
     for name, got in answer.arrays.items():
         axes = inputs.operator.outputs(inputs.case)[name]
-        keyless = np.broadcast_to(inputs.rows_along(inputs.keyless, axes), got.shape)
-        left_out = keyless & (name != "output" or cell.rows(inputs) in ("nan", "unmasked"))
+        fully_masked_rows = np.broadcast_to(
+            inputs.rows_along(inputs.fully_masked_rows, axes), got.shape
+        )
+        left_out = fully_masked_rows & (
+            name != "output" or cell.rows(inputs) in ("nan", "unmasked")
+        )
         shape = inputs.output_shape(name) if inputs.squeezed else got.shape
         arrays = (got, expected[name].value, expected[name].error, ~left_out)
         add(name, *(array.reshape(shape) for array in arrays))

@@ -237,7 +237,7 @@ class Inputs:
         return out
 
     @cached_property
-    def keyless(self) -> np.ndarray:
+    def fully_masked_rows(self) -> np.ndarray:
         """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of
         them: its answer is exactly 0, whatever an implementation elects."""
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
@@ -249,7 +249,7 @@ class Inputs:
     @property
     def has_empty_rows(self) -> bool:
         """Whether some row has no key."""
-        return bool(self.keyless.any())
+        return bool(self.fully_masked_rows.any())
 
     def rows_along(self, rows: np.ndarray, axes: str) -> np.ndarray:
         """Which elements along `axes` some of the rows, boolean (B, H, Lq), have a part in: boolean, with
@@ -283,7 +283,7 @@ class Inputs:
             **{"mask_array": self.dense_mask, "mask": None, "form": "dense", **changes}
         )
 
-    def taken(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
+    def select(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
         """A variation in which every array and the mask have only `order` along the axis `axis`, a
         letter, and along the axes `more`. Broadcast axes (size 1) stay as they are. Samples that are no
         axis are chosen as the operator says."""

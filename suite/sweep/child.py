@@ -6,8 +6,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.front.jax_caches import compilations_in
-from suite.front.process import how_it_ended, run_module
+from suite.run.jax_caches import compilations_in
+from suite.run.process import how_it_ended, run_module
 from suite.sweep.plan import Task
 
 LAST_LINES = 12

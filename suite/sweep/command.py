@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from suite.front.options import add_options
+from suite.run.options import add_options
 
 
 def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:

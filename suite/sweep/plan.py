@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from backends.registry import UsageError
-from suite.front.options import Options
 from suite.measure.releases import LOCKS, LockError, Release, read
 from suite.records.sweeps import INSTALLED
+from suite.run.options import Options
 
 MOST_SEEDS = 1_000_000
 

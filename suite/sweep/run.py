@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import msgspec
 
 from backends.registry import UsageError
-from suite.front.progress import span
 from suite.records import cells, lines, machine, searches
 from suite.records.files import new_file, new_folder
 from suite.records.machine import PACKAGES
 from suite.records.sweeps import SWEEP
+from suite.run.progress import span
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 from suite.sweep.child import Outcome
@@ -131,7 +131,9 @@ class Sweep:
     def _learn_versions(self, task: Task, path: Path) -> None:
         """Take in the versions of a task. Raises NotRecorded if another task of its release had
         others."""
-        form: Any = searches.FORM if lines.is_of(path, searches.FORM) else cells.FORM
+        form: Any = (
+            searches.FILE_SCHEMA if lines.is_of(path, searches.FILE_SCHEMA) else cells.FILE_SCHEMA
+        )
         for name, version in lines.header(path, form).versions.items():
             before = self._versions.setdefault((task.release, name), version)
             if version != before:

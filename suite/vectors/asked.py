@@ -177,7 +177,7 @@ def _is_put(case: StoredCase) -> bool:
     return not isinstance(case, ElectionCase) or case.question.name not in NOT_STORED
 
 
-class _Put(Exception):
+class CapturedProbe(Exception):
     """What a probe puts to an implementation."""
 
     def __init__(self, inputs: Inputs, differentiated: bool) -> None:
@@ -185,7 +185,7 @@ class _Put(Exception):
         self.inputs, self.differentiated = inputs, differentiated
 
 
-class Listener(Implementation):
+class ProbeRecorder(Implementation):
     """Hears what it is asked, and answers nothing."""
 
     name = "listener"
@@ -196,19 +196,19 @@ class Listener(Implementation):
         super().__init__(NumpyBackend())
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        raise _Put(inputs, False)
+        raise CapturedProbe(inputs, False)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        raise _Put(inputs, True)
+        raise CapturedProbe(inputs, True)
 
 
 @lru_cache(maxsize=512)
 def put(case: ElectionCase) -> tuple[Inputs, np.ndarray | None]:
     """What the probe of a question puts: its inputs, and its cotangent where it asks for gradients."""
-    probe = Probe(Listener(case.operator), case.dtype)
+    probe = Probe(ProbeRecorder(case.operator), case.dtype)
     try:
         PROBES[case.question.name](probe)
-    except _Put as heard:
+    except CapturedProbe as heard:
         return heard.inputs, probe.cotangent(heard.inputs) if heard.differentiated else None
     raise AssertionError(f"{case.id} asks nothing")
 

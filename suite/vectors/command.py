@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.front.options import add_options
+from suite.run.options import add_options
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import BROKEN, STATUSES
 
@@ -140,7 +140,7 @@ def judge_answers(arguments: argparse.Namespace) -> int:
 def progress(name: str) -> Callable[[float, int], None]:
     """What is called after each step with its seconds and the number of all steps, and says now and then
     what is left."""
-    from suite.front.progress import EVERY, Progress
+    from suite.run.progress import EVERY, Progress
 
     shown = Progress(EVERY[sys.stderr.isatty()])
 
@@ -159,8 +159,8 @@ def exit_code(run: Run) -> int:
 
 def lines(run: Run, plan: StoredPlan, arguments: argparse.Namespace) -> Iterator[str]:
     """What a run over stored answers says: tables, why cells fail, what is left to say."""
-    from suite.front.terminal import MOST, why
     from suite.report import explanation, frames, summary
+    from suite.run.terminal import MOST, why
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
         return {"again": rerun_command(arguments, [cell.case])}

@@ -28,7 +28,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import And, Mask, Or, Padding
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import NUMERICS
-from suite.vectors.asked import Listener, Selection, StoredProblem, operands, problems_of
+from suite.vectors.asked import ProbeRecorder, Selection, StoredProblem, operands, problems_of
 from suite.vectors.index import (
     INDEX,
     JSON_SCHEMA,
@@ -93,7 +93,7 @@ def contents(one: StoredProblem) -> tuple[Arrays, dict[str, Output]]:
     """The tensors of a file, and what it asks for. Raises VectorsError."""
     inputs, arrays = one.inputs(), one.arrays()
     if isinstance(one.case, Case) and inputs.has_empty_rows:
-        arrays["keyless"] = typed(inputs.keyless, "BOOL")
+        arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
     shapes: dict[str, tuple[str, tuple[int, ...], str]] = {}
     for name in one.outputs():
         axes = inputs.operator.outputs(inputs.case)[name]
@@ -190,7 +190,7 @@ def elective(one: StoredProblem) -> tuple[str, ...]:
     inputs = one.inputs()
     if isinstance(one.case, ElectionCase) or not inputs.has_empty_rows:
         return ()
-    names = questions_of_rows(inputs, Listener(inputs.operator))
+    names = questions_of_rows(inputs, ProbeRecorder(inputs.operator))
     of_gradients = (question_of_gradients(name, inputs) for name in names)
     return tuple(dict.fromkeys([*names, *(of_gradients if one.differentiated else ())]))
 

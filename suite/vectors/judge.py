@@ -11,12 +11,12 @@ import suite
 from backends.protocol import Implementation
 from backends.registry import ALIASES, REGISTRY, UsageError
 from suite.checks import all_checks
-from suite.front.options import Options
-from suite.front.plan import Plan
-from suite.front.recorded import header, record
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.records.cells import CellRecord, Header
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import header, record
 from suite.vectors.answers import read_answers
 from suite.vectors.asked import Selection, StoredProblem, problems_of
 from suite.vectors.index import Index, Runtime, VectorsError

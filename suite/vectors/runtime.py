@@ -132,7 +132,7 @@ class Stored(Implementation):
             return None
         return f"no answer to {' or '.join(names) or 'this'}"
 
-    def twin(self, case: AnyCase) -> Case | None:
+    def nearest_supported(self, case: AnyCase) -> Case | None:
         """None: what is answered was asked as it is."""
         return None
 

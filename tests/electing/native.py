@@ -173,7 +173,7 @@ def packed_of_torch(answers: Answers) -> Callable[..., Any]:
 class ElectingKernel(Kernel):
     """The honest kernel in NumPy, as a person's own that has no derivative."""
 
-    person = True
+    is_user_code = True
     may_be_forward_only = True
     numerics = "stepwise"
     features = ATTENTION_FEATURES | {"sinks", "lse", "alibi-slopes", "no-heads"}

@@ -13,7 +13,7 @@ from tests.mutants.registry import mutant
 class Persons(Kernel):
     """An honest kernel that a person handed over: what it elects is observed."""
 
-    person = True
+    is_user_code = True
     elections = {}
 
 
@@ -29,7 +29,7 @@ class MaskIgnoredByFlag(Persons):
 class FlagIgnoredWithoutMask(MultiHeadKernel):
     """The causal flag of a layer has no effect where there is no mask."""
 
-    person = True
+    is_user_code = True
     elections = {}
 
     def causal(self, call: LayerCall) -> np.ndarray:

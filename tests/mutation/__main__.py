@@ -16,11 +16,11 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from suite.front.jax_caches import compilations_in
-from suite.front.options import add_options
 from suite.records import machine
 from suite.records.lines import RecordError
 from suite.report.render import render
+from suite.run.jax_caches import compilations_in
+from suite.run.options import add_options
 from suite.spec.text import printable, printed
 from suite.spec.vocabulary import LEVELS
 from tests.mutation import records

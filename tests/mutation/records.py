@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from suite.records import lines
-from suite.records.lines import Content, Form, RecordError, Whole, Writer
+from suite.records.lines import Content, FileSchema, NonNegativeInt, RecordError, Writer
 from suite.records.machine import Origin
 
 SCHEMA = 1
@@ -35,8 +35,8 @@ class FaultRecord:
     version: str
     module: str
     function: str
-    line: Whole
-    start: Whole
+    line: NonNegativeInt
+    start: NonNegativeInt
     change: str
     old: str
     new: str
@@ -82,7 +82,7 @@ class Survivor:
 
     module: str
     version: str
-    line: Whole
+    line: NonNegativeInt
     old: str
     new: str
     verdict: str
@@ -132,7 +132,7 @@ FaultRun = Content[FaultHeader, FaultRecord]
 """A loaded file of mutants."""
 
 
-FORM = Form(
+FILE_SCHEMA = FileSchema(
     name="mutant",
     header=FaultHeader,
     record=FaultRecord,
@@ -145,9 +145,9 @@ FORM = Form(
 
 def writer(path: str | Path, header: FaultHeader) -> Writer[FaultHeader, FaultRecord]:
     """A writer of a new file. Raises FileExistsError."""
-    return Writer(path, FORM, header)
+    return Writer(path, FILE_SCHEMA, header)
 
 
 def load(path: str | Path, partial: bool = False) -> FaultRun:
     """Read a file of mutants. Raises what `lines.read` raises."""
-    return lines.read(path, FORM, partial)
+    return lines.read(path, FILE_SCHEMA, partial)

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from suite.front.process import run_module
 from suite.records import cells
 from suite.records.lines import RecordError
 from suite.records.machine import ROOT
+from suite.run.process import run_module
 from suite.spec.vocabulary import BROKEN
 from tests.mutation.changes import Change, changes
 from tests.mutation.loader import VARIABLE

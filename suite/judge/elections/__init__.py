@@ -69,7 +69,7 @@ def any_error_answers(question: str, implementation: Implementation, dtype: DTyp
     observed on a device, since none are verified there."""
     if implementation.elected(question, dtype) is not None:
         return True
-    if implementation.declared.person:
+    if implementation.declared.is_user_code:
         return of_native(question, implementation, dtype) == "raises"
     return implementation.backend.device != "cpu"
 
@@ -80,8 +80,10 @@ def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[s
     if not inputs.sizes.Lk:
         return ("no-keys",)
     left = _pairs_by_question(inputs, implementation)
-    empty = {question: ~pairs.any(-1) & inputs.keyless for question, pairs in left.items()}
-    together = inputs.keyless & ~np.logical_or.reduce(list(empty.values()))
+    empty = {
+        question: ~pairs.any(-1) & inputs.fully_masked_rows for question, pairs in left.items()
+    }
+    together = inputs.fully_masked_rows & ~np.logical_or.reduce(list(empty.values()))
     return tuple(name for name in left if empty[name].any() or together.any())
 
 
@@ -171,7 +173,7 @@ def raising(inputs: Inputs, implementation: Implementation) -> str:
 def _other_meaning(inputs: Inputs, implementation: Implementation) -> dict[str, str]:
     """What the causal flag of a person's function is elected to mean in a call with these inputs, by
     question, unless that is what the flag says. Adapters of frameworks know what their flags mean."""
-    if inputs.mask is None or not implementation.declared.person:
+    if inputs.mask is None or not implementation.declared.is_user_code:
         return {}
     sliding = implementation.missing(["native-window"]) is None
     flags = (Causal, Window) if sliding else Causal

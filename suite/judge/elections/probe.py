@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.protocol import ForwardOnly, Implementation
 from suite.judge import refusal
-from suite.judge.answer import names_of, parts, turned, vjp_of_lse
+from suite.judge.answer import names_of, parts, swap_heads_and_length, vjp_of_lse
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Deviation, NotApplicable
@@ -69,7 +69,7 @@ class Probe:
         """The inputs of a probe with a mask, in the sizes nearest to its own that the implementation
         takes."""
         case = Case.parse(probe.format(mask=mask, dt=self.dtype.name))
-        return draw(self.implementation.twin(case) or case)
+        return draw(self.implementation.nearest_supported(case) or case)
 
     def cross(self, **changes: Any) -> Inputs:
         """Inputs with other numbers of queries than of keys, and no mask but what `changes` say."""
@@ -105,7 +105,7 @@ class Probe:
             return None
         backend = self.implementation.backend
         arrays = {
-            name: turned(backend.to_numpy(array), prepared)
+            name: swap_heads_and_length(backend.to_numpy(array), prepared)
             for name, array in parts(native, prepared).items()
             if array is not None
         }
@@ -117,7 +117,7 @@ class Probe:
     def _take_as_answer(self, error: Exception) -> None:
         """Raise Refused for an error by which a person's function refuses to answer, and Deviation
         "raised" for an error that is no answer."""
-        person = self.implementation.declared.person
+        person = self.implementation.declared.is_user_code
         inside = self.implementation.backend.raised_inside(error)
         if person and isinstance(inside, NotImplementedError):
             raise refusal.outcome(self.implementation, error) from error
@@ -152,7 +152,7 @@ class Probe:
         """Name what stands in the rows without keys: zeros, nan, uniform, unmasked, or other."""
         if got is None:
             return "raises"
-        rows = inputs.keyless
+        rows = inputs.fully_masked_rows
         axes = inputs.operator.outputs(inputs.case)["output"]
         chosen = np.broadcast_to(inputs.rows_along(rows, axes), got.shape)
         if np.isnan(got[chosen]).all():
@@ -177,7 +177,8 @@ class Probe:
         prepared = self.implementation.differentiable_fresh(inputs)
         names = names_of(prepared, inputs)
         wrt = [name for name in OPERANDS if name in names]
-        native = backend.array(np.ascontiguousarray(turned(cotangent, prepared)), self.dtype)
+        values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))
+        native = backend.array(values, self.dtype)
         try:
             _, gradients = backend.vjp(prepared, wrt, native)
         except ForwardOnly as error:
@@ -189,7 +190,9 @@ class Probe:
             raise NotApplicable(
                 "the answer has another dtype than the cotangent, or hangs not on it"
             )
-        return {n: turned(backend.to_numpy(g), prepared) for n, g in gradients.items()}
+        return {
+            n: swap_heads_and_length(backend.to_numpy(g), prepared) for n, g in gradients.items()
+        }
 
     def lse_gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
         """Gradients of the log-sum-exp by query and key, 0 where there are none; None where the framework
@@ -206,7 +209,7 @@ class Probe:
             return None
         backend, zeros = self.implementation.backend, np.zeros(1)
         return {
-            n: zeros if g is None else turned(backend.to_numpy(g), prepared)
+            n: zeros if g is None else swap_heads_and_length(backend.to_numpy(g), prepared)
             for n, g in gradients.items()
         }
 

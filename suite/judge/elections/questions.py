@@ -134,7 +134,7 @@ def _gradient_of(p: Probe, inputs: Inputs) -> str:
         if p.matches_gradients(got, inputs, cotangent, mode):
             return name
     # Scores that are constants take no gradient; those that are merely large do.
-    rows = inputs.rows_along(inputs.keyless, inputs.axes("query"))
+    rows = inputs.rows_along(inputs.fully_masked_rows, inputs.axes("query"))
     return "scores" if ((got["query"] != 0) & rows).any() else "other"
 
 
@@ -157,7 +157,7 @@ def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
 
 
 def _no_keys(p: Probe) -> str:
-    got = p.values(p.inputs().taken("k", slice(0, 0)), lacking=True)
+    got = p.values(p.inputs().select("k", slice(0, 0)), lacking=True)
     if got is None:
         return "raises"
     if np.isnan(got).all():
@@ -192,7 +192,7 @@ def _alignment(p: Probe) -> str:
 def _causal_with_mask(p: Probe) -> str:
     base = p.inputs()
     if base.sizes.Lq != base.sizes.Lk:  # what the flag means there is another question
-        base = base.taken("k", slice(0, base.sizes.Lq))
+        base = base.select("k", slice(0, base.sizes.Lq))
     # Keys 0 are made visible so that no row is without keys under any reading.
     array = Boolean("b1qk").dense(base.sizes) | (np.arange(base.sizes.Lk) == 0)
     causal = Causal().dense(base.sizes)
@@ -212,7 +212,7 @@ def _causal_with_mask(p: Probe) -> str:
 def _causal_alone(p: Probe) -> str:
     base = p.inputs()
     if base.sizes.Lq != base.sizes.Lk:  # what the flag means there is another question
-        base = base.taken("k", slice(0, base.sizes.Lq))
+        base = base.select("k", slice(0, base.sizes.Lq))
     flagged = base.replace(mask=Causal(), form="flag")
     got = p.values(flagged)
     if got is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from suite.front.options import NAMES, Options
 from suite.records.cells import CellRecord
+from suite.run.options import NAMES, Options
 from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
 

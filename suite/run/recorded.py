@@ -9,11 +9,11 @@ from typing import Any
 
 from backends.compilation import mode_of
 from backends.threads import threads_as_set
-from suite.front.options import Options
 from suite.judge.cell import Cell
 from suite.judge.verdict import Verdict
 from suite.records import machine
 from suite.records.cells import CellRecord, Header
+from suite.run.options import Options
 from suite.spec.catalogue import AnyCase, find
 from suite.spec.elections import ElectionCase
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from backends import registry
 from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
-from suite.front.options import add_options
+from suite.run.options import add_options
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
 
 Elected = Mapping[str, Mapping[str, Mapping[str, str]]]

@@ -1,4 +1,4 @@
-"""The ledger: which cells a run owes, what became of each, and the file in which that is written down.
+"""The log of a run: the cells that a run owes, the verdict of each, and the file that holds them.
 
 The file is opened before anything is judged, at a path that no kernel can move. A cell that is judged
 again, because a plugin repeats tests, keeps the worst of its verdicts; what pytest holds against a test
@@ -14,15 +14,15 @@ from typing import Any, TextIO
 
 import pytest
 
-from suite.front.options import NAMES, Options
-from suite.front.recorded import crashed, header
-from suite.front.supervision import BOARD
-from suite.front.terminal import Terminal
 from suite.records import cells as records
 from suite.records.cells import CellRecord
 from suite.records.coverage import shortfalls
 from suite.records.files import new_file, remove_empty
 from suite.records.lines import Writer
+from suite.run.options import NAMES, Options
+from suite.run.recorded import crashed, header
+from suite.run.supervision import BOARD
+from suite.run.terminal import Terminal
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 

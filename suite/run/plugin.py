@@ -25,22 +25,22 @@ import suite
 from attention_conformance.impostors import refuse_impostors
 from backends.registry import UsageError
 from backends.threads import limit_threads
-from suite.front import jax_caches
-from suite.front.ledger import RunLog, cell_of
-from suite.front.options import NAMES, Options, add_options
-from suite.front.order import sort_for_workers
-from suite.front.plan import Plan
-from suite.front.process import orphaned, write_stacks
-from suite.front.recorded import cell_name, crashed, record
-from suite.front.rerun import failure_text
-from suite.front.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker, teller
-from suite.front.supervision import pytest_cmdline_main as pytest_cmdline_main
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
 from suite.judge.verdict import first_line
 from suite.records import cells as records
 from suite.records.coverage import NOT_JUDGED_ENOUGH
+from suite.run import jax_caches
+from suite.run.log import RunLog, cell_of
+from suite.run.options import NAMES, Options, add_options
+from suite.run.order import sort_for_workers
+from suite.run.plan import Plan
+from suite.run.process import orphaned, write_stacks
+from suite.run.recorded import cell_name, crashed, record
+from suite.run.rerun import failure_text
+from suite.run.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker, teller
+from suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
 from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
@@ -141,7 +141,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         gc.collect()
         if _alone(pyfuncitem.config):
             gc.freeze()  # pytest looks for cycles twice more
-        verdict = leaks.held_against(verdict, [], leaks.died())
+        verdict = leaks.fail_for_leaks(verdict, [], leaks.died())
     cell_record = record(cell, verdict)
     pyfuncitem.stash[RECORD] = cell_record
     _STATE["judged"] = judged = _STATE.get("judged", 0) + 1

@@ -9,11 +9,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from suite.front.elections import add_elections_parser
-from suite.front.options import add_options
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.report.commands import add_diff_parser, add_partial, add_report_parser
+from suite.run.elections import add_elections_parser
+from suite.run.options import add_options
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, Selection, everything, find
@@ -176,7 +176,7 @@ def _facts(case: AnyCase) -> str:
     lines = [f"  checks  {', '.join(checks) or 'none (not in the catalogue)'}"]
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
-        pairs, empty = inputs.attends, int(inputs.keyless.sum())
+        pairs, empty = inputs.attends, int(inputs.fully_masked_rows.sum())
         if case.operator.takes_masks:
             lines.append(
                 f"  pairs   {int(pairs.sum())} of {pairs.size} attend, {empty} rows without keys"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from suite.front.options import NAMES
-from suite.front.process import Board, can_fork, place_in, supervised
 from suite.records.files import remove_empty
+from suite.run.options import NAMES
+from suite.run.process import Board, can_fork, place_in, supervised
 
 if TYPE_CHECKING:
-    from suite.front.ledger import RunLog
+    from suite.run.log import RunLog
 
 BOARD = pytest.StashKey[Board]()
 USAGE, IDENTITY, STACKS = "attention-usage", "attention-identity", "attention-stacks"

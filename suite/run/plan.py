@@ -28,11 +28,6 @@ from backends.protocol import (
 from backends.registry import UsageError
 from backends.user_layer import UserLayer
 from suite.checks import all_checks
-from suite.front.inherited import inherited
-from suite.front.options import Options
-from suite.front.overflow import with_overflow
-from suite.front.process import limited
-from suite.front.recorded import record_key
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
@@ -47,6 +42,11 @@ from suite.records.expectations import (
     load,
     load_named,
 )
+from suite.run.inherited import inherited
+from suite.run.options import Options
+from suite.run.overflow import with_overflow
+from suite.run.process import limited
+from suite.run.recorded import record_key
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import dtype
@@ -256,7 +256,9 @@ class Plan:
         first = self._judged(cell, seconds)
         if first.status not in BROKEN or first.kind in OF_CALLS:
             return first
-        second = leaks.held_against(self._judged(other, seconds), cell.left, cell.dead)
+        second = leaks.fail_for_leaks(
+            self._judged(other, seconds), cell.changed_settings, cell.background_errors
+        )
         return replace(second, seconds=first.seconds + second.seconds)
 
     def _judged(self, cell: Cell, seconds: float) -> Verdict:

@@ -44,24 +44,26 @@ PASSES = 6
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RoundingSamples:
     """What is expected of one array, and its errors (PASSES, n) where roundings are drawn."""
 
     exact: np.ndarray
     errors: np.ndarray
 
 
-_CACHE: Cache[dict[str, Drawn]] = Cache(128)
+_CACHE: Cache[dict[str, RoundingSamples]] = Cache(128)
 _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 
 
-def forward_drawn(inputs: Inputs, u: Roundoffs) -> Drawn:
+def forward_drawn(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
     """The output, where roundings of `u` are drawn."""
     reference = references.of(inputs.operator).forward
     return _drawn(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
 
-def gradients_drawn(inputs: Inputs, cotangent: np.ndarray, u: Roundoffs) -> dict[str, Drawn]:
+def gradients_drawn(
+    inputs: Inputs, cotangent: np.ndarray, u: Roundoffs
+) -> dict[str, RoundingSamples]:
     """The gradients for a cotangent of the output, likewise."""
     reference = references.of(inputs.operator).vjp
     of = ("vjp", cotangent.tobytes())
@@ -83,10 +85,10 @@ def directions(inputs: Inputs) -> dict[str, np.ndarray]:
 def _drawn(
     inputs: Inputs, of: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
     names: tuple[str, ...] = (),
-) -> dict[str, Drawn]:  # fmt: skip
+) -> dict[str, RoundingSamples]:  # fmt: skip
     """What is drawn of a reference, by array; `of` tells it from others of the same inputs."""
 
-    def compute() -> dict[str, Drawn]:
+    def compute() -> dict[str, RoundingSamples]:
         exact = reference(NO_ROUNDING).arrays
         passes: dict[str, list[np.ndarray]] = {name: [] for name in names or exact}
         for n in range(PASSES):
@@ -95,7 +97,7 @@ def _drawn(
             for name, errors in passes.items():
                 errors.append((arrays[name].value - exact[name].value).ravel())
         return {
-            name: Drawn(exact[name].value, np.stack(errors).astype(np.float64))
+            name: RoundingSamples(exact[name].value, np.stack(errors).astype(np.float64))
             for name, errors in passes.items()
         }
 
@@ -142,7 +144,7 @@ class Spread:
         self.energy = self.expected = self.largest = 0.0
         self.parts: dict[str, ErrorAlong] = {}
 
-    def add(self, got: np.ndarray, drawn: Drawn, along: Mapping[str, np.ndarray]) -> None:
+    def add(self, got: np.ndarray, drawn: RoundingSamples, along: Mapping[str, np.ndarray]) -> None:
         """Take an answer to one draw of the inputs, and the directions by name, in its shape. Draws count
         alike: what is drawn for each has the size 1."""
         if not np.isfinite(drawn.errors).all():

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from suite.front.options import Options
-from suite.front.progress import EVERY, Progress
-from suite.front.rerun import rerun_command, search_command
 from suite.records.cells import CellRecord, Run
+from suite.run.options import Options
+from suite.run.progress import EVERY, Progress
+from suite.run.rerun import rerun_command, search_command
 from suite.spec.text import printable
 
 if TYPE_CHECKING:
-    from suite.front.ledger import RunLog
     from suite.report.explanation import Group
+    from suite.run.log import RunLog
 
 MOST = 10
 """How many groups of failures, and how many failures, are shown in full."""

@@ -1,1 +1,0 @@
-"""The front: options, the plan of a run, the pytest plugin and the command line."""
