@@ -225,11 +225,14 @@ class Manifest:
         self, entries: Iterable[Expectation], versions: Mapping[str, str], device: str
     ) -> None:
         self.entries = [entry for entry in entries if entry.holds_for(versions, device)]
+        self._by_check: dict[tuple[str, str], list[Expectation]] = {}
 
     def find(self, implementation: str, check: str, case: str) -> Expectation | None:
         """The entry for a cell. Raises ExpectationError where two entries claim it."""
-        candidates = (entry for entry in self.entries if not entry.drawn)
-        entries = [entry for entry in candidates if entry.matches(implementation, check, case)]
+        key = (implementation, check)
+        if key not in self._by_check:
+            self._by_check[key] = [e for e in self.entries if not e.drawn and e.asks(*key)]
+        entries = [entry for entry in self._by_check[key] if entry.names(case)]
         if len(entries) > 1:
             raise ExpectationError(
                 f"{entries[0].source} and {entries[1].source} both match "
