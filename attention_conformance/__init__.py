@@ -8,10 +8,13 @@
     def test_one_call():
         assert_attention_close(my_kernel(q, k, v), q, k, v)   # your own data, the derived bound
 
-`check_attention` judges a function by the cases of a level, `judge_module` a layer,
-`parametrize_attention` makes a pytest case of every cell, `assert_attention_close` judges one call with
-your own arrays, and `attention_bound` gives its expected values with their bound. All of it is what the
-command line does, with the same cases, bounds and verdicts. A framework is imported when one is asked.
+- `check_attention` judges a function by the cases of a level.
+- `judge_module` judges a layer.
+- `parametrize_attention` makes a pytest case of every cell.
+- `assert_attention_close` judges one call with your own arrays.
+- `attention_bound` gives expected values with their bound.
+
+Cases, bounds and verdicts are those of the command line. A framework is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ _PLACES = {
     "judge_module": "attention_conformance.judging",
     "parametrize_attention": "attention_conformance.cells",
 }
-"""Where each name is defined: `import attention_conformance` itself costs nothing."""
+"""The module of each public name. Names are imported on first use."""
 
 __all__ = [
     "AttentionFailure",

@@ -1,4 +1,4 @@
-"""Arrays of any framework as NumPy arrays, without importing a framework."""
+"""Convert arrays of any framework to NumPy, without importing a framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from suite.spec.dtypes import DTYPES, DType, dtype, round_to
 
 
 def as_numpy(array: Any, what: str) -> np.ndarray:
-    """The values: boolean as they are, every number as float64. Raises TypeError for what is no array."""
+    """The array in NumPy: booleans unchanged, numbers as float64. Raises TypeError if NumPy
+    cannot read it."""
     if hasattr(array, "detach"):  # torch has bfloat16, NumPy has not
         array = array.detach().cpu()
         array = array.double() if array.is_floating_point() else array
@@ -24,8 +25,10 @@ def as_numpy(array: Any, what: str) -> np.ndarray:
 
 
 def dtype_of(array: Any, name: str | None, what: str) -> DType:
-    """The dtype of an array: the one called `name`, else its own. Raises ValueError where it is none that
-    is judged, and where values are none of the dtype called `name`."""
+    """The dtype called `name`, or the dtype of the array if `name` is None.
+
+    Raises ValueError if the suite does not judge the dtype, or if values need rounding to `name`.
+    """
     if name is not None:
         fmt, values = dtype(name), as_numpy(array, what)
         wrong = (round_to(values, fmt) != values) & ~np.isnan(values)

@@ -1,4 +1,4 @@
-"""One call of an attention function, held against the derived bound of its own inputs."""
+"""Judge one call of an attention function by the bound that is derived from its inputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import NUMERICS, OPERANDS
 
 ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right": Causal(True)}
-"""What `causal` may be."""
+"""The values of `causal`, with their masks."""
 
 EMPTY_ROWS = (None, "zeros", "uniform", "nan")
-"""What `empty_rows` may be."""
+"""The values of `empty_rows`."""
 
 
 class Expected(NamedTuple):
-    """The values in float64 that attention gives, and how far rounding may move each of them."""
+    """Expected values in float64, and the bound of each element's rounding error."""
 
     value: np.ndarray
     bound: np.ndarray
@@ -53,10 +53,10 @@ def attention_bound(
     axis_order: str = "bhld",
     **features: Any,
 ) -> Expected:
-    """What attention gives for these arrays, with the bound of a numerics class.
+    """The expected output for these arrays, with the bound of a numerics class.
 
-    Arguments are those of `assert_attention_close`. Returns values and bounds of the output's shape,
-    float64; rows without keys are 0. The bound is derived in `references/primitives/softmax.py`.
+    Arguments are those of `assert_attention_close`. Values and bounds are float64 and have the shape of
+    the output; fully masked rows are 0. The bound is derived in `references/primitives/softmax.py`.
     """
     features |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "softcap": softcap}
     problem = _Problem(
@@ -90,23 +90,26 @@ def assert_attention_close(
 ) -> float:
     """Assert that `actual` is softmax(scale * query @ key^T + bias) @ value within the derived bound.
 
-    Arrays are of any framework: query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), actual
-    (B, H, Lq, Dv), or with heads after lengths under `axis_order="blhd"`; H is a multiple of Hkv. `mask`
-    is boolean, True attends, `bias` is added to the scores; both broadcast to (B, H, Lq, Lk) in either
-    order of axes. `sinks` (H,) is one more logit a head. `alibi_slopes` (H,) are those of which the call
-    makes its bias: -slope |i + Lk - Lq - j| for row i and key j. `scale` is 1 / sqrt(D) by default. Any
-    other feature of `suite.spec.features` is given by its name.
-    `causal` is True or "top-left", or "bottom-right".
+    Arrays may be of any framework.
 
-    `numerics` is the class that the answer is held to: "exact", "fused", "eager", "stepwise", "working"
-    or "single" (`suite.judge.tolerance`). The dtype is that of the query, or `dtype` where NumPy has no
-    such type. `empty_rows` says what rows without keys are: "zeros", "uniform", "nan"; None leaves them
-    out.
-    `lse` (B, H, Lq) is judged, too, where it is given, but beside sinks; so are `grads`, gradients by the
-    names query, key, value, bias and sinks of a loss whose gradient by the output is `cotangent`.
+    - `query` (B, H, Lq, D), `key` (B, Hkv, Lk, D), `value` (B, Hkv, Lk, Dv), `actual` (B, H, Lq, Dv);
+      H is a multiple of Hkv. With `axis_order="blhd"` lengths stand before heads.
+    - `mask`: boolean, True attends; `bias`: added to the scores. Both broadcast to (B, H, Lq, Lk).
+    - `sinks` (H,): one more logit per head
+    - `alibi_slopes` (H,): the bias is -slope |i + Lk - Lq - j| for row i and key j
+    - `scale`: 1 / sqrt(D) by default
+    - `causal`: True or "top-left", or "bottom-right"
+    - `features`: any other feature of `suite.spec.features` by its name
+    - `numerics`: the class of the bound, "exact", "fused", "eager", "stepwise", "working" or "single"
+      (`suite.judge.tolerance`)
+    - `dtype`: the dtype of the values if NumPy lacks it; by default the dtype of the query
+    - `empty_rows`: expected fully masked rows, "zeros", "uniform" or "nan"; None does not judge them
+    - `lse` (B, H, Lq): judged if given; not together with sinks
+    - `grads`: gradients by array name (query, key, value, bias, sinks), judged if given;
+      `cotangent` is the gradient of the loss with respect to the output
 
     Returns the largest |error| / bound. Raises AssertionError with the worst element, and ValueError or
-    TypeError for arguments that do not fit.
+    TypeError for invalid arguments.
     """
     __tracebackhide__ = True
     features |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "softcap": softcap}
@@ -133,7 +136,7 @@ def assert_attention_close(
 
 
 class _Problem:
-    """Attention of a person's own arrays."""
+    """The attention problem that a caller's arrays state."""
 
     def __init__(
         self, query: Any, key: Any, value: Any, mask: Any, bias: Any, features: Mapping[str, Any],
@@ -158,7 +161,7 @@ class _Problem:
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
         if bias is not None and features["alibi_slopes"] is not None:
-            raise ValueError("slopes are a bias that the call makes itself: give one of the two")
+            raise ValueError("expected bias or alibi_slopes, got both: give one of the two")
         options: dict[str, Any] = {"scale": None if scale is None else float(scale)}
         for name, given in features.items():
             if name not in FEATURES or FEATURES[name].option is None:
@@ -177,31 +180,32 @@ class _Problem:
         """An operand or an output as (B, H, L, D), float64."""
         values = as_numpy(array, what)
         if values.ndim != 4:
-            raise ValueError(f"{what} has four axes, batch and heads with them; got {values.shape}")
+            raise ValueError(f"{what} has four axes, batch and heads included; got {values.shape}")
         return values.swapaxes(1, 2) if self.swapped else values
 
     def back(self, array: np.ndarray) -> np.ndarray:
-        """An output in the order of axes in which operands came."""
+        """An output in the caller's axis order."""
         array = np.array(array, np.float64)  # a copy: the oracle keeps its own
         return array.swapaxes(1, 2) if self.swapped else array
 
     def oracle(self, rows: str | None, lse: bool = False) -> Oracle:
-        """What is expected; `rows` is what rows without keys are, None where they are left out."""
+        """The expected outputs; `rows` are the expected fully masked rows, None to skip them."""
         inputs = self.inputs.replace(lse=True) if lse else self.inputs
         return Oracle.forward(inputs, self.rounding, rows or "unmasked")
 
     def judge_gradients(self, grads: Mapping[str, Any], cotangent: Any, rows: str | None) -> float:
-        """The largest ratio of gradients. Raises Deviation, and ValueError for what cannot be judged."""
+        """The largest |error| / bound of the gradients. Raises Deviation and ValueError."""
         if cotangent is None:
-            raise ValueError("grads need the cotangent: the gradient of the loss by the output")
+            raise ValueError(
+                "grads need the cotangent: the gradient of the loss with respect to the output"
+            )
         if unknown := sorted(set(grads) - set(self.inputs.arrays)):
             raise ValueError(
                 f"no gradient of {unknown[0]}: there are {', '.join(self.inputs.arrays)}"
             )
         if self.inputs.has_empty_rows and rows != "zeros":
             raise ValueError(
-                "gradients of rows without keys hang on what those rows are: only empty_rows='zeros' is "
-                "judged"
+                "gradients depend on the values of fully masked rows: only empty_rows='zeros' is judged"
             )
         shape = (*self.inputs.query.shape[:3], self.inputs.value.shape[3])
         values = self.read(cotangent, "cotangent")
@@ -213,7 +217,7 @@ class _Problem:
             operand = name in OPERANDS
             got = self.read(array, what) if operand else as_numpy(array, what)
             if name == "bias" and got.size == want.value.size:
-                got = got.reshape(want.value.shape)  # without leading axes of size 1
+                got = got.reshape(want.value.shape)  # leading axes of size 1 may be absent
             _check_shape(what, got, want.value.shape)
             judged = np.ones(got.shape, bool)
             _, measured, deviation = against_oracle(
@@ -237,14 +241,12 @@ def _sizes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> Sizes:
 
 
 def _mask(mask: Any, causal: bool | str, sizes: Sizes) -> np.ndarray | None:
-    """The mask and the causal one together, boolean; None where there is none."""
+    """The boolean mask, combined with the causal mask; None without either."""
     allowed = None
     if mask is not None:
         allowed = as_numpy(mask, "mask")
         if allowed.dtype.kind != "b":
-            raise ValueError(
-                "mask is boolean, True attends; what is added to the scores is the bias"
-            )
+            raise ValueError("mask is boolean, True attends; pass scores to add as bias")
         allowed = _broadcast("mask", allowed, sizes)
     order = ALIGNMENTS[causal]
     if order is None:

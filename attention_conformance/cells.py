@@ -1,4 +1,4 @@
-"""Every cell of a function as a pytest case of the person's own test."""
+"""Make pytest cases of a function's cells."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from suite.spec.vocabulary import BROKEN
 
 
 class JudgedCell:
-    """One question to one function: call it to judge. `check` and `case` name the question.
+    """One cell of one function; calling the object judges the cell.
 
-    A call ends as a test does: passed, failed with what is off and by how much, skipped where the
-    function does not support the case, and expected to fail where a manifest says so. `verdict` is the
-    record that it left.
+    The call returns if the cell passes. The test fails if the cell fails, is skipped if the function does
+    not support the case, and is an expected failure if a manifest says so. `check` and `case` name the
+    cell; `verdict` is its record after the call.
     """
 
     def __init__(self, plan: Plan, cell: Cell) -> None:
@@ -56,16 +56,16 @@ def parametrize_attention(
     argument: str = "cell",
     **options: Any,
 ) -> pytest.MarkDecorator:
-    """A decorator that makes a pytest case of every cell that the function supports.
+    """Decorate a test so that every cell that the function supports is a pytest case.
 
         @parametrize_attention(my_kernel, backend="torch", dtypes=("f16",))
         def test_my_kernel(cell):
             cell()
 
-    `expected_failures` are reasons by a shell pattern of CHECK/CASE: the case is marked as a strict
-    expected failure. `argument` is the name of the test's argument. `options` are those of
-    `check_attention` but `raises` and `timeout`. Frameworks are imported as the module of the test is.
-    Raises UsageError.
+    `expected_failures` maps shell patterns of CHECK/CASE to reasons; matching cases are strict expected
+    failures. `argument` is the name of the test's argument. `options` are those of `check_attention`,
+    without `raises` and `timeout`. Frameworks are imported when the test module is imported. Raises
+    UsageError.
     """
     plan = plan_of(function, backend, level, **options)
     asked = [
@@ -75,7 +75,7 @@ def parametrize_attention(
     ]
     cases = [JudgedCell(plan, cell) for cell in asked]
     if not cases:
-        raise UsageError("no cell that is asked for is one that the function supports")
+        raise UsageError("the function supports none of the selected cells")
     patterns = expected_failures or {}
     for pattern in patterns:
         if not any(fnmatchcase(repr(case), pattern) for case in cases):

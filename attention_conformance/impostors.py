@@ -1,4 +1,4 @@
-"""Impostors: `suite`, `backends` and `references` are common names, and all must be this project's."""
+"""Check that the packages `suite`, `backends` and `references` are this project's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = ("suite", "backends", "references")
 
 
 def refuse_impostors() -> None:
-    """Raise ImportError where another package has a name of ours, and say what to do."""
+    """Raise ImportError if another package has the name of one of this project's packages."""
     for name in NAMES:
         spec = importlib.util.find_spec(name)
         place = Path(spec.origin).resolve() if spec and spec.origin else None

@@ -1,4 +1,4 @@
-"""A function or a layer, judged by the cases of a level."""
+"""Judge a function or a layer by the cases of a level."""
 
 from __future__ import annotations
 
@@ -46,21 +46,24 @@ def check_attention(
 ) -> Report:
     """Judge a function by the cases of a level, as `pytest suite --function` does, in this process.
 
-    `function` is any callable with the signature of the backend's own attention or a part of it: a
-    closure, a module, something compiled. `backend` is "torch", "tf", "jax", "keras-torch", "keras-jax",
-    "keras-numpy" or "module:object"; `level` "smoke", "standard" or "full". `like` names a layer that the
-    function makes, or another operator that it is (see `judge_module`). `name` is what tables call it.
-    `numerics` is the class it is held to, `elect` its answers by question, `dtypes` those it takes,
-    `expect` manifests of expected failures; `claims` are the other claims that a function can make
-    (`head_sizes=(64, 128)`, `max_length=512`, ...; see `suite.spec.claims.CLAIMS`). `inherit_known`: what
-    the framework's own code is known to fail in the same way is known. `checks` are names of checks to
-    ask, all by default. `timeout` is in seconds a cell, 0 for none; it takes the alarm of the process,
-    and ends a process whose cell holds the interpreter's lock.
+    - `function`: a callable with the signature of the backend's own attention, or part of it
+    - `backend`: "torch", "tf", "jax", "keras-torch", "keras-jax", "keras-numpy" or "module:object"
+    - `level`: "smoke", "standard" or "full"
+    - `like`: the operator if the function is not plain attention, or a layer if the function makes one
+      (see `judge_module`)
+    - `name`: the function's name in tables
+    - `numerics`: the numerics class; `elect`: answers by election question; `dtypes`: supported dtypes
+    - `expect`: manifests of expected failures
+    - `checks`: names of checks, by default all
+    - `inherit_known`: a failure is known if the framework's own code is known to fail in the same way
+    - `timeout`: seconds per cell, 0 for none. It uses SIGALRM, and ends the process if a cell holds the
+      GIL.
+    - `claims`: other claims, as `head_sizes=(64, 128)` (`suite.spec.claims.CLAIMS`)
 
-    Returns the report. Raises AttentionFailure where a cell fails, none passes, or too little is judged,
-    unless `raises` is False, and UsageError for what cannot be judged at all. Too little is no cell of
-    the check `values`, or less than half of what the signature and the claims allow, where the function
-    refuses the rest and `allow_refusals` is False.
+    Returns the report. Unless `raises` is False, raises AttentionFailure if a cell fails, no cell passes,
+    or too little is judged: no cell of the check `values`, or less than half of the cells that signature
+    and claims allow. `allow_refusals` switches the second rule off. Raises UsageError for invalid
+    arguments.
     """
     __tracebackhide__ = True
     if timeout < 0:
@@ -87,10 +90,10 @@ def judge_module(
 ) -> Report:
     """Judge the layer that a factory makes, as `pytest suite --function --like` does.
 
-    `factory(**configuration)` returns the layer; what it is told and what the layer is called with
-    stands in the documentation of `--like`. A layer with a method `load_attention(parameters)` is held
-    against the reference, another one is judged by what needs none. `options` are those of
-    `check_attention`. Returns and raises what that does.
+    `factory(**configuration)` returns the layer. The documentation of `--like` lists the configuration
+    and the arguments of the layer. If the layer has a method `load_attention(parameters)`, its output is
+    compared with the reference; otherwise only checks without a reference are asked. `options`, result
+    and errors are those of `check_attention`.
     """
     __tracebackhide__ = True
     return check_attention(factory, backend, like=like, **options)
@@ -119,12 +122,12 @@ def plan_of(
         claimed["elections"] = dict(elect)
     called = name_of(function) if name is None else name
     if not called:
-        raise UsageError("a function has a name of one letter or more, got ''")
+        raise UsageError("name: expected one letter or more, got ''")
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
         inherit_known="yes" if inherit_known else "no", allow_refusals=allow_refusals,
         cell_timeout=timeout,
-        start_timeout=0.0,  # the watchdog would end the person's process
+        start_timeout=0.0,  # the watchdog would end the caller's process
     )  # fmt: skip
     plan = Plan.make(options, callables={called: _signed(function)}, claimed=claimed)
     stale = plan.stale_expectations() if plan.expected else []
@@ -144,14 +147,14 @@ def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What tables call a function: its name, or that of its class, as far as a name can have it."""
+    """The name of a function or of its class, without characters that names in tables cannot have."""
     plain = getattr(function, "func", function)
     name = getattr(plain, "__name__", type(plain).__name__)
     return re.sub(r"[^A-Za-z0-9_.-]+", "", name) or "function"
 
 
 def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with the signature of what it ends in, and with its own claims."""
+    """The function with the signature of the function that it wraps, and with its own claims."""
     inner = ends_in(function)
     if inner is function:
         return function

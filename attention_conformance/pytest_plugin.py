@@ -1,7 +1,7 @@
-"""What pytest loads where this project is installed: nothing, until `--attention-backend` is given.
+"""The pytest plugin of the installed project. It does nothing unless `--attention-backend` is given.
 
-Then the suite's own plugin is loaded, with its options under prefixed names, so that a project with a
-`--backend` of its own can ask for the suite, too: `pytest --pyargs suite --attention-backend=torch`.
+With that option the suite's plugin is loaded under prefixed option names, so that the options do not
+clash with a project's own `--backend`: `pytest --pyargs suite --attention-backend=torch`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pytest
 from attention_conformance.impostors import NAMES, ROOT, refuse_impostors
 
 ASKED = "--attention-backend"
-"""The option that no run is without."""
+"""The option that every run of the suite has."""
 
 HIDDEN = re.compile(rf"No module named '({'|'.join(NAMES)})\.")
-"""What Python says where a person's folder has a name of ours and no `__init__.py`: a package goes before
-such a folder, wherever on the path the two lie."""
+"""Python's error if a user's folder without `__init__.py` has the name of one of this project's packages.
+Python prefers the package, whatever the order of sys.path."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Load the suite's plugin before any conftest file, where its options are given."""
+    """Load the suite's plugin before any conftest file, if `--attention-backend` is given."""
     if not any(str(word).partition("=")[0] == ASKED for word in args):
         return
     try:
@@ -38,13 +38,14 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Say why a module in a folder of a person's own is not found."""
+    """Explain why a module in a user's folder is not found, if one of this project's
+    packages hides it."""
     report = yield
     if report.failed and (told := HIDDEN.search(str(report.longrepr))):
         name = told[1]
         sentence = (
-            f"the package {name!r} is that of attention-conformance, in {ROOT}, and hides folders called "
-            f"{name!r} without __init__.py: rename the folder"
+            f"the package {name!r} of attention-conformance, in {ROOT}, hides a folder called {name!r} "
+            "without __init__.py: rename the folder"
         )
         report.sections.append(("attention-conformance", sentence))
     return report

@@ -1,4 +1,4 @@
-"""The report of a function that was judged."""
+"""The report of a judged function."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 10
-"""How many groups of failures are shown."""
+"""The number of groups of failures that the text shows."""
 
 
 class AttentionFailure(AssertionError):
-    """A function does not keep what it is held to. `report` has every cell."""
+    """A function failed. `report` has every cell."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
@@ -28,10 +28,9 @@ class AttentionFailure(AssertionError):
 
 
 class Report:
-    """What became of every cell. Its text explains failures, grouped, the smallest case of each first.
+    """The verdicts of all cells. `str` explains groups of failures, each with its smallest case.
 
-    `run` holds the records as they are, `notes` what a person should know besides, `shortfalls` why too
-    little was judged, where that is so.
+    `run` holds the records, `notes` further remarks, `shortfalls` the reasons if too little was judged.
     """
 
     def __init__(
@@ -41,31 +40,29 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no cell failed, some cell passed, and enough was judged."""
+        """True if no cell failed, a cell passed, and enough was judged."""
         totals = self.run.totals
         failed = any(totals[status] for status in BROKEN)
         return bool(totals["pass"]) and not failed and not self.shortfalls
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row per cell: case, check, status, kind, message, error ratio, seconds and the rest of
-        `suite.records.cells.CellRecord`."""
+        """A row per cell, with the fields of `suite.records.cells.CellRecord`."""
         from suite.report import frames
 
         return frames.cells(self.run)
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """A row per group of failures, with what separates failing cells from passing ones and the
-        smallest case; empty where nothing fails."""
+        """A row per group of failures: the difference to passing cells, and the smallest case."""
         from suite.report import explanation
 
         return explanation.explained(self.table)
 
     @cached_property
     def elections(self) -> pd.DataFrame:
-        """How the function answers where the field has no single answer, beside the framework's own
-        attention: a row per question. An answer that is another one is marked."""
+        """A row per election question: the function's answer beside that of the framework's own
+        attention. Different answers are marked."""
         from suite.report.semantics import BY_QUESTION
 
         return BY_QUESTION.of(self.table)
@@ -73,7 +70,7 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write the records as `pytest suite --results` does, for `python -m suite report` and `diff`.
 
-        Raises FileExistsError: nothing is overwritten.
+        Raises FileExistsError.
         """
         file = records.writer(path, self.run.header)
         for cell in self.run.cells:

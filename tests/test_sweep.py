@@ -100,7 +100,7 @@ def test_what_is_recorded_is_not_asked_again(
     said = capsys.readouterr().out
     assert "5 tasks, 2 of them recorded" in said
     assert "numpy smoke seed 3 is not recorded: its process died" in said
-    assert "1 tasks are not recorded; the same command goes on" in said
+    assert "1 tasks are not recorded; the same command continues" in said
     code, engine = sweep(tmp_path / "s", plan, Here(lambda task: green))
     assert (code, [task.title for task in engine.done]) == (GREEN, [titles(plan)[3]])
     assert [path.stat().st_mtime_ns for path in (first, third)] == before
@@ -178,7 +178,7 @@ def test_a_folder_belongs_to_one_sweep(tmp_path: Path, monkeypatch: pytest.Monke
         Sweep(few(), tmp_path / "s")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("kept")
-    with pytest.raises(UsageError, match="holds something, and no sweep"):
+    with pytest.raises(UsageError, match="is not empty and holds no sweep"):
         Sweep(few(), tmp_path / "other")
     assert (tmp_path / "other" / "mine.txt").read_text() == "kept"
 

@@ -17,7 +17,7 @@ from suite.sweep import cluster
     [
         (["--cluster=remote"], "unknown cluster 'remote'; valid: local, auto, ray://HOST:PORT"),
         (["--hours=-1"], "--hours must not be negative"),
-        (["--cluster=auto", "--cores=2"], "--cores are those of --cluster=local"),
+        (["--cluster=auto", "--cores=2"], "--cores is only for --cluster=local"),
     ],
 )
 def test_usage_errors(

@@ -134,7 +134,7 @@ def test_no_cell_is_asked_by_two_tables(table: str) -> None:
         [TORCH, TORCH | {"dtypes": ["f32"]}],
     ]
     for tables in twice:
-        with pytest.raises(UsageError, match="torch with seed 0 is asked by two"):
+        with pytest.raises(UsageError, match="torch with seed 0 is in two tables"):
             plan_of({table: tables})
     assert plan_of({"judge": [TORCH], "search": [TORCH]})
 

@@ -99,7 +99,9 @@ def test_a_folder_of_that_name_works_or_is_told(
     else:
         # Ours goes before the folder: the public package works, what lies in the folder is hidden.
         assert "ERROR test_mine.py" not in out.stdout
-        assert f"hides folders called '{name}' without __init__.py: rename the folder" in out.stdout
+        assert (
+            f"hides a folder called '{name}' without __init__.py: rename the folder" in out.stdout
+        )
         alone = environment.run(way, "test_mine.py", where=checkout)
         assert alone.returncode == 0, alone.stdout
 

@@ -1,8 +1,7 @@
-"""Records of judged cells: what `--results` of pytest writes, and how runs are read and merged.
+"""Records of judged cells: `pytest --results` writes them, reports read and merge them.
 
-A file has a header, then a line per cell as it is judged, at last a footer with totals
-(`suite.records.lines`). Every fact that a report asks for is a column of a record: nothing has to be
-read out of a case's id or out of a message.
+A file has a header, a line per judged cell, and a footer with totals (`suite.records.lines`). A record
+has a field for every fact that a report needs. So reports parse neither case ids nor messages.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
 
 
 class DifferentCaseLists(RecordError):
-    """Two files that are to be combined were run on different lists of cases."""
+    """Two files that are to be merged were run on different lists of cases."""
 
 
 class IncompleteShards(RecordError):
@@ -38,13 +37,14 @@ class IncompleteShards(RecordError):
 class CellRecord:
     """One judged cell.
 
-    `operator` is what was asked for, `question` the name of the election question ("" for other cells),
-    `features` what the case needs of an implementation (`suite.spec.vocabulary.FEATURES`), `facts` what
-    it asks, by name: sizes, mask, options (`suite.spec.case.Case.facts`). Figures
-    are None where nothing was measured: `error_ratio` is max |error| / bound, `ratios` the same by
-    operand or parameter, where several arrays were judged. `observed` is the answer to a question, or a
-    grade of invariance; `kernels` what a compiled implementation ran, in its framework's own words;
-    `inherited` the finding by which a failure of a person's function is known (`suite.run.inherited`).
+    - `question`: the name of the election question, "" in other cells
+    - `features`: the features that the case needs (`suite.spec.vocabulary.FEATURES`)
+    - `facts`: sizes, mask and options of the case by name (`suite.spec.case.Case.facts`)
+    - `error_ratio`: max |error| / bound, None if nothing was measured
+    - `ratios`: the same by operand or parameter, if several arrays were judged
+    - `observed`: the answer to an election question, or a grade of invariance
+    - `kernels`: the kernels that a compiled implementation ran, as its framework names them
+    - `inherited`: the finding that makes a failure of a user function known (`suite.run.inherited`)
     """
 
     case: str
@@ -77,7 +77,7 @@ class CellRecord:
 
     @property
     def key(self) -> tuple[str, str, str, str, str, str, int]:
-        """What identifies the cell in a run, and across runs."""
+        """The values of the fields `KEY`."""
         return _key(self)
 
 
@@ -86,10 +86,10 @@ _key: Callable[[CellRecord], tuple[str, str, str, str, str, str, int]] = attrget
 
 @dataclass(frozen=True)
 class Header(Origin):
-    """What a run was: where it was made, and the list of cells.
+    """The header of a run.
 
-    `digest` identifies the cells that the whole, unsharded run consists of; `partial` is true where
-    cells were left out by a filter; `shard` is "i/n" or "". `schema` is that of the file.
+    `digest` identifies the list of cells of the whole run, before it is sharded. `partial` is true if a
+    filter left cells out. `shard` is "i/n" or "".
     """
 
     digest: str
@@ -127,16 +127,16 @@ class Run:
 def writer(
     path: str | Path, header: Header, file: TextIO | None = None
 ) -> Writer[Header, CellRecord]:
-    """A writer of a new file of cells, which may be open. Raises FileExistsError."""
+    """A writer of a new file of cells. `file` is the open file, if it is open. Raises FileExistsError."""
     return Writer(path, FILE_SCHEMA, header, file)
 
 
 def load(path: str | Path, partial: bool = False) -> Run:
-    """Read a result file. Raises what `lines.read` raises; with `partial` reads unfinished runs, too."""
+    """Read a result file; with `partial` also the file of an unfinished run. Raises as `lines.read`."""
     content = lines.read(path, FILE_SCHEMA, partial)
     header = content.header
     if not header.shard and len(content.records) < header.cells:
-        # Whatever left cells out, -k or --maxfail or a file named alone: the run is not whole.
+        # -k, --maxfail or the name of one test file left cells out.
         header = replace(header, partial=True)
     return Run(header, content.records, content.source, content.complete)
 
@@ -148,9 +148,9 @@ def digest(keys: Iterable[tuple]) -> str:
 
 
 def merge(runs: list[Run]) -> Run:
-    """The shards of one run as one run.
+    """Merge the shards of one run.
 
-    Raises DifferentCaseLists, DuplicateCell, and IncompleteShards where cells are missing.
+    Raises DifferentCaseLists, DuplicateCell, and IncompleteShards if cells are missing.
     """
     if not runs:
         raise IncompleteShards("no result files given")

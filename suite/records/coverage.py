@@ -12,15 +12,14 @@ from suite.records.cells import CellRecord
 from suite.spec.vocabulary import REFUSED, VALUES
 
 ENOUGH = 0.5
-"""The share that must be judged of the cells that a person's function could be asked by its signature and
-its claims; the rest it refused."""
+"""A user function must answer this share of the cells that its signature and claims allow."""
 
 NOT_JUDGED_ENOUGH = 6
-"""The exit code of a run in which nothing failed, and too little was judged; pytest's own end at 5."""
+"""The exit code of a run without failures in which too few cells were judged. pytest uses 0 to 5."""
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded down, so that only a perfect one reads 100 %."""
+    """A share in percent, rounded down: only a share of 1 gives 100 %."""
     return f"{math.floor(share * 10000) / 100:.2f}%"
 
 
@@ -33,8 +32,7 @@ def scored(passed: int, judged: int, cells: int) -> str:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The cells of one implementation, or of all of a backend that are no person's function, and what
-    became of them."""
+    """The cells of one user function, or of all other implementations of a backend."""
 
     name: str
     cells: tuple[CellRecord, ...]
@@ -42,12 +40,12 @@ class Coverage:
 
     @cached_property
     def judged(self) -> list[CellRecord]:
-        """The cells that were asked and answered, rightly or wrongly."""
+        """The cells that were answered, correctly or not."""
         return [cell for cell in self.cells if cell.status != "unsupported"]
 
     @cached_property
     def refused(self) -> list[CellRecord]:
-        """The cells that a person's function refused."""
+        """The cells that a user function refused."""
         return [cell for cell in self.cells if cell.kind == REFUSED]
 
     @property
@@ -57,19 +55,24 @@ class Coverage:
         return scored(passed, len(self.judged), len(self.cells))
 
     def without_values(self, part: bool) -> str:
-        """A sentence where no value was judged; "" where one was. Of a `part` of a run, whose other parts
-        may have values, only where values were refused."""
+        """A sentence if no cell of the check `values` was judged, else "".
+
+        For a shard (`part`) there is a sentence only if values were refused: another shard may have
+        judged values.
+        """
         values = [cell for cell in self.cells if cell.check == VALUES and cell.mode == "eager"]
         unsupported = [cell for cell in values if cell.status == "unsupported"]
         refused = any(cell.kind == REFUSED for cell in values)
         if not values or len(unsupported) < len(values) or (part and not refused):
             return ""
         ((reason, _),) = Counter(cell.message for cell in unsupported).most_common(1)
-        return f"None of its {len(values)} cells of the check {VALUES} was judged, mostly since {reason}."
+        return (
+            f"None of its {len(values)} cells of the check {VALUES} was judged; most frequent reason: "
+            f"{reason}."
+        )
 
     def refused_too_much(self) -> str:
-        """Sentences where less than `ENOUGH` was judged of what a function could be asked; "" where that
-        is enough."""
+        """Sentences if less than the share `ENOUGH` was judged, else ""."""
         judged, refused = len(self.judged), len(self.refused)
         if not refused or judged >= ENOUGH * (judged + refused):
             return ""
@@ -79,7 +82,7 @@ class Coverage:
         )
 
     def advice(self) -> str:
-        """What to do about the refusals: the claim that explains them, where one does."""
+        """The claim that would explain the refusals, as the beginning of a sentence."""
         answered, refused = (
             {cell.facts["Lq"] for cell in cells if "Lq" in cell.facts}
             for cells in (self.judged, self.refused)
@@ -89,11 +92,11 @@ class Coverage:
                 "It refused every case of more than one query: claim queries=1 to be judged on "
                 "decoding, "
             )
-        return "Claim what it takes, to be asked within that, "
+        return "Claim what the function supports, then only that is asked, "
 
 
 def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterator[Coverage]:
-    """The coverage of each of the `functions`, by their names, and of each backend without them."""
+    """The coverage of each of the named user functions, and of each backend without them."""
     groups: dict[tuple[str, bool], list[CellRecord]] = {}
     for cell in cells:
         own = cell.implementation in functions
@@ -111,11 +114,14 @@ def shortfalls(
     filtered: bool = False,
     allow_refusals: bool = False,
 ) -> list[str]:
-    """Why a run did not judge enough, in a few sentences for each function or backend; none where it did.
+    """Why a run judged too little: a text for each function or backend, none if enough was judged.
 
-    No cell of the check `values` was judged of a function, or of a whole backend where nothing was
-    `filtered`; or a function refused more than `ENOUGH` lets it, unless that is allowed. `part`: the
-    cells are a shard of the run.
+    Too little means one of two things:
+
+    - No cell of the check `values` was judged. Backends are asked only if nothing is `filtered`.
+    - A user function refused too many cells (`ENOUGH`), and `allow_refusals` is False.
+
+    `part` is True if the cells are a shard of a run.
     """
     reasons = []
     for one in coverages(cells, functions):

@@ -14,19 +14,18 @@ A manifest is a TOML file per backend, NAME.toml beside its adapter, of entries
     versions = ["torch>=2.0"]                   # all must hold; see packaging.requirements
     device = ["cpu"]                            # optional, default any
     cpu = ["amx_bf16"]                          # optional: what the CPU can do; "!flag": cannot
-    drawn = true                                # optional: only the search knows it, see below
+    drawn = true                                # optional: only for the search, see below
     sometimes = "why it passes with some seeds" # optional, see below
 
 An entry may cite a finding (`suite.records.findings`) of any manifest by `finding = "name"`.
 
-A matching cell that fails in this way is `known`. Another kind of failure, another message, a pass,
-and an entry that matches no cell of the catalogue all fail the run. Cases of an entry that is `drawn` are
-those that a search drew, and no cell of the catalogue is like them: it makes none `known`, and the search
-does not report what is like it again.
+A matching cell that fails as stated is `known`. Four things fail the run: another kind of failure,
+another message, a pass, and an entry that matches no cell of the catalogue.
 
-Cells of an entry that says `sometimes` fail with some seeds, and with others the fault stays within their
-bound. Their pass is a pass, whose message cites the reason; all else is as strict as elsewhere. Let such
-an entry name no cell that fails with every seed: there a pass is news.
+- `drawn`: the cases were drawn by a search and are not in the catalogue. The entry makes no cell `known`;
+  the search does not report such failures again.
+- `sometimes`: the cells fail with some seeds and stay within their bound with others. A pass is then a
+  `pass`, and its message cites the reason. Do not name cells that fail with every seed.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ Texts = Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
 
 
 class ExpectationError(Exception):
-    """A manifest cannot be used; the message names the file and the entry."""
+    """A manifest is invalid; the message names the file and the entry."""
 
 
 class ManifestEntry(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"except_": "except"}
 ):
-    """One entry as a manifest holds it."""
+    """One entry of a manifest."""
 
     implementation: Texts
     check: Texts
@@ -83,29 +82,29 @@ def _one_of(patterns: Iterable[str], text: str) -> bool:
 
 
 class Expectation(ManifestEntry, frozen=True):
-    """An entry that was read, and the place it stands at."""
+    """An entry with its place in a manifest (`source`)."""
 
     source: str = ""
 
     def matches(self, implementation: str, check: str, case: str) -> bool:
-        """Whether the entry speaks of this cell."""
+        """Whether the entry's patterns match this cell."""
         return self.asks(implementation, check) and self.names(case)
 
     def asks(self, implementation: str, check: str) -> bool:
-        """Whether the entry speaks of this check of this implementation."""
+        """Whether the entry's patterns match this implementation and check."""
         return _one_of(self.implementation, implementation) and _one_of(self.check, check)
 
     def names(self, case: str) -> bool:
-        """Whether the entry speaks of this case."""
+        """Whether the entry's patterns match this case."""
         return _one_of(self.case, case) and not _one_of(self.except_, case)
 
     def expects(self, verdict: VerdictLike) -> bool:
-        """Whether a failure is of the kind, and says what the entry says."""
+        """Whether a failure has the entry's kind and a message that the entry's pattern finds."""
         return verdict.kind == self.kind and bool(re.search(self.message, verdict.message))
 
     def holds_for(self, versions: Mapping[str, str], device: str) -> bool:
-        """Whether the entry is meant for these versions (by distribution name), this device and this
-        machine's CPU."""
+        """Whether the entry applies to these versions (by distribution name), this device
+        and this CPU."""
         if (self.device and device not in self.device) or not cpu_is(self.cpu):
             return False
         for text in self.versions:
@@ -120,11 +119,10 @@ class Expectation(ManifestEntry, frozen=True):
 
 
 def load(path: Path) -> list[Expectation]:
-    """The entries of a manifest; none where there is no file.
+    """The entries of a manifest; an empty list if there is no file.
 
-    Raises ExpectationError for an unknown field, one that is missing, empty or of another type, an
-    unknown kind, a bad pattern or version, and an issue that is neither a link nor says that none was
-    found.
+    Raises ExpectationError for an unknown, missing, empty or wrongly typed field, an unknown kind, an
+    invalid pattern or version, and an issue that is neither a link nor begins with "none found".
     """
     entries = tables(path).get("expect", [])
     return [
@@ -134,7 +132,7 @@ def load(path: Path) -> list[Expectation]:
 
 
 def load_named(path: str | Path) -> list[Expectation]:
-    """`load` of a manifest that was asked for by name. Raises ExpectationError where there is none."""
+    """The entries of a manifest that a user named. Raises ExpectationError if there is no file."""
     if not Path(path).is_file():
         raise ExpectationError(
             f"there is no manifest {path}; `python -m suite expect --write RESULTS` drafts one"
@@ -143,9 +141,9 @@ def load_named(path: str | Path) -> list[Expectation]:
 
 
 def tables(path: Path) -> dict[str, list[Any]]:
-    """The tables `expect` and `finding` of a manifest; none where there is no file.
+    """The tables `expect` and `finding` of a manifest; empty if there is no file.
 
-    Raises ExpectationError where the file is no TOML or holds anything else.
+    Raises ExpectationError if the file is not TOML or has other tables.
     """
     if not path.is_file():
         return {}
@@ -167,7 +165,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def typed(values: Any, kind: type[S], where: str) -> S:
-    """The values as a struct. Raises ExpectationError."""
+    """Convert values to a struct. Raises ExpectationError."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -201,7 +199,7 @@ def _expectation(values: Any, where: str) -> Expectation:
 
 
 class VerdictLike(Protocol):
-    """What a manifest asks of a verdict: a frozen dataclass with these fields."""
+    """The fields of a verdict that a manifest reads. A verdict is a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -228,7 +226,7 @@ class Manifest:
         self._by_check: dict[tuple[str, str], list[Expectation]] = {}
 
     def find(self, implementation: str, check: str, case: str) -> Expectation | None:
-        """The entry for a cell. Raises ExpectationError where two entries claim it."""
+        """The entry that matches a cell, or None. Raises ExpectationError if two entries match."""
         key = (implementation, check)
         if key not in self._by_check:
             self._by_check[key] = [e for e in self.entries if not e.drawn and e.asks(*key)]
@@ -241,7 +239,8 @@ class Manifest:
         return entries[0] if entries else None
 
     def apply(self, verdict: V, implementation: str, check: str, case: str) -> V:
-        """The verdict in the light of the manifest: `known`, or a failure of the expectation."""
+        """The verdict after the manifest is applied: `known`, unexpected pass, other
+        failure, or unchanged."""
         entry = self.find(implementation, check, case)
         if entry is None or verdict.status in ("unsupported", "error", "crash"):
             return verdict
@@ -267,30 +266,28 @@ class Manifest:
         )
 
     def unmatched(self, met: Callable[[Expectation], bool]) -> list[Expectation]:
-        """Entries that no cell of the catalogue meets; `met` says whether one does."""
+        """Entries that match no cell of the catalogue; `met` says whether an entry matches one."""
         return [entry for entry in self.entries if not entry.drawn and not met(entry)]
 
 
 _BREAKS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")
-"""What ends the part of a message that a pattern speaks of: colours of a terminal, ends of lines."""
+"""Terminal colours and line ends. A drafted pattern covers a message up to the first of them."""
 
 _VARIES = re.compile(
     r"[(\[][^()\[\]]*\d[^()\[\]]*[)\]]"  # a place or a shape
     r"|[-+]?\b(?:\d[\w.]*(?:[-+]\d+)?|nan|inf)\b%?"  # a number
 )
-"""What differs in a message from cell to cell."""
+"""The parts of a message that differ from cell to cell."""
 
 _LOST = re.compile("[\ud800-\udfff\ufffd]")
-"""Characters that a file of UTF-8 cannot hold, and what stands for them in one; messages of verdicts
-write them out (see `Verdict`)."""
+"""Characters that UTF-8 cannot encode, and their replacement character."""
 
 
 def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
-    """A manifest draft in TOML from failing cells.
+    """Draft a manifest in TOML from failing cells.
 
-    Failures of one implementation, check and kind whose messages differ in numbers alone share an
-    entry. Causes are left as TODO, which `load` refuses: an expectation without a verified cause is a
-    defect.
+    Failures share an entry if implementation, check and kind are equal and messages differ only in
+    numbers. Each cause is TODO, which `load` refuses until a person has verified the cause.
     """
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for cell in failures:
@@ -314,7 +311,7 @@ def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
 
 
 def _pattern(message: str) -> str:
-    """A regular expression for the first line of a message: its words, with anything for numbers."""
+    """A regular expression for the first line of a message, with `.*` for numbers."""
     line = next((part.strip() for part in _BREAKS.split(message) if part.strip()), "")
     parts = _VARIES.split(line)
     words = [_LOST.sub(".*", re.escape(part).replace("\\ ", " ")) for part in parts]

@@ -1,4 +1,4 @@
-"""New files and new folders: nothing a user produced is overwritten."""
+"""New files and new folders, without overwriting."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TextIO
 
 
 def new_file(path: str | Path) -> TextIO:
-    """Open a file for UTF-8 text that was not there before; its folder is made where it is missing.
+    """Create a file and open it for UTF-8 text; create its folder if it is missing.
 
-    Raises FileExistsError where the file exists.
+    Raises FileExistsError if the file exists.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,14 +22,14 @@ def new_file(path: str | Path) -> TextIO:
 
 
 def remove_empty(path: str | Path) -> None:
-    """Remove a file that nothing was written to."""
+    """Remove a file if it is empty."""
     path = Path(path)
     if path.is_file() and not path.stat().st_size:
         path.unlink()
 
 
 def new_folder(folder: str | Path) -> Path:
-    """Make a folder. Raises FileExistsError where it holds anything."""
+    """Create a folder. Raises FileExistsError if it exists and is not empty."""
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(

@@ -1,4 +1,4 @@
-"""Findings: what the suite found in released software, from the manifests and records, as a page.
+"""Findings: deviations of released software, read from manifests and written as a page.
 
 A manifest (`suite.records.expectations`) holds entries
 
@@ -8,7 +8,7 @@ A manifest (`suite.records.expectations`) holds entries
     text = "what differs, and what follows from it"
     issue = "https://..." or "none found ..."
     versions = ["torch>=2.0"]
-    seen = "election nan-in-query of torch:sdpa"    # where no expectation cites it
+    seen = "election nan-in-query of torch:sdpa"    # if no expectation cites the finding
     reproduction = '''a script without this project, whose assertions hold while the fault is there'''
 """
 
@@ -50,8 +50,8 @@ made from the manifests in `backends` and from records:
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deviation of released software, with a script that shows it without this project.
 
-    `crashes`: the script ends its process instead of failing an assertion, and perhaps not every time.
-    `cpu`: what the CPU must be able to do, or ("!flag") not, for the script to show anything.
+    `crashes`: the script may end its process instead of failing an assertion.
+    `cpu`: flags that the CPU must have, or with "!flag" must not have, to show the deviation.
     """
 
     name: Text
@@ -66,10 +66,10 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_findings(path: Path) -> list[Finding]:
-    """The findings of a manifest; none where there is no file.
+    """The findings of a manifest; an empty list if there is no file.
 
-    Raises ExpectationError for an unknown field, one that is missing, empty or of another type, and a
-    name given twice.
+    Raises ExpectationError for an unknown, missing, empty or wrongly typed field, and for a name that
+    occurs twice.
     """
     findings = []
     for number, values in enumerate(tables(path).get("finding", []), 1):
@@ -82,9 +82,9 @@ def load_findings(path: Path) -> list[Finding]:
 
 
 def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[Expectation]]]:
-    """Findings and entries by manifest: a backend's, or "keras" for what Keras does on every engine.
+    """Findings and entries by manifest name: a backend, or "keras" for Keras on every engine.
 
-    Raises ExpectationError for a finding that is cited and not there, and for one name given twice.
+    Raises ExpectationError if a cited finding is missing or two findings have one name.
     """
     paths = sorted(folder.rglob("*.toml"), key=lambda path: path.stem)
     contents = {path.stem: (load_findings(path), load(path)) for path in paths}
@@ -100,8 +100,7 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
 
 @cache
 def title_of(name: str) -> str:
-    """What messages call a finding: by its number on the page or, where it is none of this project's, by
-    its name."""
+    """How messages cite a finding: by its number on the page, or by its name if the page lacks it."""
     contents = manifests()
     names = [finding.name for findings, _ in contents.values() for finding in findings]
     return f"finding {names.index(name) + 1 if name in names else name}"
@@ -143,7 +142,7 @@ def citing(
 
 
 def _hit(cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]) -> dict[str, int]:
-    """How many known cells each implementation has that one of the entries speaks of."""
+    """The number of cells that match one of the entries, by implementation."""
     counts: dict[str, int] = {}
     for cell in cells:
         entries = cited.get(cell.backend, ())
@@ -158,8 +157,10 @@ def description(
     cited: Mapping[str, Sequence[Expectation]],
     counts: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """A finding in Markdown, below its title. `cited` are the entries that cite the finding, `counts` how
-    many known cells each implementation has because of it."""
+    """A finding in Markdown, without its title.
+
+    `cited` are the entries that cite the finding. `counts` are its known cells by implementation.
+    """
     where = finding.seen
     entries = [(backend, e) for backend, listed in cited.items() for e in listed]
     if entries:

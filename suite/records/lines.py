@@ -1,11 +1,11 @@
-"""Lines: result files of one JSON object a line: a header, then records, at last a footer.
+"""Reader and writer of result files, one JSON object per line: a header, records, a footer.
 
-A `FileSchema` says what a file holds; one writer and one reader serve every schema. A line is written as
-soon as its record is known, so that a run that is killed leaves a readable file without a footer.
-JSON is strict: NaN and infinity are written as strings, and read back as numbers.
+A `FileSchema` describes a kind of file; one writer and one reader serve every schema. Each record is
+written at once, so a killed run leaves a readable file without a footer. NaN and infinity are written as
+strings and read back as numbers.
 
-Every defect of a file is a `RecordError` that names the file, the line, what was expected, what was
-found instead, and what to do.
+Every defect of a file raises a `RecordError`. The message names the file and the line, says what was
+expected and what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ import msgspec
 from suite.records.files import new_file
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""A count or a seed; larger ones fit into no table."""
+"""A count or a seed. The limit is that of 64-bit columns."""
 
 Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
-"""One thing that a case asks; a size, a word, a number, a flag, or None for what is not asked."""
+"""One fact about a case: a size, a word, a number, a flag, or None."""
 
 CHANGED = "the file was changed after it was written: restore it, or run again"
 
@@ -50,7 +50,7 @@ class RecordError(Exception):
 
 
 class NotARecordFile(RecordError):
-    """The file does not start with a header of the schema that was asked for."""
+    """The file does not start with a header of the expected schema."""
 
 
 class OtherSchema(NotARecordFile):
@@ -70,7 +70,7 @@ class DuplicateCell(RecordError):
 
 
 class Record(Protocol):
-    """What the reader asks of a record."""
+    """The fields that the reader needs in a record."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -93,11 +93,11 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class FileSchema(Generic[H, R]):
-    """What a result file holds.
+    """A kind of result file.
 
-    `header` and `record` are dataclasses, `statuses` what a record's status can be. A record's line is
-    marked with `name`. A header's schema is `prefix` and the number `schema`. `origin` is the
-    command that writes such files.
+    `name` marks the lines of records. `header` and `record` are dataclasses, `statuses` the valid
+    statuses of a record. The header states `prefix` and the number `schema`. `origin` is the command that
+    writes such files.
     """
 
     name: str
@@ -110,19 +110,19 @@ class FileSchema(Generic[H, R]):
 
     @cached_property
     def figures(self) -> tuple[str, ...]:
-        """The fields of a record that hold floats, alone or among others."""
+        """The fields of a record whose types contain float."""
         hints = get_type_hints(self.record)
         return tuple(name for name, hint in hints.items() if _holds_floats(hint))
 
     def number(self, schema: Any) -> int | None:
-        """The number of a header's schema; None where it belongs to another file_schema."""
+        """The number in the schema of a header; None if the header is of another kind of file."""
         match = re.fullmatch(self.prefix + r"(\d{1,9})", str(schema))
         return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class Content(Generic[H, R]):
-    """What the file `source` holds; `complete` where it ends with its footer."""
+    """The content of the file `source`; `complete` if the file has its footer."""
 
     header: H
     records: tuple[R, ...]
@@ -135,9 +135,9 @@ class _Footer(msgspec.Struct):
 
 
 class Writer(Generic[H, R]):
-    """Appends a run to a new file, flushing every line; `file` is that file where it is open already.
+    """Writes a run to a new file and flushes every line. `file` is the open file, if it is open.
 
-    Raises FileExistsError: nothing a user produced is overwritten.
+    Raises FileExistsError if the file exists.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Writer(Generic[H, R]):
         self._line(self._file_schema.name, vars(record))
 
     def close(self, finished: bool = True) -> None:
-        """Write the footer, unless the run was cut short, and close the file."""
+        """Close the file; write the footer first if the run is finished."""
         if finished:
             self._line("footer", {"totals": dict(self.totals)})
         self._file.close()
@@ -163,16 +163,15 @@ class Writer(Generic[H, R]):
     def _line(self, name: str, fields: dict[str, Any]) -> None:
         entry = {"record": name, **_strict(fields)}
         text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
-        # A framework's message may hold what UTF-8 cannot; that must not end the run.
+        # A framework's message may contain surrogates, which UTF-8 cannot encode.
         self._file.write(re.sub("[\ud800-\udfff]", "\ufffd", text) + "\n")
         self._file.flush()
 
 
 def read(path: str | Path, file_schema: FileSchema[H, R], partial: bool = False) -> Content[H, R]:
-    """Read a result file of this file_schema.
+    """Read a result file; with `partial` also a file without footer.
 
-    Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell, and TruncatedRun where there is no
-    footer (unless `partial`, which reads what is there).
+    Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell and TruncatedRun.
     """
     path = Path(path)
     lines = _lines(path)
@@ -220,13 +219,13 @@ def read(path: str | Path, file_schema: FileSchema[H, R], partial: bool = False)
 
 
 def header(path: str | Path, file_schema: FileSchema[H, R]) -> H:
-    """The header of a result file, without its records. Raises NotARecordFile and OtherSchema."""
+    """Read only the header of a result file. Raises NotARecordFile and OtherSchema."""
     path = Path(path)
     return _header(path, _lines(path, first=True)[0], file_schema)
 
 
 def totals(path: str | Path) -> dict[str, int] | None:
-    """The records by status that the footer of a result file counts; None for a file without a footer."""
+    """The number of records by status in the footer of a result file; None without a footer."""
     try:
         entry, kind = _entry(_lines(Path(path))[-1])
         return msgspec.convert(entry, _Footer).totals if kind == "footer" else None
@@ -245,13 +244,13 @@ def is_of(path: str | Path, file_schema: FileSchema[Any, Any]) -> bool:
 
 
 def _lines(path: Path, first: bool = False) -> list[str]:
-    """The lines of a file, or the first one alone."""
+    """The lines of a file, or only the first."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             text = file.readline() if first else file.read()
     except (OSError, ValueError) as error:
         raise NotARecordFile(f"{path}: cannot be read: {error}") from error
-    # Not splitlines: JSON leaves U+2028 and its like as they are within a string.
+    # Not splitlines, which also splits at U+2028 within a JSON string.
     return text.rstrip("\n").split("\n")
 
 
@@ -259,7 +258,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def _entry(line: str) -> tuple[dict[str, Any], Any]:
-    """The fields of a line and what it is marked as. Raises ValueError and RecursionError."""
+    """The fields of a line and its kind of record. Raises ValueError and RecursionError."""
     entry = _OBJECT.decode(line)
     if "record" not in entry:
         raise ValueError("an object without the field 'record'")
@@ -323,7 +322,7 @@ def _check_totals(where: str, entry: dict[str, Any], records: list[R]) -> None:
 
 
 def _strict(value: Any) -> Any:
-    """The value with strings for the floats that JSON does not have."""
+    """The value with strings in place of NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, dict):
@@ -334,7 +333,7 @@ def _strict(value: Any) -> Any:
 
 
 def _holds_floats(hint: Any) -> bool:
-    """Whether a field of this type holds floats, alone or among others, and no texts beside them."""
+    """Whether a type contains float and does not contain str."""
     inner = get_args(hint)
     if get_origin(hint) is dict:
         inner = inner[1:]
@@ -345,7 +344,7 @@ _NOT_FINITE = {text: float(text) for text in ("nan", "inf", "-inf")}
 
 
 def _figures(value: Any) -> Any:
-    """The value with floats for the strings that `_strict` made of them."""
+    """The value with the floats that `_strict` wrote as strings."""
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The machine and the checkout a run is made on, as far as results depend on them."""
+"""Facts about the machine and the checkout of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import suite
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The checkout this file is in."""
+"""The root folder of this checkout."""
 
 PACKAGES = ("suite", "backends", "references", "attention_conformance")
 """The import packages of the checkout."""
@@ -23,7 +23,7 @@ PACKAGES = ("suite", "backends", "references", "attention_conformance")
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the header of every file of records says: the suite's commit, versions, machine, options."""
+    """The fields that all headers share: commit, versions, machine, options."""
 
     commit: str = ""
     dirty: bool = False
@@ -36,7 +36,7 @@ class Origin:
 
 
 def facts() -> dict[str, Any]:
-    """The system, the kind of machine, its processors, and the threads that were asked for."""
+    """Operating system, architecture, CPU model, number of CPUs, and OMP_NUM_THREADS."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
@@ -47,7 +47,7 @@ def facts() -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """The fields of an `Origin` that say where a run is made, and when it began."""
+    """The fields of an `Origin` that describe this checkout and machine, and the present time."""
     revision, dirty = commit()
     return {
         "commit": revision,
@@ -60,7 +60,7 @@ def origin() -> dict[str, Any]:
 
 
 def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor calls itself; empty where it is not said."""
+    """The model name of the CPU; "" if it is unknown."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -69,7 +69,7 @@ def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout, and whether files differ from it; "" and False where there is none."""
+    """The commit of the checkout and whether files differ from it; "" and False without git."""
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -84,7 +84,7 @@ def commit() -> tuple[str, bool]:
 
 @lru_cache(maxsize=1)
 def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """What the CPU says it can do, by Linux' names ("amx_bf16"); nothing where it is not said."""
+    """The CPU flags by Linux' names ("amx_bf16"); empty if they are unknown."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -94,5 +94,5 @@ def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def cpu_is(wanted: Iterable[str]) -> bool:
-    """Whether the CPU can do all that is wanted, and nothing that is wanted away ("!avx512_fp16")."""
+    """Whether the CPU has every flag, and lacks every flag that is written "!flag"."""
     return all((flag.removeprefix("!") in cpu_flags()) != flag.startswith("!") for flag in wanted)

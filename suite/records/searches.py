@@ -1,7 +1,7 @@
-"""Records of random searches, which `--results` of `python -m suite search` writes.
+"""Records of random searches: `python -m suite search --results` writes them.
 
-A search writes its file at its end: the header says what was searched and how many cells were judged,
-and each record is one way of failing.
+A search writes its file at its end. The header holds options and counts; each record is one kind of
+failure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ SCHEMA = 1
 PREFIX = "search-"
 
 Cause = tuple[str, str, str, str, str]
-"""What makes two failures one: implementation, check, kind, dtype, and the message without its
-numbers."""
+"""Failures with equal causes are one record: implementation, check, kind, dtype, and the message without
+its numbers."""
 
 
 @dataclass(frozen=True)
 class SearchHeader(Origin):
-    """One search: its options, how many cases it drew, its cells by status, and the digest of its cases.
+    """The header of a search.
 
-    The counts are 0 if the process that searched died.
+    `examples` is the number of drawn cases, `statuses` counts cells, `digest` identifies the cases. The
+    counts are 0 if the process of the search died.
     """
 
     examples: NonNegativeInt = 0
@@ -38,12 +39,14 @@ class SearchHeader(Origin):
 
 @dataclass(frozen=True)
 class FoundRecord:
-    """One way of failing: the case as it was drawn, the smallest case that fails so, and how often it
-    failed.
+    """One kind of failure.
 
-    `dtype` is "" if failures of all dtypes are one. `said` is the message without its numbers.
-    `repeats` is whether the case failed again when it was judged once more. `script` shows the failure
-    without this project; it is "" if no script could be written.
+    - `drawn`: the case that was drawn; `case`: the smallest case that fails in the same way
+    - `dtype`: "" if failures of all dtypes are one record
+    - `said`: the message without its numbers
+    - `times`: the number of failures
+    - `repeats`: whether the case failed again when it was judged once more
+    - `script`: a script that shows the failure without this project, or ""
     """
 
     implementation: str
@@ -61,12 +64,12 @@ class FoundRecord:
 
     @property
     def cause(self) -> Cause:
-        """What makes two failures one."""
+        """The fields that make two failures one record."""
         return (self.implementation, self.check, self.kind, self.dtype, self.said)
 
     @property
     def key(self) -> Cause:
-        """What identifies a record in its file."""
+        """The same as `cause`: a file has one record per cause."""
         return self.cause
 
 
@@ -90,5 +93,5 @@ def writer(path: str | Path, header: SearchHeader) -> Writer[SearchHeader, Found
 
 
 def load(path: str | Path) -> SearchRun:
-    """Read the file of a search. Raises what `lines.read` raises."""
+    """Read the file of a search. Raises as `lines.read`."""
     return lines.read(path, FILE_SCHEMA)

@@ -1,7 +1,4 @@
-"""Records of measured times: what `--results` of `python -m suite bench` writes.
-
-Raw samples are kept, so that every figure can be computed again (`suite.records.lines`).
-"""
+"""Records of measured times: `python -m suite bench --results` writes them, with all raw samples."""
 
 from __future__ import annotations
 
@@ -20,27 +17,26 @@ SCHEMA = 2
 PREFIX = "speed-"
 
 STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
-"""What becomes of a measurement. Only the first two carry a time: "unsettled" is one whose warming up
-never came to rest; "refused" is an answer that was not judged right, or a time that cannot be true."""
+"""Statuses of a measurement. "timed" and "unsettled" have times; after an "unsettled" warm-up times were
+still changing. "refused" means a wrong answer or an implausible time."""
 
 TIMED = ("timed", "unsettled")
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
-"""What a call took, which is never nothing."""
+"""The seconds of a call, always positive."""
 
 
 @dataclass(frozen=True)
 class SpeedRecord:
     """One workload in one implementation and direction.
 
-    `operator` is what the case asks for, `keys` the number of its keys; `swept` says that the workload is
-    one of the sweep over lengths.
-
-    Times are seconds of one call; `samples` are all of them, `device_samples` those of the device's own
-    clock. `first_call` holds tracing and compilation, `convert` what it took to make the framework's
-    arrays. `gemm` and `copy` are what the same process reached at best, in operations and bytes per
-    second. `peak_bytes` is what the call held at most, by the framework's own account. `error_ratio` is
-    that of the output that was timed.
+    - `samples`: seconds per call; `device_samples`: the same by the clock of the device
+    - `first_call`: seconds of the first call, with tracing and compilation
+    - `convert`: seconds to make the framework's arrays
+    - `gemm`, `copy`: the best rates of this process in operations and bytes per second
+    - `peak_bytes`: peak memory of the call, as the framework reports it
+    - `error_ratio`: max |error| / bound of the timed output
+    - `keys`: the number of keys; `swept`: whether the workload belongs to the sweep over lengths
     """
 
     workload: str
@@ -76,7 +72,7 @@ class SpeedRecord:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What identifies the measurement in a file, and across files."""
+        """The fields that identify a measurement in a file and across files."""
         return (
             self.workload, self.case, self.backend, self.implementation, self.direction, self.device,
             str(self.threads),
@@ -84,12 +80,12 @@ class SpeedRecord:
 
     @property
     def seconds(self) -> float | None:
-        """The median of the samples; None where there is no time."""
+        """The median of the samples; None without samples."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
     def share_of_gemm(self) -> float | None:
-        """Operations per second over those of the largest matrix product; None without a time."""
+        """Operations per second, divided by those of the largest matrix product; None without a time."""
         seconds = self.seconds
         if not seconds or not self.flops or not self.gemm:
             return None
@@ -97,9 +93,9 @@ class SpeedRecord:
 
     @property
     def share_of_copy(self) -> float | None:
-        """Bytes per second over those of a copy of as many; None without a time.
+        """Bytes per second, divided by those of a copy of the same size; None without a time.
 
-        Counts every operand once: a call that reads more than it writes can exceed 1.
+        Every operand is counted once, so a call that reads more than it writes can exceed 1.
         """
         seconds = self.seconds
         if not seconds or not self.bytes or not self.copy:
@@ -109,7 +105,7 @@ class SpeedRecord:
 
 @dataclass(frozen=True)
 class SpeedHeader(Origin):
-    """Where times were measured, by which protocol; import times by backend in seconds."""
+    """The header of a file of times: the version of the protocol, and import seconds by backend."""
 
     protocol: NonNegativeInt
     imports: dict[str, float] = field(default_factory=dict)
@@ -137,5 +133,5 @@ def writer(path: str | Path, header: SpeedHeader) -> Writer[SpeedHeader, SpeedRe
 
 
 def load(path: str | Path, partial: bool = False) -> SpeedRun:
-    """Read a file of speed records. Raises what `lines.read` raises."""
+    """Read a file of speed records. Raises as `lines.read`."""
     return lines.read(path, FILE_SCHEMA, partial)

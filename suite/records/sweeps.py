@@ -1,9 +1,9 @@
 """Folders of sweeps: the result files of many runs and searches.
 
-    FOLDER/sweep.json    the plan, and which files of the suite carry it out
-    FOLDER/NAME.jsonl    a run, a shard of one, or a search, as `--results` writes it
+    FOLDER/sweep.json    the plan, and a digest of the suite's files
+    FOLDER/NAME.jsonl    the result file of a run, a shard or a search
 
-Any folder of result files can be read, those of an array of jobs, too.
+Any folder of result files can be read, also one without `sweep.json`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from suite.records.searches import SearchRun
 SWEEP = "sweep.json"
 
 INSTALLED = "installed"
-"""The release that stands for what the machines have."""
+"""The name of the installed packages, in place of a release."""
 
 SWITCHES = ("audit", "optimized")
-"""Options of a run that its title names where they are on."""
+"""Options that the title of a run names if they are on."""
 
 Key = tuple[str, str, int]
-"""What identifies a run in a sweep: its title, its release, its seed."""
+"""The key of a run in a sweep: title, release, seed."""
 
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One run of a sweep: its result files, one or one a shard, and the header of the first."""
+    """One run of a sweep: its result files, one per shard, and the header of the first."""
 
     header: Header
     paths: tuple[Path, ...]
 
     @property
     def key(self) -> Key:
-        """Its title, its release and its seed."""
+        """Title, release and seed of the run."""
         return title_of(self.header), release_of(self.header), seed_of(self.header)
 
     def load(self) -> Run:
-        """The run; not complete if shards are missing. Raises RecordError."""
+        """Read the run; it is not `complete` if shards are missing. Raises RecordError."""
         parts = [load(path) for path in self.paths]
         if not self.header.shard:
             return parts[0]
@@ -53,7 +53,7 @@ class SweptRun:
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a path is the folder of a sweep, or another folder of result files."""
+    """Whether a path is a folder with `sweep.json` or with result files."""
     return path.is_dir() and ((path / SWEEP).is_file() or bool(files(path)))
 
 
@@ -63,7 +63,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def runs(folder: Path) -> list[SweptRun]:
-    """The runs below a folder, of which only headers are read yet. Raises RecordError."""
+    """The runs below a folder; only their headers are read. Raises RecordError."""
     shards: dict[object, list[tuple[Header, Path]]] = {}
     for path in files(folder):
         if lines.is_of(path, cells.FILE_SCHEMA):
@@ -81,8 +81,7 @@ def searched(folder: Path) -> list[SearchRun]:
 
 
 def title_of(header: Header) -> str:
-    """Which run a header is of, but for the release and the seed: "torch tf standard", in one mode, of
-    some implementations or dtypes."""
+    """The title of a run: its options without release and seed, as in "torch tf standard"."""
     options = header.options
     words = [*options.get("backend", ()), options.get("level", "")]
     mode = options.get("mode", "")
@@ -93,10 +92,10 @@ def title_of(header: Header) -> str:
 
 
 def release_of(header: Header) -> str:
-    """The release that a run judged, `INSTALLED` for what the machine had."""
+    """The release that a run judged, or `INSTALLED`."""
     return str(header.options.get("release") or INSTALLED)
 
 
 def seed_of(header: Origin) -> int:
-    """The seed of the values of a run, or of the cases of a search."""
+    """The seed of a run or a search."""
     return int(header.options.get("seed", 0))

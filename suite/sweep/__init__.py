@@ -1,8 +1,8 @@
-"""The sweep room: many runs and searches at once, on many machines.
+"""Sweeps: many runs and searches at once, on many machines.
 
-A plan file says which runs and searches there are (`plan`). Each is a plain command in a process of its
-own (`child`). Ray schedules, places and retries them (`cluster`), and a folder holds their result files
-(`run`, `suite.records.sweeps`). Nothing here times anything: speed is measured on one quiet machine.
+A plan file lists runs and searches (`plan`). Each is a command in its own process (`child`). Ray
+schedules and retries them (`cluster`). A folder holds their result files (`run`, `suite.records.sweeps`).
+Sweeps measure no speed.
 
 Importing the package imports neither Ray nor a framework.
 """

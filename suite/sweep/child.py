@@ -1,4 +1,4 @@
-"""The child of a task: a plain run or search in a process of its own, on whatever machine Ray chose."""
+"""The child process of a task: a run or a search, on the machine that Ray chose."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from suite.run.process import how_it_ended, run_module
 from suite.sweep.plan import Task
 
 LAST_LINES = 12
-"""Lines of a child's output that are told if it leaves no result file."""
+"""The number of output lines that are shown if a child leaves no result file."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended: its exit code, its last lines, and the text of its result file, "" for none."""
+    """How a child ended: its exit code, its last lines (`said`), the text of its result file or ""."""
 
     code: int
     said: str
@@ -24,12 +24,14 @@ class Outcome:
 
 
 class ChildDied(Exception):
-    """Somebody killed the child, or the system did; Ray runs the task again."""
+    """A signal killed the child. Ray runs the task again."""
 
 
 def carry_out(task: Task, compiled: str = "") -> Outcome:
-    """Run a task in a child. JAX keeps what it compiles in the folder `compiled`, by default in a
-    temporary one of this machine. Raises ChildDied."""
+    """Run a task in a child process.
+
+    JAX's compilation cache is the folder `compiled`, by default a temporary one. Raises ChildDied.
+    """
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
         results = Path(folder, "records.jsonl")
         cache = compiled or Path(tempfile.gettempdir(), "attention-conformance-jax")

@@ -1,4 +1,4 @@
-"""Ray, on this machine or on a cluster. Nothing of Ray is imported before a `Cluster` is made."""
+"""Tasks on Ray, on this machine or on a cluster. Ray is imported when a `Cluster` is created."""
 
 from __future__ import annotations
 
@@ -21,41 +21,43 @@ from suite.sweep.plan import Task, lock
 MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
 
 RETRIES = 3
-"""How often Ray runs a task again whose process or machine died. For want of memory it does so by its own
-rules (RAY_task_oom_retries)."""
+"""How often Ray runs a task again if its process or machine died. After an out-of-memory Ray follows
+RAY_task_oom_retries."""
 
 STORE_BYTES = 256 * 2**20
-"""Ray's object store on this machine: result files are small, and fetched at once."""
+"""The size of Ray's object store on this machine. Result files are small."""
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-"""What keeps Ray from telling its makers that it is used."""
+"""Environment variables that switch off Ray's usage statistics."""
 
 ANSWER_SECONDS = 5.0
-"""Seconds in which somebody has to listen where a cluster is said to be."""
+"""Seconds within which the address of a cluster must accept a connection."""
 
 CLIENT_PORT = 10001
-"""Where Ray listens for ray://, unless it is told otherwise."""
+"""Ray's default port for ray://."""
 
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-"""Where Ray looks for the token without which nobody may use a cluster."""
+"""Environment variables for Ray's token authentication."""
 
 
 class Lost(Exception):
-    """Ray gave a task up; the message says why."""
+    """Ray gave up a task; the message says why."""
 
 
 class Cluster:
-    """Carries out tasks: `where` is "local" (this machine alone), "auto" (the cluster that this machine
-    is part of) or "ray://HOST:PORT". `cores` are those of this machine that "local" takes, 0 for all.
-    `compiled` is the folder where JAX keeps what it compiles on this machine.
+    """Runs tasks on Ray; a context manager.
 
-    A context that ends what it has begun. Raises UsageError if there is no Ray, or no cluster.
+    - `where`: "local" (this machine), "auto" (the cluster of this machine) or "ray://HOST:PORT"
+    - `cores`: the number of cores for "local", 0 for all
+    - `compiled`: the folder of JAX's compilation cache, for "local"
+
+    Raises UsageError if Ray is not installed or the cluster cannot be reached.
     """
 
     def __init__(self, where: str, cores: int = 0, compiled: Path | None = None) -> None:
         os.environ.update(QUIET)
         if where == "local" and not any(name in os.environ for name in TOKENS):
-            # Of this process alone; Ray would write one into the home folder.
+            # A token for this process; otherwise Ray writes one into the home folder.
             os.environ[TOKENS[0]] = secrets.token_hex(32)
         try:
             import ray
@@ -63,7 +65,7 @@ class Cluster:
             raise UsageError(MISSING) from error
         self._ray, self._local, self._compiled = ray, where == "local", compiled
         _check_answers(where)
-        # Sockets have short names: not below a folder of the person's.
+        # Not below the results folder: paths of sockets must be short.
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         options = self._begun(cores) if self._local else self._sent(where)
         try:
@@ -74,14 +76,14 @@ class Cluster:
         self._carry_out = ray.remote(carry_out)
 
     def _begun(self, cores: int) -> dict[str, Any]:
-        """How Ray is started on this machine: its files go with it."""
+        """Options that start Ray on this machine, with its files in a temporary folder."""
         return {
             "address": "local", "num_cpus": cores or os.cpu_count(), "include_dashboard": False,
             "object_store_memory": STORE_BYTES, "_temp_dir": self._folder.name,
         }  # fmt: skip
 
     def _sent(self, where: str) -> dict[str, Any]:
-        """How a cluster is joined, and sent the suite as this machine has it."""
+        """Options that connect to a cluster and send it this checkout."""
         for name in PACKAGES:
             shutil.copytree(
                 ROOT / name, Path(self._folder.name, name),
@@ -96,12 +98,12 @@ class Cluster:
         self.end()
 
     def end(self) -> None:
-        """Leave the cluster; end it if it was started here."""
+        """Leave the cluster; stop it if it was started here."""
         self._ray.shutdown()
         self._folder.cleanup()
 
     def submit(self, task: Task) -> Any:
-        """Have a task carried out; returns its handle."""
+        """Start a task; returns its handle."""
         remote: Any = self._carry_out.options(
             name=task.title, num_cpus=1, max_retries=RETRIES, retry_exceptions=[ChildDied],
             runtime_env=self.environment(task),
@@ -109,10 +111,10 @@ class Cluster:
         return remote.remote(task, str(self._compiled) if self._local and self._compiled else "")
 
     def environment(self, task: Task) -> dict[str, Any]:
-        """Ray's `runtime_env` of a task: the suite, and an environment with the pins of its release."""
+        """Ray's `runtime_env` of a task: the path of the suite and the pins of the release."""
         runtime_env: dict[str, Any] = {"env_vars": dict(QUIET)}
         if self._local:
-            # Of a checkout; what is installed would hide what the release's environment has.
+            # Only a checkout's root: site-packages would hide the packages of the release.
             paths = [str(ROOT)] if (ROOT / "pyproject.toml").is_file() else []
             paths += filter(None, [os.environ.get("PYTHONPATH")])
             runtime_env["env_vars"]["PYTHONPATH"] = os.pathsep.join(paths)
@@ -121,24 +123,26 @@ class Cluster:
         return runtime_env
 
     def ended(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """The handles of tasks that have ended: one, or none after so many seconds."""
+        """Wait until a task ends; returns its handle in a list, an empty list after `seconds`."""
         return self._ray.wait(list(handles), timeout=seconds)[0]
 
     def outcome(self, handle: Any) -> Outcome:
-        """What a task gave. Raises Lost."""
+        """The outcome of a task that ended. Raises Lost."""
         try:
             return self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
             raise Lost(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
     def cancel(self, handle: Any) -> None:
-        """Give up a task."""
+        """Cancel a task."""
         self._ray.cancel(handle, force=True)
 
 
 def _check_answers(where: str) -> None:
-    """Raise UsageError if nobody listens at the address of a cluster, of which Ray would ask for minutes.
-    "auto" without an address is Ray's to find, at once."""
+    """Raise UsageError if the address of a cluster accepts no connection.
+
+    Ray itself would retry for minutes. "auto" without an address is not tested here.
+    """
     address = os.environ.get("RAY_ADDRESS", "") if where == "auto" else where
     match = re.fullmatch(r"(?:ray://)?(\[.+\]|[^:/]+)(?::(\d{1,5}))?(?:/.*)?", address)
     if match is None or address in ("auto", "local"):
@@ -155,7 +159,6 @@ def _check_answers(where: str) -> None:
 
 
 def pins(release: str) -> list[str]:
-    """What is installed in the environment of a release: the lines of its lock file. Raises
-    UsageError."""
+    """The requirements in the lock file of a release. Raises UsageError."""
     lines = (line.partition("#")[0].strip() for line in lock(release).text.splitlines())
     return [line for line in lines if line]

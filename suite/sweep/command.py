@@ -1,8 +1,11 @@
 """The command `sweep` of `python -m suite`.
 
-Exit codes: 0 where everything is recorded and green, 1 where a cell failed, broke or crashed, or a search
-found something, 2 where plan, folder or arguments cannot be used, 3 where the sweep is unfinished: a
-limit is reached, it was interrupted, or it cannot go on. The same command continues it.
+Exit codes:
+
+- 0: every task is recorded and green
+- 1: a cell has the status `fail`, `error` or `crash`, or a search found a failure
+- 2: plan, folder or arguments are invalid
+- 3: the sweep is unfinished; the same command continues the sweep
 """
 
 from __future__ import annotations
@@ -20,10 +23,9 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "sweep",
         help="many runs at once, on many machines: seeds, releases, searches",
-        description="Carries out a plan of runs on Ray (docs/scale.md), and writes their records into a "
-        "folder that reports read. A sweep that ended before its end is continued by the same command. "
-        "Exit code 0 where everything is recorded and green, 1 on failures, 2 where something cannot be "
-        "used, 3 where the sweep is unfinished.",
+        description="Runs a plan on Ray (docs/scale.md) and writes the records into a folder that "
+        "reports read. The same command continues an unfinished sweep. Exit codes: 0 if every task is "
+        "recorded and green, 1 on failures, 2 if arguments are invalid, 3 if the sweep is unfinished.",
     )
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="what is swept")
     folder = {"kind": Path, "metavar": "FOLDER", "default": None, "required": True}
@@ -31,21 +33,25 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
         parser.add_argument,
         ("results",),
         {"results": folder},
-        results="the folder of records: new, or that of this sweep, which goes on",
+        results="the folder of records: a new one, or the folder of the sweep to continue",
     )
     parser.add_argument(
         "--cluster", default="local", metavar="WHERE",
-        help="local (this machine, default), auto (the cluster that it is part of), or ray://HOST:PORT",
+        help="local (this machine, default), auto (the cluster of this machine), or ray://HOST:PORT",
     )  # fmt: skip
     parser.add_argument(
-        "--cores", type=int, default=0, metavar="N", help="of --cluster=local; 0 for all (default)"
+        "--cores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="cores for --cluster=local; 0 for all (default)",
     )
     parser.add_argument(
         "--hours",
         type=float,
         default=0.0,
         metavar="H",
-        help="end after so many hours; 0 for no limit",
+        help="end after H hours; 0 for no limit (default)",
     )
     parser.set_defaults(run=run)
     return parser
@@ -69,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         return USAGE
     except (OSError, KeyboardInterrupt) as error:
         how = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else "interrupted"
-        print(f"{how}\nthe sweep is unfinished; the same command goes on with it", file=sys.stderr)
+        print(f"{how}\nthe sweep is unfinished; the same command continues it", file=sys.stderr)
         return UNFINISHED
 
 
@@ -80,7 +86,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if where not in ("local", "auto") and not where.startswith("ray://"):
         raise UsageError(f"unknown cluster {where!r}; valid: local, auto, ray://HOST:PORT")
     if arguments.cores and where != "local":
-        raise UsageError("--cores are those of --cluster=local; a cluster has its own")
+        raise UsageError("--cores is only for --cluster=local: remove the option")
     for name in ("cores", "hours"):
         value = getattr(arguments, name)
         if not 0 <= value < float("inf"):

@@ -1,6 +1,6 @@
-"""The plan of a sweep: a TOML file that says which runs and searches there are.
+"""The plan of a sweep: a TOML file that lists runs and searches.
 
-Whatever is wrong with a plan is a UsageError that names the place and says what would be right.
+Every mistake in a plan raises a UsageError, which names the place and the valid values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ GONE = {
     "mutants": "a sweep judges no machine-made mutants: remove [[mutants]], and run `python -m "
     "tests.mutation --framework=NAME` in a checkout",
 }
-"""Words of older plans, and what to do instead."""
+"""Fields of older plans, and what to use instead."""
 
 Seeds = int | str | tuple[int | str, ...]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every table of a plan says. `seeds` are numbers and ranges ("0-19")."""
+    """The fields that all tables of a plan share. `seeds` are numbers and ranges ("0-19")."""
 
     backends: tuple[str, ...]
     implementations: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Judging(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table [[judge]]: a run of `pytest suite` for every release and seed, in so many shards."""
+    """A table [[judge]]: a run of `pytest suite` for every release and seed, in `shards` parts."""
 
     level: str = Options.level
     audit: bool = Options.audit
@@ -54,14 +54,14 @@ class Judging(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Searching(Table, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table [[search]]: a random search of so many examples for every release and seed."""
+    """A table [[search]]: a random search of `examples` cases for every release and seed."""
 
     examples: int = 1000
     gradients: bool = True
 
 
 class SweepPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as it is written: tables, and the seconds after which a cell has failed."""
+    """A plan: its tables, and the seconds after which a cell fails."""
 
     judge: tuple[Judging, ...] = ()
     search: tuple[Searching, ...] = ()
@@ -69,16 +69,16 @@ class SweepPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """What identifies the plan, however it is laid out in its file."""
+        """A digest of the content, independent of the layout of the file."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a process does, and which result file it leaves.
+    """A command that one process runs.
 
-    `words` are those after `python -m`, without `--results`. `name` is what the file is called, `title`
-    what people read. `release` is a lock file's name or path, "" for what machines have.
+    `words` stand after `python -m`, without `--results`. `title` is for people. `release` is the name or
+    path of a lock file, "" for the installed packages.
     """
 
     title: str
@@ -87,7 +87,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """A readable name that no other task has."""
+        """The unique, readable name of the result file."""
         digest = hashlib.sha256(msgspec.json.encode([self.words, self.release])).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', self.title)[:100]}-{digest}"
 
@@ -106,10 +106,7 @@ def load(path: str | Path) -> SweepPlan:
 
 
 def plan_of(document: Mapping[str, Any]) -> SweepPlan:
-    """The plan that a document holds, checked as far as that goes without a framework.
-
-    Raises UsageError.
-    """
+    """The plan in a TOML document, checked without importing a framework. Raises UsageError."""
     for word, said in GONE.items():
         if word in document:
             raise UsageError(said)
@@ -134,7 +131,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 
 
 def tasks(plan: SweepPlan) -> list[Task]:
-    """The tasks of a plan, in its order: runs before searches. Raises UsageError."""
+    """The tasks of a plan: runs, then searches, each in the order of the plan. Raises UsageError."""
     every = [task for judging in plan.judge for task in _runs(plan, judging)]
     return every + [task for searching in plan.search for task in _searches(plan, searching)]
 
@@ -145,7 +142,7 @@ def _runs(plan: SweepPlan, table: Judging) -> Iterator[Task]:
         _options(plan, table), level=table.level, audit=table.audit, optimized=table.optimized
     )
     options.check()
-    # -n 1: a cell that ends its process is one crash, and the run goes on.
+    # -n 1: if a cell ends its process, the run continues in a new one.
     command = ("pytest", "-q", "-n", "1", "-p", "suite.plugin", "-p", "no:cacheprovider", "--pyargs",
                "suite")  # fmt: skip
     for release, seed in _times(table):
@@ -173,9 +170,9 @@ def _searches(plan: SweepPlan, table: Searching) -> Iterator[Task]:
 
 
 def _times(table: Table) -> Iterator[tuple[str, int]]:
-    """The releases of a table, "" for what is installed, with each of its seeds. Raises UsageError."""
+    """Every pair of a release ("" for the installed packages) and a seed. Raises UsageError."""
     if not table.releases:
-        raise UsageError(f"releases: name one, {INSTALLED!r} for what the machines have")
+        raise UsageError(f"releases: name one, {INSTALLED!r} for the installed packages")
     for release in table.releases:
         if release != INSTALLED:
             lock(release)
@@ -188,10 +185,10 @@ def _modes(table: Table) -> list[str]:
 
 
 def _options(plan: SweepPlan, table: Table) -> Options:
-    """The options that all tables have, backends by their own names. Raises UsageError."""
+    """The options that all tables share; aliases of backends are resolved. Raises UsageError."""
     if "all" in table.backends:
         raise UsageError(
-            "backends: name each; what is installed may differ from machine to machine"
+            "backends: name each; the installed backends may differ from machine to machine"
         )
     options = Options(
         backend=table.backends, implementation=table.implementations, dtype=table.dtypes,
@@ -201,7 +198,7 @@ def _options(plan: SweepPlan, table: Table) -> Options:
 
 
 def seeds_of(value: Seeds | Sequence[int | str]) -> tuple[int, ...]:
-    """Seeds as they are written: numbers, ranges "0-19", or a list of both. Raises UsageError."""
+    """Parse seeds: a number, a range "0-19", or a list of both. Raises UsageError."""
     parts = [value] if isinstance(value, int | str) else list(value)
     seeds: list[int] = []
     for part in parts:
@@ -218,8 +215,7 @@ def seeds_of(value: Seeds | Sequence[int | str]) -> tuple[int, ...]:
 
 
 def lock(release: str) -> Release:
-    """The lock file of a release: one that comes with the project, by its name ("jax-0.8.1"), or any by
-    its path. Raises UsageError."""
+    """Read the lock file of a release, by name ("jax-0.8.1") or by path. Raises UsageError."""
     path = Path(release) if release.endswith(".txt") else LOCKS / f"{release}.txt"
     if not path.is_file():
         names = ", ".join([INSTALLED, *sorted(path.stem for path in LOCKS.glob("*.txt"))])
@@ -236,8 +232,7 @@ def _positive(name: str, number: int) -> None:
 
 
 def _check_apart(one: Table, other: Table) -> None:
-    """Raise UsageError if two tables ask the same cells or draw the same cases, which would count
-    twice."""
+    """Raise UsageError if two tables contain the same cells, which would be counted twice."""
     backends = set(Options(one.backends).backends) & set(Options(other.backends).backends)
     seeds = set(seeds_of(one.seeds)) & set(seeds_of(other.seeds))
     if not (backends and seeds and set(one.releases) & set(other.releases)):
@@ -246,12 +241,12 @@ def _check_apart(one: Table, other: Table) -> None:
     filters = ((one.implementations, other.implementations), (one.dtypes, other.dtypes))
     if modes and all(_meet(*pair) for pair in filters):
         raise UsageError(
-            f"{', '.join(sorted(backends))} with seed {min(seeds)} is asked by two tables, and would "
-            "count twice (every level holds those before it); part them by seeds, modes, "
+            f"{', '.join(sorted(backends))} with seed {min(seeds)} is in two tables and would count "
+            "twice (every level includes the lower levels); separate the tables by seeds, modes, "
             "implementations or dtypes"
         )
 
 
 def _meet(one: Collection[str], other: Collection[str]) -> bool:
-    """Whether two filters have something in common; an empty one lets all pass."""
+    """Whether two filters have a common element; an empty filter accepts everything."""
     return not one or not other or bool(set(one) & set(other))

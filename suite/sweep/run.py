@@ -1,4 +1,4 @@
-"""A sweep from its first task to its verdict: tasks without a whole result file are handed to Ray."""
+"""Run a sweep: Ray runs every task that has no complete result file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 """Exit codes."""
 
 USAGE_CODES = {"pytest": 4, "suite": 2}
-"""The exit codes by which a child says that its arguments cannot be used, by its module."""
+"""The exit code of a child for invalid arguments, by module."""
 
 SOURCES = (".py", ".toml", ".txt")
-"""Files of the suite on which records depend: code, manifests, lock files."""
+"""Suffixes of the suite's files on which records depend: code, manifests, lock files."""
 
 
 class Engine(Protocol):
-    """What carries out tasks (`suite.sweep.cluster.Cluster`)."""
+    """Runs tasks, as `suite.sweep.cluster.Cluster` does."""
 
     def submit(self, task: Task) -> Any: ...
 
@@ -47,13 +47,13 @@ class Engine(Protocol):
 
 
 class NotRecorded(Exception):
-    """A task's result is not kept; the message says why."""
+    """The result of a task is not kept; the message says why."""
 
 
 class Sweep:
-    """A plan and the folder of its result files, new or to be continued.
+    """A plan and the folder of its result files: a new folder, or the folder of the same sweep.
 
-    Raises UsageError if the folder holds anything else, and OSError if it cannot be written.
+    Raises UsageError if the folder holds anything else, OSError if the folder cannot be written.
     """
 
     def __init__(self, plan: SweepPlan, folder: Path) -> None:
@@ -68,10 +68,9 @@ class Sweep:
         return self.folder / f"{task.name}.jsonl"
 
     def run(self, engine: Engine, hours: float = 0.0) -> int:
-        """Carry out what is left; returns the exit code. `hours` end the sweep, 0 for no limit.
+        """Run the unfinished tasks, for at most `hours` (0: no limit); returns the exit code.
 
-        Raises UsageError if the arguments of a task cannot be used, and OSError if a file cannot be
-        written.
+        Raises UsageError if the arguments of a task are invalid, OSError if a file cannot be written.
         """
         whole = [task for task in self.tasks if lines.totals(self.path(task)) is not None]
         left = [task for task in self.tasks if task not in whole]
@@ -101,15 +100,17 @@ class Sweep:
             reason = (
                 f"--hours={hours:g} is reached" if handles else f"{lost} tasks are not recorded"
             )
-            say(f"{reason}; the same command goes on with what is left")
+            say(f"{reason}; the same command continues the sweep")
             return UNFINISHED
         say(f"tables: python -m suite report {self.folder}")
         totals = [lines.totals(self.path(task)) or {} for task in self.tasks]
         return FAILED if any(map(_broken, totals)) else GREEN
 
     def _take(self, task: Task, outcome: Outcome) -> dict[str, int]:
-        """Keep the result file of a task; returns its totals. Raises NotRecorded, UsageError and
-        OSError."""
+        """Save the result file of a task; returns its totals.
+
+        Raises NotRecorded, UsageError and OSError.
+        """
         how = f"exit code {outcome.code}; its last lines:\n{outcome.said}"
         if not outcome.records and outcome.code == USAGE_CODES[task.words[0]]:
             raise UsageError(f"{task.title}: {how}")
@@ -117,7 +118,7 @@ class Sweep:
         try:
             part.write_text(outcome.records, encoding="utf-8")
             totals = lines.totals(part)
-            # What makes a run red beside its cells stands in no record: then its own words are told.
+            # A red run without failed cells: no record says why, so its output is shown.
             if totals is None or outcome.code != (FAILED if _broken(totals) else GREEN):
                 raise NotRecorded(how)
             self._learn_versions(task, part)
@@ -129,8 +130,7 @@ class Sweep:
         return totals
 
     def _learn_versions(self, task: Task, path: Path) -> None:
-        """Take in the versions of a task. Raises NotRecorded if another task of its release had
-        others."""
+        """Note the versions of a task. Raises NotRecorded if another task of the release differs."""
         form: Any = (
             searches.FILE_SCHEMA if lines.is_of(path, searches.FILE_SCHEMA) else cells.FILE_SCHEMA
         )
@@ -138,13 +138,13 @@ class Sweep:
             before = self._versions.setdefault((task.release, name), version)
             if version != before:
                 raise NotRecorded(
-                    f"its machine has {name} {version}, the sweep began with {before}; have the same on "
-                    "every machine"
+                    f"its machine has {name} {version}, the sweep began with {before}; install the same "
+                    "version on every machine"
                 )
 
 
 def source(root: Path = machine.ROOT) -> str:
-    """What identifies the files of the suite that a sweep is carried out with, committed or not."""
+    """A digest of the suite's files, committed or not."""
     digest = hashlib.sha256()
     for path in sorted(p for name in PACKAGES for p in (root / name).rglob("*")):
         if path.suffix in SOURCES and path.is_file():
@@ -154,30 +154,32 @@ def source(root: Path = machine.ROOT) -> str:
 
 
 def _claim(folder: Path, stated: dict[str, Any]) -> None:
-    """Make the folder of a sweep, or go on with it. Raises UsageError if it is that of another one."""
+    """Create the folder of a sweep, or check that it is of this sweep. Raises UsageError."""
     path = folder / SWEEP
     if not path.is_file():
         try:
             new_folder(folder)
         except FileExistsError as error:
-            raise UsageError(f"--results={folder} holds something, and no sweep") from error
+            raise UsageError(
+                f"--results={folder} is not empty and holds no sweep: name a new folder"
+            ) from error
         with new_file(path) as file:
             json.dump(stated, file, indent=1)
         return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{path} cannot be read ({error}): name a folder of its own") from error
+        raise UsageError(f"{path} cannot be read ({error}): name a new folder") from error
     for name, what in (("digest", "another plan"), ("source", "other files of the suite")):
         if before.get(name) != stated[name]:
             raise UsageError(
-                f"{folder} was begun with {what}: name a folder of its own for this sweep (reports read "
-                "several)"
+                f"{folder} was begun with {what}: name a new folder for this sweep (reports read several "
+                "folders)"
             )
 
 
 def _of_release(text: str, release: str) -> str:
-    """The text of a result file whose header names the release."""
+    """The text of a result file, with the release added to its header."""
     first, _, rest = text.partition("\n")
     header = json.loads(first)
     header["options"]["release"] = Path(release).stem if release.endswith(".txt") else release
@@ -193,5 +195,5 @@ def _counted(totals: dict[str, int]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell people, at once."""
+    """Print and flush."""
     print(printable(text), flush=True)
