@@ -1,6 +1,7 @@
-"""The references: every operator in float64 with how far rounding may move it, in NumPy alone.
+"""The references: every operator in float64 NumPy, with bounds on rounding errors.
 
-`primitives` are what operators are composed of; `tape` leads derivatives through a composition."""
+`primitives` are the parts of operators. `tape` computes VJPs and JVPs of their compositions.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Additive attention: scores w . tanh(W_q q + W_k k), no biases; output softmax(scores) value.
+"""Additive attention: scores w . tanh(W_q q + W_k k), output softmax(scores) value.
 
-query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev); query_kernel (Eq, U) and key_kernel (Ek, U),
-both absent where queries and keys are added as they are (Eq = Ek = U); score_vector (U,), absent
-for ones. Bounds: `references.primitives.linear`, `references.primitives.tanh_scores`, then the softmax.
+    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev)
+    query_kernel (Eq, U), key_kernel (Ek, U)    if both are absent, Eq = Ek = U
+    score_vector (U,)                           if absent, ones
+
+Bounds: `references.primitives.linear`, `references.primitives.tanh_scores`, then the softmax.
 
 Source: Bahdanau, Cho, Bengio, ICLR 2015, appendix A.1.2.
 """

@@ -1,16 +1,19 @@
-"""Batch norm: (x - mean) / sqrt(variance + epsilon) gain + offset. Mean and variance (divided by B L) are
-those of each feature over samples and positions in training, and those it has learned in evaluation: E
-statistics, whatever B and L.
+"""Batch norm: (x - mean) / sqrt(variance + epsilon) gain + offset, x = query (B, L, E).
 
-query (B, L, E) is x; key and value are not looked at; mean, variance, gain and offset (E,), the last two
-or neither. Learned statistics are constants to a derivative. See `references.primitives.norm`.
+Training uses the mean and variance of each feature over samples and positions (divided by B L).
+Evaluation uses learned statistics, which are constants for derivatives. mean, variance, gain and offset
+are (E,); gain and offset are both given or both absent. Key and value are unused. Bounds:
+`references.primitives.norm`.
 
-Statistics that training leaves (the option `averaged`) carry what their averages round, besides. With
-tokens t of at most `averaged` times the query, of which each batch has statistics as in training, and s
-the share of a batch, m <- (1 - s) m + s mean(t) rounds 1 - s, two products and a sum, each relative to no
-more than |m| + 2 mean(|t|), where m is what comes out last; a variance that is divided by n - 1 twice
-more, and what it inherits grows by n / (n - 1). In two steps these are no more than 12 roundings. The
-value m itself is rounded once.
+With the option `averaged` the learned statistics are running averages, and their rounding counts, too.
+The batches t are at most `averaged` times the query; each has the statistics of training. With s the
+momentum of a batch, the update
+
+    m <- (1 - s) m + s mean(t)
+
+rounds 1 - s, two products and a sum, each relative to at most |m| + 2 mean(|t|), m the final value. An
+unbiased variance (divided by n - 1) rounds twice more, and its inherited error grows by n / (n - 1).
+Two updates are at most 12 roundings. The value m is rounded once.
 
 Source: Ioffe, Szegedy, ICML 2015, section 3.
 """
@@ -34,7 +37,7 @@ def compose(problem: Problem) -> Composition:
 
 
 def _learned(problem: Problem) -> Statistics:
-    """The statistics (E,) that inputs are evaluated with."""
+    """The mean and variance (E,) of evaluation, with their errors."""
     u, inputs = problem.u, problem.inputs
     factor = inputs.case.option("averaged")
     moments = problem.leaf("mean").array, problem.leaf("variance").array

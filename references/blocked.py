@@ -1,7 +1,7 @@
-"""Attention in float64, block after block of query rows: values, log-sum-exp, and the terms of the bound.
+"""Attention in float64, block by block over query rows: output, log-sum-exp and bound terms.
 
-One pass gives the value and the `references.terms.Terms` from which the bound of any numerics class is
-made, so that one pass serves every implementation. Memory grows with block x Lk, not Lq x Lk.
+`references.terms.Terms` give the bound for every numerics class, so one pass serves every
+implementation. Memory grows with block x Lk, not Lq x Lk.
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ from references.terms import Block, Collector, Terms
 MaskRows = Callable[[slice], np.ndarray]
 
 BLOCK_ELEMENTS = 1 << 16
-"""Scores per block over all batches and heads: half a MiB a temporary, which stays in cache."""
+"""Scores per block over all batches and heads. A temporary of half a MiB stays in cache."""
 
 FEW_ROWS, LONG_BLOCK_ELEMENTS = 8, 1 << 17
-"""Where a block would have fewer rows, it takes longer to read all keys and values for each block than to
-write temporaries of a MiB: at 32768 keys 1.6 times as long."""
+"""Blocks of fewer rows are enlarged: reading all keys and values for each block costs more than
+temporaries of one MiB."""
 
 PARALLEL_BLOCKS = 32
-"""From this many blocks on they are shared out among threads: NumPy computes without Python's lock."""
+"""From this many blocks on, threads share the blocks. NumPy releases Python's lock."""
 
 THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class BlockedPass:
-    """Output (B, H, Lq, Dv); log-sum-exp and the largest score of each row, (B, H, Lq), -inf for rows
-    without keys and sink; weights (B, H, Lq, Lk) and terms where they were asked for."""
+    """Result of a pass.
+
+    output          (B, H, Lq, Dv)
+    lse, largest    (B, H, Lq): log-sum-exp and largest score of a row; -inf without keys and sink
+    weights, terms  (B, H, Lq, Lk) and `Terms`, if requested
+    """
 
     output: np.ndarray
     lse: np.ndarray
@@ -62,21 +66,22 @@ def attention(
     variance: bool = False,
     weights: bool = False,
 ) -> BlockedPass:
-    """Scaled dot-product attention, `weights value` with weights = softmax(scores) over keys.
+    """Scaled dot-product attention: softmax(scores) value.
 
-    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv); query head h uses key/value
-    head h // (H / Hkv). scores = scale query key^T, then softcap tanh(scores / softcap), then
-    + bias, then the mask (True attends; an array that broadcasts to (B, H, Lq, Lk), or a function
-    from a slice of rows to such an array). A bias of -inf hides a pair like the mask. With `sinks` (H,)
-    the softmax of a head has one more logit, whose value is 0; a sink of -inf changes nothing. Rows
-    without keys give zeros, NaN, or ("uniform") the mean over all Lk values, as `empty_rows` says; with a
-    finite sink they are no such rows: the sink has all their weight, and their output is 0. What no
-    row of a batch and head attends may hold anything, NaN included. `own_bias`: the call makes the bias
-    itself, and the terms have its roundings.
+      query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv)
+      scores = scale query key^T, then softcap tanh(scores / softcap), then + bias, then the mask
 
-    `precision` is np.float64 or np.longdouble; the terms are float64 in either case.
-    Raises ValueError for an unknown `empty_rows` and for operands, masks, biases or sinks whose shapes do
-    not fit together.
+    - Query head h uses key/value head h // (H / Hkv).
+    - `mask`: True attends. An array that broadcasts to (B, H, Lq, Lk), or a function from a slice of
+      rows to such an array. A bias of -inf hides a pair, too.
+    - `own_bias`: the call itself makes the bias; the terms include that rounding.
+    - `sinks` (H,): one more logit per head, with value 0. A sink of -inf changes nothing.
+    - `empty_rows`: output of a fully masked row, "zeros", "nan" or "uniform" (the mean of all Lk
+      values). With a finite sink the output is 0, because the sink has all the weight.
+    - Keys and values that no row attends may hold anything, NaN included.
+    - `precision`: np.float64 or np.longdouble. The terms are always float64.
+
+    Raises ValueError for an unknown `empty_rows`, and for shapes that do not fit together.
     """
     _check_shapes(query, key, value, mask, bias, sinks)
     check_empty_rows(empty_rows, EMPTY_ROWS)
@@ -96,8 +101,8 @@ def attention(
     sink = None if sinks is None else sinks.astype(precision).reshape(1, H, 1, 1)
     hidden_everywhere = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
     if hidden_everywhere.any():
-        # A slot that is not finite must be hidden from every row, or the row's NaN is legitimate;
-        # 0 * NaN would leak through the matrix products, so hidden slots are emptied.
+        # 0 * NaN is NaN in a matrix product, so slots that every row hides become 0. A non-finite
+        # slot that a row attends stays: NaN is right there.
         seen = _seen_keys(mask_rows, bias_rows, (B, H, Lq, Lk))
         k = np.where((hidden_everywhere & ~seen)[..., None], 0, k)
         v = np.where((hidden_everywhere & ~seen)[..., None], 0, v)
@@ -142,19 +147,19 @@ def attention(
             own = bias_rows(rows) if own_bias and bias_rows is not None else None
             collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged, own))
 
-    def quietly(rows: slice) -> None:
-        # Rows without keys take log(0), and hidden slots may hold anything; error states are a
-        # thread's own.
+    def ignoring_errors(rows: slice) -> None:
+        # Fully masked rows take log(0), and hidden slots may hold anything. NumPy's error state is
+        # set per thread.
         with np.errstate(all="ignore"):
             block(rows)
 
     blocks = _blocks((B, H, Lq, Lk))
     if len(blocks) < PARALLEL_BLOCKS:
         for rows in blocks:
-            quietly(rows)
+            ignoring_errors(rows)
     else:
         with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(quietly, blocks))
+            list(threads.map(ignoring_errors, blocks))
     return BlockedPass(out, lse, largest, all_weights, collector.terms if collector else None)
 
 
@@ -189,11 +194,11 @@ def _check_shapes(
     if isinstance(mask, np.ndarray) and mask.dtype != bool:
         raise ValueError(f"mask must be boolean, got {mask.dtype}")
     if sinks is not None and sinks.shape != (H,):
-        raise ValueError(f"expected one sink a query head, ({H},), got {sinks.shape}")
+        raise ValueError(f"expected one sink per query head, ({H},), got {sinks.shape}")
 
 
 def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
-    """The rows (B, H, Lq, Lk), block by block."""
+    """Slices of query rows, one per block; `shape` is (B, H, Lq, Lk)."""
     B, H, Lq, Lk = shape
     pairs = max(1, B * H * Lk)
     step = BLOCK_ELEMENTS // pairs
@@ -203,7 +208,7 @@ def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:
 
 
 def _as_rows(array: np.ndarray | MaskRows | None) -> MaskRows | None:
-    """A function from a slice of query rows to the block of a rank-4 broadcastable array."""
+    """A function from a slice of query rows to that block of an array that broadcasts to rank 4."""
     if array is None or not isinstance(array, np.ndarray):
         return array
     full: np.ndarray = array.reshape((1,) * (4 - array.ndim) + array.shape)
@@ -224,7 +229,7 @@ def _hidden(
 def _seen_keys(
     mask_rows: MaskRows | None, bias_rows: MaskRows | None, shape: tuple[int, int, int, int]
 ) -> np.ndarray:
-    """Boolean (B, H, Lk): whether any row attends the key."""
+    """Which keys some row attends: boolean (B, H, Lk)."""
     B, H, _, Lk = shape
     seen = np.zeros((B, H, Lk), bool)
     for rows in _blocks(shape):

@@ -1,5 +1,5 @@
-"""Operators as compositions: an operator says how its output is composed of primitives, and no more.
-`Reference` is what the judge asks of it: the answer, gradients and tangents, each with its bound."""
+"""Operators as compositions of primitives. `Reference` computes outputs, VJPs and JVPs, each with its
+bound."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from suite.spec.inputs import Inputs
 
 
 class Problem:
-    """What an operator is composed for: its arrays as leaves, where an implementation rounds, and what
-    rows without keys are, in the answer (`rows`) and to a derivative (`gradient_rows`)."""
+    """What an operator is composed from: its arrays as leaves and the roundoffs `u`.
+
+    `rows` and `gradient_rows` say what fully masked rows are in the output and in derivatives
+    (`references.outputs`).
+    """
 
     def __init__(self, inputs: Inputs, u: Roundoffs, rows: str, gradient_rows: str) -> None:
         self.inputs, self.u, self.sizes = inputs, u, inputs.sizes
@@ -32,14 +35,14 @@ class Problem:
         self._leaves: dict[str, Leaf] = {}
 
     def leaf(self, name: str) -> Leaf:
-        """An array, `narrowed`. Where query, key and value are one tensor all three are the query."""
+        """An array as operand of matrix products or norms (`narrowed`). With one tensor as query, key
+        and value, all three are the query."""
         if self.inputs.self_attention and name in ("key", "value"):
             name = "query"
         return self._leaf(name, narrowed)
 
     def exact(self, name: str) -> Leaf | None:
-        """An array that is added, or multiplies scores, as it is: no product of matrices or norm takes
-        it. None where the inputs have none."""
+        """An array that no matrix product or norm takes, or None: its bits are used as given."""
         if name not in self.arrays:
             return None
         return self._leaf(name, lambda array, u: Bounded.exact(array))
@@ -51,44 +54,44 @@ class Problem:
 
     @property
     def scale(self) -> np.floating:
-        """The scale that is given, else 1 / sqrt(D), 1 where D is 0."""
+        """The given scale, or 1 / sqrt(D), or 1 if D is 0."""
         precision = self.arrays["query"].dtype.type
         given, default = self.inputs.scale, 1 / np.sqrt(precision(self.sizes.D or 1))
         scale: np.floating = default if given is None else precision(given)
         return scale
 
     def optional(self, name: str) -> Leaf | None:
-        """An array, None where the inputs have none."""
+        """The leaf of an array, or None if the inputs have none."""
         return self.leaf(name) if name in self.arrays else None
 
 
 @dataclass(frozen=True)
 class Composition:
-    """The output of an operator, and what is returned beside it, by name; `keys` and `sunk` as
-    `references.outputs.Outputs` has them."""
+    """The output of an operator, further outputs by name, and `keys` and `has_sink` of
+    `references.outputs.Outputs`."""
 
     output: Node
     beside: Mapping[str, Node] = field(default_factory=dict)
     keys: np.ndarray | None = None
-    sunk: np.ndarray | None = None
+    has_sink: np.ndarray | None = None
 
 
 class Reference:
-    """An operator with its derivatives, from a function that composes its output."""
+    """An operator and its derivatives, from a function that composes its output."""
 
     def __init__(self, compose: Callable[[Problem], Composition]) -> None:
         self.compose = compose
 
     def roundoffs(self, inputs: Inputs, u: Roundoffs) -> Roundoffs:
-        """What steps round with, where an implementation rounds with `u`."""
+        """The roundoffs of the composition, for an implementation with roundoffs `u`."""
         return u
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output, and what is asked for beside it (weights), each with its bound.
+        """The output and the further outputs requested (weights), each with its bound.
 
-        `empty_rows` says what a row without keys answers, see `references.outputs.EMPTY_ROWS`. Raises
-        ValueError for another one, and NoExtendedPrecision where float64 cannot be judged here.
+        `empty_rows` is the output of fully masked rows (`references.outputs.EMPTY_ROWS`). Raises
+        ValueError for an unknown one, and NoExtendedPrecision if float64 cannot be judged here.
         """
         check_empty_rows(empty_rows, EMPTY_ROWS)
         problem = Problem(inputs, self.roundoffs(inputs, rounding), empty_rows, "zeros")
@@ -100,23 +103,23 @@ class Reference:
         return _outputs(inputs, composition, arrays)
 
     @np.errstate(all="ignore")
-    def again(self, inputs: Inputs, rounding: Roundoffs) -> Outputs:
-        """The output alone, as a backward pass computes it again."""
+    def recomputed(self, inputs: Inputs, rounding: Roundoffs) -> Outputs:
+        """The output as a backward pass recomputes it."""
         composition = self._differentiable(inputs, rounding, "zeros")
-        return _outputs(inputs, composition, {"output": composition.output.again})
+        return _outputs(inputs, composition, {"output": composition.output.recomputed})
 
     @np.errstate(all="ignore")
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
         empty_rows: str = "zeros", of: str = "output",
     ) -> Outputs:  # fmt: skip
-        """The gradients of all arrays that have one, in their shapes, for a cotangent of the output
-        called `of`; where query, key and value are one tensor, that of "query" is what it receives as all
-        three.
+        """Gradients of all differentiable arrays, in their shapes, for a cotangent of the output named
+        `of`.
 
-        `empty_rows` says what a row without keys is, see
-        `references.outputs.EMPTY_ROW_GRADIENTS`. NaN in slots that no row
-        attends is of no influence. Raises ValueError for another one, and NoExtendedPrecision.
+        With one tensor as query, key and value, the gradient "query" is the sum of all three.
+        `empty_rows` says how derivatives treat fully masked rows
+        (`references.outputs.EMPTY_ROW_GRADIENTS`). NaN in slots that no row attends has no influence.
+        Raises ValueError for an unknown `empty_rows`, and NoExtendedPrecision.
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
         end = composition.output if of == "output" else composition.beside[of]
@@ -131,10 +134,10 @@ class Reference:
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
-        """How the output moves as arrays move along `tangents`, which have their shapes.
+        """JVP of the output for `tangents`, which have the shapes of their arrays.
 
-        `empty_rows` is that of `vjp`. Raises ValueError likewise, and for the tangent of an unknown array
-        or a constant one.
+        `empty_rows` as in `vjp`. Raises ValueError as `vjp` does, and for tangents of unknown or
+        constant arrays.
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
         u = self.roundoffs(inputs, rounding)
@@ -151,8 +154,10 @@ class Reference:
 
 
 def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Bounded]) -> Outputs:
-    keys, sunk = composition.keys, composition.sunk
-    if keys is None:  # No row is without keys.
+    keys, has_sink = composition.keys, composition.has_sink
+    if keys is None:  # no fully masked row
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
     known_arrays = {name: known(array) for name, array in arrays.items()}
-    return Outputs(known_arrays, keys, sunk=np.zeros((1, 1), bool) if sunk is None else sunk)
+    return Outputs(
+        known_arrays, keys, has_sink=np.zeros((1, 1), bool) if has_sink is None else has_sink
+    )

@@ -1,7 +1,7 @@
-"""Scores c sum_i tanh(s (q_i + k_i)), Keras' reading of Luong's concat; s `scale`, c `concat_weight`.
+"""Concat (Luong) attention as Keras reads it: scores c sum_i tanh(s (q_i + k_i)).
 
-query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); both parameters are scalars, 1 where absent. Bounds:
-`references.primitives.tanh_scores`, then the softmax.
+query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); s is `scale` and c `concat_weight`, scalars, 1 if
+absent. Bounds: `references.primitives.tanh_scores`, then the softmax.
 
 Source: Luong, Pham, Manning, EMNLP 2015.
 """

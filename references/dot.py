@@ -1,6 +1,6 @@
-"""Dot-product (Luong) attention: scores s q . k with a scalar `scale` s, 1 where absent.
+"""Dot-product (Luong) attention: scores s q . k with a scalar `scale` s, 1 if absent.
 
-query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev); see `references.primitives.scores`.
+query (B, Lq, E), key (B, Lk, E), value (B, Lk, Ev). Bounds: `references.primitives.scores`.
 
 Source: Luong, Pham, Manning, EMNLP 2015.
 """
@@ -25,7 +25,7 @@ def compose(problem: Problem) -> Composition:
 def scaled(
     problem: Problem, scale: float | np.floating, learned: Node | None = None
 ) -> Composition:
-    """The same of any scale, which is an array where it is `learned`."""
+    """Dot-product attention with any scale. `learned` is the leaf of a scale that is an array."""
     query, key = as_head(problem.leaf("query")), as_head(problem.leaf("key"))
     pairs = Pairs.of(problem)
     return attended(problem, Scores(problem.u, query, key, scale, pairs, learned=learned), pairs)

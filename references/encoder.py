@@ -1,18 +1,15 @@
-"""A layer of a Transformer's encoder (`suite.spec.operators.encoder`): forward, backward and along
-tangents, with how far rounding can move them.
+"""A Transformer encoder layer (`suite.spec.operators.encoder`).
 
-With a the attention of `references.multi_head`, n1 and n2 layer norms, and the
-feed-forward network f(y) = g(y W1 + b1) W2 + b2:
+With a the attention of `references.multi_head`, layer norms n1 and n2, and the feed-forward network
+f(y) = g(y W1 + b1) W2 + b2:
 
     post   y = n1(x + a(x)),   z = n2(y + f(y))
     pre    y = x + a(n1(x)),   z = y + f(n2(y))
 
-Bounds are those of the parts, one after the other. Besides:
+Bounds are those of the parts. A residual x + a(x) is stored in the case's dtype; so is the sum of the
+two gradients that meet at its x.
 
-    residuals   x + a(x) is stored in the case's dtype, and so is the sum of the two gradients that meet
-                where a residual begins.
-
-Sources: Vaswani et al. 2017, section 3.1; Xiong et al., ICML 2020 (norms first).
+Sources: Vaswani et al. 2017, section 3.1; Xiong et al., ICML 2020 (pre-norm).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gated self-attention: (concat_h attention_h * sigmoid(X W^G + b)) W^O + b.
 
-Arrays and attention are those of `references.multi_head`; gate kernel (E, H, Dv), bias (H, Dv). The gate
-and its product with the heads are handed on in the case's dtype.
+Arrays and attention as in `references.multi_head`; gate kernel (E, H, Dv), gate bias (H, Dv). The gate
+and its product with the heads are stored in the case's dtype.
 
 Source: Qiu et al., Gated Attention for Large Language Models, 2025.
 """

@@ -1,7 +1,7 @@
 """Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance over the features.
 
-query (B, L, E) is x; key and value are not looked at; gain and offset (E,) or absent. See
-`references.primitives.norm`. There are no rows without keys.
+x is query (B, L, E); gain and offset (E,), or absent; key and value are unused. No row is fully masked.
+Bounds: `references.primitives.norm`.
 
 Source: Ba, Kiros, Hinton 2016, section 3.
 """

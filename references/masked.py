@@ -1,6 +1,6 @@
-"""Scaled dot-product attention without heads: scores q . k / sqrt(D), no parameters.
+"""Scaled dot-product attention without heads and parameters: scores q . k / sqrt(D).
 
-query (B, Lq, D), key (B, Lk, D), value (B, Lk, Ev); see `references.primitives.scores`.
+query (B, Lq, D), key (B, Lk, D), value (B, Lk, Ev). Bounds: `references.primitives.scores`.
 
 Source: Vaswani et al. 2017, section 3.2.1.
 """

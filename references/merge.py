@@ -1,20 +1,24 @@
-"""Merging of partial answers: a softmax over the parts, whose scores are the log-sum-exps and whose
-values are the partial outputs. So reference and bounds are those of plain attention (`references.sdpa`)
-with a bias and without queries, one row of P keys for every row that is merged.
+"""Merge of P partial outputs: a softmax over the parts, with their log-sum-exps as scores.
 
-Three things are added to what `references.primitives.softmax` counts. A kernel that merges part after
-part rounds up to P - 1 times where one that merges all at once rounds once: u_acc is taken P - 1 times.
-What it merges has a log-sum-exp up to log P larger than that of the part which weighs most, and rounds it
-before the exponential. That moves the weight of a group by (P - 1) u_acc log P at most, relative to
-itself, and that of the others in return; the output moves by twice that times the largest |o_i - o|, the
-log-sum-exp by (P - 1) u_acc log P. And kernels write o1 + w (o2 - o1) for two parts, as ring attention
-does: difference and product are rounded relative to |o2 - o1|, whatever the parts weigh, which is at most
-4 (P - 1) u_acc times the largest |o_i - o|.
+So reference and bounds are those of `references.sdpa` for one row of P keys per merged row, with a bias
+as scores. Three errors are added to those of `references.primitives.softmax`:
 
-Where parts are themselves off, by d1 and d2 in their log-sum-exps and by beta1 and beta2 in their
-outputs, the merged output is off by tanh((|d1| + |d2|) / 4) |o1 - o2| + beta1 + beta2 at most: the
-weight of one of two parts is a logistic function of l1 - l2, and moves by at most tanh(d / 4) as its
-argument moves by d.
+    accumulator    A kernel that merges the parts one by one rounds up to P - 1 times where a joint merge
+                   rounds once: (P - 1) u_acc stands for u_acc.
+    log-sum-exp    The log-sum-exp of a group is up to log P above that of its heaviest part, and is
+                   rounded before the exponential. This moves the weight of a group by at most
+                   (P - 1) u_acc log P of itself, and the other weights in return. The output moves by
+                   twice that times max |o_i - o|, the log-sum-exp by (P - 1) u_acc log P.
+    difference     Kernels (ring attention) write o1 + w (o2 - o1) for two parts: difference and product
+                   round relative to |o2 - o1|, for any weight. At most 4 (P - 1) u_acc max |o_i - o|.
+
+If the parts are wrong by d1 and d2 in their log-sum-exps and beta1 and beta2 in their outputs, the
+merged output is wrong by at most
+
+    tanh((|d1| + |d2|) / 4) |o1 - o2| + beta1 + beta2
+
+because the weight of one of two parts is a logistic function of l1 - l2, which moves by at most tanh(d
+/ 4) if its argument moves by d.
 
 Source: Dao et al., FlashAttention, NeurIPS 2022, appendix B. The bounds are derived here.
 """
@@ -52,14 +56,17 @@ def compose(problem: Problem) -> Composition:
 
 class _Merge(Reference):
     def roundoffs(self, inputs: Inputs, u: Roundoffs) -> Roundoffs:
-        """The accumulator rounds as often as in a kernel that merges part after part."""
+        """(P - 1) u_acc stands for u_acc: kernels may merge one part after the other."""
         return replace(u, accumulate=max(inputs.sizes.Lk - 1, 1) * u.accumulate)
 
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The merged output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and the
-        log-sum-exp (B, H, Lq). Rows that no part has keys of answer 0 and -inf: `empty_rows` is of no
-        influence. Raises NoExtendedPrecision."""
+        log-sum-exp (B, H, Lq).
+
+        Rows without keys in every part give 0 and -inf, for any `empty_rows`. Raises
+        NoExtendedPrecision.
+        """
         parts = inputs.sizes.Lk
         u = self.roundoffs(inputs, rounding)
         outputs = sdpa.bounded(inputs.digest, lambda: _pass(inputs), inputs, u, lse=True)
@@ -76,7 +83,7 @@ class _Merge(Reference):
         deviation = outputs.deviation
         if deviation is not None:
             deviation = deviation.reshape(output.value.shape)
-        # The answer of a row without keys is promised, and no election.
+        # No election: merging defines the output of rows without keys.
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
         return Outputs({"output": output, "lse": lse}, keys, deviation)
 
@@ -85,7 +92,7 @@ reference = _Merge(compose)
 
 
 def _pass(inputs: Inputs) -> BlockedPass:
-    """Plain attention of one row and P keys for every row, with scores that are a bias alone."""
+    """Attention with one row of P keys for each merged row; the scores are a bias."""
     s = inputs.sizes
     rows = s.B * s.H * s.Lq
     output, lse = (

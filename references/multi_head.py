@@ -1,15 +1,18 @@
 """Multi-head attention: concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b) W^O + b.
 
-query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev). Kernels query (Eq, H, D), key (Ek, Hkv, D),
-value (Ev, Hkv, Dv), output (H, Dv, Eo); biases (H, D), (Hkv, D), (Hkv, Dv), (Eo,) or absent; no
-output kernel: the heads are concatenated. Scores are scaled by 1 / sqrt(D); query head h uses
-key/value head h // (H / Hkv); an additive bias and the mask broadcast to (B, H, Lq, Lk). A row without
-keys is handed to the output projection as it is elected. Where there are gains of query and key, (D,),
-the projected queries and keys of every head are normalised: (x - mean) / sqrt(variance + epsilon) gain.
+    query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev)
+    kernels   query (Eq, H, D), key (Ek, Hkv, D), value (Ev, Hkv, Dv), output (H, Dv, Eo)
+              without an output kernel, heads are concatenated
+    biases    (H, D), (Hkv, D), (Hkv, Dv), (Eo,), or absent
+    gains     of query and key, (D,), or absent. Projected queries and keys are normalised per head:
+              (x - mean) / sqrt(variance + epsilon) gain
 
-The bounds are those of the primitives, one after the other. Libraries scale the query and
-store it before the product. Each step of the norms may be stored in the case's dtype, whatever the class:
-a class says how a softmax is computed.
+Scores are scaled by 1 / sqrt(D). Query head h uses key/value head h // (H / Hkv). An additive bias and
+the mask broadcast to (B, H, Lq, Lk). The output projection takes fully masked rows as elected.
+
+Bounds are those of the primitives. Libraries scale the query and store it before the product. Every
+step of the norms may be stored in the case's dtype in every class, because a class only says how a
+softmax is computed.
 
 Sources: Vaswani et al. 2017, section 3.2; Ainslie et al. 2023 (grouped queries); Dehghani et al. 2023,
 section 2 (normalised queries and keys).
@@ -40,13 +43,13 @@ def compose(problem: Problem) -> Composition:
 
 
 def attended(problem: Problem, query: Node, key: Node, value: Node) -> tuple[Node, Attend]:
-    """The output (B, Lq, Eo), and what heads attend to."""
+    """The output (B, Lq, Eo), and the attention of the heads."""
     attend = heads(problem, query, key, value)
     return mixed(problem, attend), attend
 
 
 def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
-    """What every head attends to, (B, H, Lq, Dv)."""
+    """The attention of every head, (B, H, Lq, Dv), before the output projection."""
     u, pairs = problem.u, Pairs.of(problem)
     q, k, v = (
         _heads(problem, x, name) for x, name in zip((query, key, value), OPERANDS, strict=True)
@@ -59,7 +62,7 @@ def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
 
 
 def mixed(problem: Problem, attended: Node) -> Node:
-    """The output (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
+    """The output projection (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
     u, s = problem.u, problem.sizes
     output: Node = Reshaped(Moved(attended, 1, 2), (s.B, s.Lq, s.H * s.Dv))
     kernel = problem.optional("output_kernel")
@@ -70,7 +73,7 @@ def mixed(problem: Problem, attended: Node) -> Node:
 
 
 def _heads(problem: Problem, x: Node, name: str) -> Node:
-    """The heads (B, heads, L, size) of query, key or value, normalised where there is a gain."""
+    """Projected query, key or value, (B, heads, L, size), normalised if there is a gain."""
     u, kernel = problem.u, problem.leaf(f"{name}_kernel")
     features, bias = 0, f"{name}_bias"
     if problem.inputs.self_attention:

@@ -1,5 +1,4 @@
-"""What the layers of one head without projections of values share: scores (B, Lq, Lk) of any kind, values
-(B, Lk, Ev), and attention between them."""
+"""Attention of one head without value projection: scores (B, Lq, Lk) of any kind, values (B, Lk, Ev)."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ def as_head(x: Node) -> Reshaped:
 
 
 def attended_by(problem: Problem, scores: Node) -> Composition:
-    """The output (B, Lq, Ev) of scores (B, Lq, Lk), and the weights where they are asked for."""
+    """The output (B, Lq, Ev) for scores (B, Lq, Lk), and the weights if requested."""
     s = problem.sizes
     return attended(problem, Reshaped(scores, (s.B, 1, s.Lq, s.Lk)), Pairs.of(problem))
 
 
 def attended(problem: Problem, scores: Node, pairs: Pairs) -> Composition:
-    """The same of scores (B, 1, Lq, Lk)."""
+    """Like `attended_by`, for scores (B, 1, Lq, Lk)."""
     attend = Attend(problem.u, scores, as_head(problem.leaf("value")), pairs)
     return of_layer(problem, Reshaped(attend, problem.inputs.full_shape("output")), attend)
 
 
 def of_layer(problem: Problem, output: Node, attend: Attend) -> Composition:
-    """The output of a layer, and where they are asked for its weights (B, H, Lq, Lk) or their average."""
+    """The output of a layer, and if requested its weights (B, H, Lq, Lk) or their average over heads."""
     beside, returned = {}, problem.inputs.returned
     if returned != "none":
         weights = Weights(attend, returned == "average")

@@ -1,4 +1,4 @@
-"""What every reference takes and returns: arrays in the precision of the reference, and `Outputs`."""
+"""What every reference takes and returns: arrays in the reference's precision, and `Outputs`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from references.rounding import Bounded, precision_for
 from suite.spec.inputs import Inputs
 
 EMPTY_ROWS = ("zeros", "nan", "uniform")
-"""What a row without keys answers: zeros, NaN, or the mean of all values."""
+"""Output of a fully masked row, which is implementation-defined (an election): zeros, NaN, or the mean
+of all values."""
 
 EMPTY_ROW_GRADIENTS = ("zeros", "uniform", "scores")
-"""What a row without keys is to a derivative: zeros, which take no gradient; the mean of all values, with
-weights that are constants, so that values alone take its cotangent; or the same mean with scores that are
-equal, since what hides them absorbed them, and that take gradients like any others."""
+"""How derivatives treat a fully masked row:
+
+- zeros: the row takes no gradient.
+- uniform: the mean of all values with constant weights. Only the values receive gradients.
+- scores: the mean of all values with equal scores, which receive gradients, too.
+"""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What an operator returns, or its gradients by the names of the arrays, each with its bound.
+    """Outputs of an operator, or gradients by array name, each with its bound.
 
-    `keys` (B, H, Lq) counts the keys that a row attends, sinks not among them; ones where nothing is
-    attended to. `sunk` (H, 1) says which heads have a finite sink: their rows without keys answer 0 and
-    follow no election. `deviation` is the standard deviation of the output's error where every rounding
-    is random; only plain attention in 16 bits has one.
+    - `keys` (B, H, Lq): number of attended keys per row, without sinks; ones if nothing is attended to.
+    - `has_sink` (H, 1): heads with a finite sink. Their rows without keys give 0 and follow no election.
+    - `deviation`: standard deviation of the output's error for random rounding; only for sdpa, merge
+      and packed in 16 bits.
     """
 
     arrays: dict[str, Bounded]
     keys: np.ndarray
     deviation: np.ndarray | None = None
-    sunk: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
+    has_sink: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
 
     @property
     def empty(self) -> np.ndarray:
-        """Rows (B, H, Lq) that have no key, and are what the implementation elects."""
-        return (self.keys == 0) & ~self.sunk
+        """Fully masked rows (B, H, Lq) that follow the implementation's election."""
+        return (self.keys == 0) & ~self.has_sink
 
 
 def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-    """Arrays by name, the inputs' own by default, in the precision of their reference.
+    """Arrays by name (default: those of the inputs) in the precision of their reference.
 
-    Raises NoExtendedPrecision where float64 cannot be judged on this platform.
+    Raises NoExtendedPrecision if float64 cannot be judged on this platform.
     """
     precision = precision_for(inputs.dtype)
     taken = inputs.arrays if arrays is None else arrays
@@ -51,21 +55,21 @@ def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict
 
 
 def moving(inputs: Inputs, tangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tangents by name, wide.
+    """Tangents by name, in the precision of their reference.
 
-    Raises ValueError for the tangent of an array that the inputs do not have, or of a statistic.
+    Raises ValueError for tangents of arrays that the inputs lack, and of constants.
     """
     for name in tangents:
         if name in inputs.operator.array_kinds.constants:
-            raise ValueError(f"{name} is a constant of {inputs.operator}: it has no tangent")
+            raise ValueError(f"{name} is a constant of {inputs.operator}: pass no tangent for it")
         if name not in inputs.arrays:
             raise ValueError(
-                f"{inputs.operator} has no array {name!r} to move; it has {', '.join(inputs.arrays)}"
+                f"{inputs.operator} has no array {name!r}; choose from {', '.join(inputs.arrays)}"
             )
     return wide(inputs, tangents)
 
 
 def check_empty_rows(empty_rows: str, valid: tuple[str, ...]) -> None:
-    """Raises ValueError where `empty_rows` is none of `valid`."""
+    """Raises ValueError unless `empty_rows` is one of `valid`."""
     if empty_rows not in valid:
         raise ValueError(f"empty_rows must be one of {', '.join(valid)}, got {empty_rows!r}")

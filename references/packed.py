@@ -1,10 +1,9 @@
-"""Packed attention: every segment is plain attention of its own (`references.sdpa`), over its queries and
-its keys.
+"""Packed attention: every segment is plain attention (`references.sdpa`) over its own queries and keys.
 
-Bounds are those of the segments. A kernel that computes all pairs and hides those of two segments adds
-exact zeros to its sums: bounds count the keys that attend.
+Bounds are those of the segments, and count only the keys that attend. A kernel that computes and hides
+the pairs of different segments adds exact zeros.
 
-Source: the definition in Dao, FlashAttention-2, arXiv 2307.08691 (2023), as "varlen" interfaces have it.
+Source: "varlen" interfaces; Dao, FlashAttention-2, arXiv 2307.08691 (2023).
 """
 
 from __future__ import annotations
@@ -47,10 +46,12 @@ def compose(problem: Problem) -> Composition:
 
 class _Packed(Reference):
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes. Every row has keys:
-        `empty_rows` is of no influence. Raises NoExtendedPrecision."""
+        """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
+
+        Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
+        """
         if drawing():
-            return self.again(inputs, rounding)
+            return self.recomputed(inputs, rounding)
         parts = [
             sdpa.bounded(
                 (inputs.digest, n), partial(_pass, inputs, *places), inputs, rounding, False
@@ -69,7 +70,7 @@ reference = _Packed(compose)
 
 
 def _pass(inputs: Inputs, rows: slice, keys: slice) -> BlockedPass:
-    """Plain attention over a segment."""
+    """Plain attention over one segment."""
     query, key, value = (
         x.swapaxes(0, 1)[None] for x in (inputs.query[rows], inputs.key[keys], inputs.value[keys])
     )
@@ -80,7 +81,7 @@ def _pass(inputs: Inputs, rows: slice, keys: slice) -> BlockedPass:
 
 
 def _mask(inputs: Inputs, rows: slice, keys: slice) -> np.ndarray:
-    """Which keys of a segment its queries attend."""
+    """The mask of one segment, True attends."""
     alignment = inputs.case.option("alignment")
     return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, alignment)
 

@@ -1,29 +1,29 @@
-"""Rotary position embedding: the pair (x1, x2) of components becomes
+"""Rotary position embedding: rotates each pair (x1, x2) of components by an angle.
 
     y1 = x1 c - x2 s,   y2 = x2 c + x1 s,   c = a cos(p theta),   s = a sin(p theta)
 
-p the position of the token, theta_i = base^(-e_i), e_i = 2i/r, or a scaled variant, a = 1 but for yarn
-and longrope. query is (B, H, L, D), position (L,) or (B, L); components from r on stay as they are
-(`references.primitives.rotation`). There are no rows without keys.
+p is the position of the token, theta_i = base^(-e_i) with e_i = 2i/r (or a scaled variant), and a = 1
+except for yarn and longrope. query (B, H, L, D), position (L,) or (B, L). Components from r on are
+copied (`references.primitives.rotation`). No row is fully masked.
 
-Frequencies by variant, f the factor, n the original length, m the largest position and one:
+Frequencies by variant, with f the factor, n the original length, m the largest position plus one:
 
     linear      theta / f
-    ntk         base (f m/n - (f - 1))^(r / (r - 2)) for base where m > n
+    ntk         if m > n: base (f m/n - (f - 1))^(r / (r - 2)) for base
     llama3      theta ((1 - w) / f + w), w = (n theta / 2 pi - low) / (high - low) within [0, 1]
     yarn        theta (w / f + 1 - w), w = (i - i_fast) / (i_slow - i_fast) within [0, 1], where
-                i_fast and i_slow are r ln(n / 2 pi beta) / (2 ln base), down and up to whole numbers;
+                i_fast and i_slow are r ln(n / 2 pi beta) / (2 ln base), rounded down and up;
                 a = 0.1 ln f + 1
-    longrope    theta / f_i, f_i by whether m > n; a = sqrt(1 + ln f / ln n)
+    longrope    theta / f_i, long factors f_i if m > n, else short; a = sqrt(1 + ln f / ln n)
 
-Bounds, u the roundoff in which angles are made (u_acc):
+Bounds, with u the roundoff of angles (u_acc):
 
-    theta       base^-e as a power or as exp(-e ln base): exponent, logarithm and product are rounded,
-                each of which moves theta by u e ln base; power, quotient and their like: 4 u.
-    angle       two roundings more, of the position in the scaled variant and of the product:
-                delta = p theta (3 e ln base + 6) u, and what a variant adds.
-    c, s        sine and cosine of an angle that is off by delta: |s| delta + delta^2 / 2 and alike, at
-                most 2; evaluated within 2 u; times a, 4 u; stored as a table in the class's dtype (u_p).
+    theta       base^-e as a power or exp(-e ln base): exponent, logarithm and product are rounded, and
+                each moves theta by u e ln base. Power, quotient and the like: 4 u.
+    angle       Two more roundings, of a scaled position and of the product:
+                delta = p theta (3 e ln base + 6) u, plus the roundings of the variant.
+    c, s        For an angle with error delta: |s| delta + delta^2 / 2 for c, with c and s exchanged for
+                s; at most 2. Evaluated within 2 u; times a, 4 u; stored as a table in u_p.
 
 Sources: Su et al., RoFormer, arXiv 2104.09864, section 3.4; Chen et al., arXiv 2306.15595 (linear);
 bloc97, "Dynamically scaled RoPE" (2023; ntk); Llama Team, arXiv 2407.21783, section 3.4 and Meta's
@@ -53,7 +53,7 @@ from suite.spec.operators.rotary import (
 
 
 def compose(problem: Problem) -> Composition:
-    """The turned query (B, H, L, D)."""
+    """The rotated query (B, H, L, D)."""
     x, u = problem.leaf("query"), problem.u
     rotation = Rotation.of(problem.inputs.case, x.shape[-1])
     cosine, sine = table(rotation, problem.arrays["position"], u)
@@ -65,7 +65,8 @@ reference = Reference(compose)
 
 @dataclass(frozen=True)
 class Frequencies:
-    """theta (r / 2,), its relative error in roundoffs, and the factor `a` on sine and cosine."""
+    """Frequencies theta (r / 2,), their relative error in roundoffs, and the factor `a` on sine and
+    cosine."""
 
     theta: np.ndarray
     relative: np.ndarray
@@ -73,7 +74,7 @@ class Frequencies:
 
 
 def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
-    """The frequencies of a rotation at these positions, in their precision."""
+    """The frequencies of a rotation at these positions, in the precision of the positions."""
     size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
     exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
     length = float(position.max(initial=0)) + 1
@@ -81,8 +82,8 @@ def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
     if rotation.scaling == "ntk" and length > n:
         power, growth = size / (size - 2), f * length / n - (f - 1)
         base = position.dtype.type(base) * position.dtype.type(growth) ** power
-        of_growth = 3 * f * length / n / growth + 3 * math.log(growth)
-        grown = magnitude(exponent) * (power * of_growth + 3)
+        growth_error = 3 * f * length / n / growth + 3 * math.log(growth)
+        grown = magnitude(exponent) * (power * growth_error + 3)
     theta = position.dtype.type(base) ** -exponent
     relative = 3 * magnitude(exponent) * math.log(base) + 4 + grown
     if rotation.scaling == "linear":
@@ -107,20 +108,20 @@ def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
 
 
 def _llama3(theta: np.ndarray, relative: np.ndarray) -> Frequencies:
-    """Mixed between both ends, where the wavelength is between them; what is continuous there may be
-    taken for either side."""
+    """Frequencies of llama3. Near both ends of the interpolation a rounded wavelength may fall on
+    either side, so the error there covers both."""
     f, span = FACTOR, HIGH_FREQUENCY - LOW_FREQUENCY
     turns = ORIGINAL_LENGTH * theta / (2 * np.pi)
     weight = np.clip((turns - LOW_FREQUENCY) / span, 0, 1)
     scaled = theta * ((1 - weight) / f + weight)
-    of_weight = (magnitude(turns) * (relative + 4) + 3 * LOW_FREQUENCY) / span
+    weight_error = (magnitude(turns) * (relative + 4) + 3 * LOW_FREQUENCY) / span
     mixed = magnitude((turns >= LOW_FREQUENCY / 2) & (turns <= 2 * HIGH_FREQUENCY))
-    more = mixed * magnitude(theta / scaled) * (1 - 1 / f) * of_weight
+    more = mixed * magnitude(theta / scaled) * (1 - 1 / f) * weight_error
     return Frequencies(scaled, relative + 4 + more)
 
 
 def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bounded, Bounded]:
-    """Cosine and sine times `a`, (L, r / 2) or (B, 1, L, r / 2), as the class stores them."""
+    """Cosine and sine times `a`, (L, r / 2) or (B, 1, L, r / 2), stored in u_p."""
     unit, freqs = u.accumulate, frequencies(rotation, position)
     angle = position[..., None] * freqs.theta
     delta = magnitude(angle) * (freqs.relative + 2) * unit

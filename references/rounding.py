@@ -1,24 +1,26 @@
-"""Bounded numbers: arrays that carry a bound on what rounding can do to them.
+"""Bounded numbers: arrays with a bound on their rounding errors.
 
-Model. Inputs are exact in their dtype. An implementation rounds in a few places, each with a unit
-roundoff of its own (`Roundoffs`): u_acc (sums, exp, scaling), u_s (scores as stored), u_e (the steps of
-the softmax as stored), u_p (weights as stored before the product with the values) and u_o (what is handed
-on in the case's dtype). n roundings in a row are off by at most
+Inputs are exact in their dtype. An implementation rounds in a few places, each with its own unit
+roundoff (`Roundoffs`):
+
+    u_acc   sums, exp, scaling
+    u_s     stored scores
+    u_e     stored steps of the softmax
+    u_p     weights stored before the product with the values
+    u_o     results stored in the case's dtype
+
+n successive roundings have an error of at most
 
     gamma_n(u) = n u / (1 - n u)
 
-relative to the sum of the magnitudes that they round.
-
-Within `drawn` the same steps draw their errors instead: whatever is stored is off by a random part of
-the bound of its own step, and n roundings in a row count as sqrt(n) of them (Higham and Mary 2019:
-roundings that are independent and have the mean zero). This is Monte Carlo arithmetic (Parker 1997): the
-answers of many such passes show what rounding does where it is random, with all that hangs together in
-them.
-
-Every step takes operands that come with bounds, hands on the error it inherits, and adds the one it makes
-(running error analysis). Values are computed in the precision the operands come in, float64 or
-longdouble; errors are float64, and of first order wherever `references.primitives.softmax` does not say
+relative to the sum of the rounded magnitudes. Every step propagates the errors of its operands and adds
+its own (running error analysis). Values are computed in the precision of the operands, float64 or
+longdouble. Errors are float64, and first order except where `references.primitives.softmax` says
 otherwise.
+
+Inside `drawn` every step has a random error within its own bound instead, and n successive roundings
+count as sqrt(n) (Higham and Mary 2019: independent roundings with mean zero). Many such passes show the
+effect of random rounding with all its correlations (Monte Carlo arithmetic, Parker 1997).
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), sections 3.1 and 3.3; Higham,
 Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019; Parker,
@@ -39,25 +41,31 @@ from suite.spec.dtypes import DType
 
 
 class NoExtendedPrecision(ArithmeticError):
-    """The platform has no floating-point numbers that are wider than float64."""
+    """The platform has no floating-point type wider than float64."""
 
 
 @dataclass(frozen=True)
 class Roundoffs:
-    """Where an implementation rounds: unit roundoffs of one numerics class in one dtype, what underflow
-    may take away, and what the implementation declares of itself.
+    """Unit roundoffs of one numerics class in one dtype, underflow losses, and declared properties.
 
-    `accumulate` of sums, products, exp and scaling; `score` of scores as stored; `step` of the steps
-    of the softmax as stored; `weight` of weights as stored; `output` of everything handed on in the
-    case's dtype. Absolute: `weight_underflow` of a stored weight, `exp_underflow` of an exponential,
-    `product_underflow` of a product in the accumulator, `floor` of a stored output; an operand of a
-    product that is smaller than `operand_underflow` may be taken for zero. `reduction` is that of sums
-    over broadcast axes, where a gradient makes them with less precision than its other sums.
-
-    `exp_error` is the relative error of an exponential that is approximated, not rounded.
-    `gradient_blocks` are the rows and the keys after which a backward pass stores its running sums; None
-    where these stay in the accumulator. The gradients of `narrow_biases` are sums in the case's dtype.
-    `narrow_statistics`: derivatives of a norm are handed its mean and root in the case's dtype.
+    Unit roundoffs, relative:
+      accumulate          sums, products, exp and scaling
+      score               stored scores
+      step                stored steps of the softmax
+      weight              stored weights
+      output              results stored in the case's dtype
+      reduction           sums over broadcast axes, if a gradient makes these less precisely
+      exp_error           relative error of an approximated exponential
+    Underflow, absolute:
+      weight_underflow    of a stored weight
+      exp_underflow       of an exponential
+      product_underflow   of a product in the accumulator
+      floor               of a stored output
+      operand_underflow   operands of a product below this may count as zero
+    Declared:
+      gradient_blocks     rows and keys after which a backward pass stores its running sums; None: never
+      narrow_biases       biases whose gradients are summed in the case's dtype
+      narrow_statistics   derivatives of a norm take its mean and root in the case's dtype
     """
 
     accumulate: float
@@ -78,7 +86,7 @@ class Roundoffs:
 
     @property
     def input(self) -> float:
-        """The unit roundoff of inputs: zero, but where the working precision is less than the dtype's."""
+        """The unit roundoff of inputs: zero, unless the working precision is below the dtype's."""
         return self.accumulate if self.accumulate > self.output else 0.0
 
     @property
@@ -88,40 +96,40 @@ class Roundoffs:
 
     @property
     def score_floor(self) -> float:
-        """What underflow may take away of a stored score."""
+        """The underflow loss of a stored score."""
         return self.floor if self.score >= self.output else self.product_underflow
 
     @property
     def step_floor(self) -> float:
-        """What underflow may take away of a stored step of the softmax, or of its derivative."""
+        """The underflow loss of a stored step of the softmax or of its derivative."""
         return self.floor if self.step else self.product_underflow
 
 
 NO_ROUNDING = Roundoffs(0, 0, 0, 0, 0, 0, 0, 0, 0)
-"""Roundoffs of exact arithmetic: the errors stay zero."""
+"""Roundoffs of exact arithmetic."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """An array and a bound, element by element, on the error of a computed version of it.
+    """An array with an elementwise bound on the error of its computed version.
 
-    Its arithmetic is exact: it hands on the errors of the operands, and rounds nothing. An operand that
-    is no `Bounded` is exact.
+    Arithmetic propagates the errors of the operands and rounds nothing. Operands of other types are
+    exact.
     """
 
     value: np.ndarray
     error: np.ndarray
 
-    __array_ufunc__ = None  # array * Bounded is refused; it would be an array of objects
+    __array_ufunc__ = None  # refuses array * Bounded, which would give an array of objects
 
     @classmethod
     def exact(cls, value: np.ndarray) -> Bounded:
-        """An array that everybody has with the same bits."""
+        """An array without error."""
         return cls(value, np.zeros(value.shape))
 
     @property
     def size(self) -> np.ndarray:
-        """The largest magnitude a computed version can have, float64."""
+        """The largest magnitude of a computed version, float64."""
         return magnitude(self.value) + self.error
 
     @property
@@ -166,7 +174,7 @@ class Bounded:
         return Bounded(np.broadcast_to(self.value, shape), np.broadcast_to(self.error, shape))
 
     def moved(self, source: int, destination: int) -> Bounded:
-        """The array with one axis at another place."""
+        """The array with one axis moved."""
         return Bounded(
             np.moveaxis(self.value, source, destination),
             np.moveaxis(self.error, source, destination),
@@ -179,7 +187,7 @@ class Bounded:
         return Bounded(np.repeat(self.value, times, axis), np.repeat(self.error, times, axis))
 
     def beside(self, other: Bounded, axis: int) -> Bounded:
-        """The array, and another behind it along an axis."""
+        """The array concatenated with another along an axis."""
         return Bounded(
             np.concatenate([self.value, other.value], axis),
             np.concatenate([self.error, other.error], axis),
@@ -190,7 +198,7 @@ class Bounded:
         return Bounded(np.where(condition, self.value, 0), np.where(condition, self.error, 0.0))
 
     def sum(self, axes: int | tuple[int, ...]) -> Bounded:
-        """The sum over axes, which are gone."""
+        """The sum over axes, which are removed."""
         return Bounded(self.value.sum(axes), self.error.sum(axes))
 
 
@@ -215,27 +223,27 @@ def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
 
 
 def precision_for(dtype: DType) -> type[np.floating[Any]]:
-    """What a reference computes in: float64, for float64 cases extended precision, since there the
-    rounding of a float64 reference is as large as what is judged.
+    """The precision of a reference: extended for float64 cases, else float64.
 
-    Raises NoExtendedPrecision where the platform has none.
+    A float64 reference would round as much as a float64 implementation. Raises NoExtendedPrecision if
+    the platform has no extended precision.
     """
     if dtype.name != "f64":
         return np.float64
     if np.finfo(np.longdouble).nmant < 63:
         raise NoExtendedPrecision(
-            "float64 cases need an extended-precision numpy.longdouble (x86-64 Linux has one)"
+            "float64 cases need an extended-precision numpy.longdouble; run them on x86-64 Linux"
         )
     return np.longdouble
 
 
 def known(x: Bounded) -> Bounded:
-    """`x`, with an infinite bound where nothing is known, as of zero times infinity."""
+    """`x`, with an infinite bound where the bound is NaN (zero times infinity)."""
     return Bounded(x.value, np.where(np.isnan(x.error), np.inf, x.error))
 
 
 def narrowed(x: np.ndarray, u: Roundoffs) -> Bounded:
-    """An input, exact, or rounded to the working precision where that is less than the dtype's."""
+    """An input, rounded to the working precision if that is below its dtype's; else exact."""
     return Bounded(x, u.input * magnitude(x))
 
 
@@ -244,8 +252,7 @@ _CHANCE: ContextVar[np.random.Generator | None] = ContextVar("chance", default=N
 
 @contextmanager
 def drawn(chance: np.random.Generator) -> Iterator[None]:
-    """Errors are drawn within: every step is off by a random part of its own bound, and hands on a value
-    that has no bound (`perturbed`)."""
+    """Inside, every step has a random error within its own bound instead of a bound (`perturbed`)."""
     token = _CHANCE.set(chance)
     try:
         yield
@@ -254,13 +261,12 @@ def drawn(chance: np.random.Generator) -> Iterator[None]:
 
 
 def drawing() -> bool:
-    """Whether errors are drawn."""
+    """True inside `drawn`."""
     return _CHANCE.get() is not None
 
 
 def perturbed(x: Bounded) -> Bounded:
-    """`x` as it is where errors are bounded. Where they are drawn, a value within its bound: uniform,
-    each element by itself."""
+    """Inside `drawn`, a value drawn uniformly within the bound of each element; elsewhere `x`."""
     chance = _CHANCE.get()
     if chance is None:
         return x
@@ -273,9 +279,9 @@ def stored(x: Bounded, unit: float, floor: float = 0.0) -> Bounded:
 
 
 def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
-    """a b over the last axis of a, `summands` of whose terms are not zero: (..., n) and (n, ...).
+    """a b over the last axis of a, (..., n) and (n, ...); `summands` of the n terms are nonzero.
 
-    What is subnormal of an operand may be taken for zero (`Roundoffs.operand_underflow`).
+    Subnormal parts of operands may count as zero (`Roundoffs.operand_underflow`).
     """
     exact = a @ b
     rounding = gamma(summands + 2, u.accumulate) * (a.size @ b.size)
@@ -286,13 +292,13 @@ def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) ->
 
 
 def subnormal(x: Bounded, u: Roundoffs) -> np.ndarray:
-    """What is lost of x where numbers below `operand_underflow` are taken for zero."""
+    """The loss of x if numbers below `operand_underflow` count as zero."""
     near = magnitude(x.value) - x.error < u.operand_underflow
     return np.where(near, np.minimum(x.size, u.operand_underflow), 0.0)
 
 
 def summed(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
-    """The sum over broadcast axes, which stay with size 1."""
+    """The sum over broadcast axes, which keep size 1."""
     if not axes:
         return x
     n = int(np.prod([x.shape[axis] for axis in axes]))
@@ -302,7 +308,7 @@ def summed(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
 
 
 def together(parts: list[Bounded | None], unit: float, floor: float = 0.0) -> Bounded | None:
-    """The sum of the parts there are, with every partial sum stored; None where there is none."""
+    """The sum of the parts that are not None, every partial sum stored; None without parts."""
     total: Bounded | None = None
     for part in parts:
         if part is not None:

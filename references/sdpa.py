@@ -1,22 +1,22 @@
-"""Scaled dot-product attention: the definition in float64, its derivatives, and how far rounding may move
-them.
+"""Scaled dot-product attention in float64, its derivatives and their rounding bounds.
 
-scores s = softcap(scale q k^T) + bias, then the mask; weights p = softmax(s) over the keys and the sink,
-where there is one; output o = p v (Vaswani et al. 2017, section 3.2.1).
+    scores  s = softcap(scale q k^T) + bias, then the mask
+    weights p = softmax(s) over the keys and the sink, if there is one
+    output  o = p v
 
-Bound of the output, element by element: that of `references.primitives.softmax`, with the error of a
-score of D + 2 roundings (products, sum, scaling) in the accumulator, and stored three times, as product,
-scaled, and with its bias:
+Bound of the output, elementwise: that of `references.primitives.softmax` with the score error
 
     |ds_j| <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
 
-and with its own store, u_o |o| + e_o. What a cap, a bias and a sink add stands with these primitives.
-Where a row has no key the answer is exact.
+for D + 2 roundings in the accumulator (products, sum, scaling) and three stores (product, scaled score,
+score with bias), plus the store of the output, u_o |o| + e_o. Cap, bias and sink add the bounds of
+their primitives. Fully masked rows are exact.
 
-One pass over blocks of rows gives the answer, and the terms of its bound in every class
-(`references.blocked`). Derivatives, and answers whose roundings are drawn, are those of the composition.
+One pass over blocks of rows gives the output and the bound terms of every class (`references.blocked`).
+The composition gives derivatives and outputs with random rounding.
 
-Source: Higham, Accuracy and Stability of Numerical Algorithms (2002), chapter 3.
+Sources: Vaswani et al. 2017, section 3.2.1; Higham, Accuracy and Stability of Numerical Algorithms
+(2002), chapter 3.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from suite.spec.recipes import alibi_bias
 _PASSES: Cache[BlockedPass] = Cache(64)
 
 IN_BLOCKS = {"softcap", "sinks", "lse", "alibi_slopes"}
-"""The features that the blocked pass knows. With another one the composition gives the answer, without a
+"""Features of the blocked pass. With any other feature the composition gives the output, without a
 standard deviation."""
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv); and without sinks the log-sum-exp (B, H, Lq), backward alone."""
+    """The output (B, H, Lq, Dv), and without sinks the log-sum-exp (B, H, Lq), for VJPs only."""
     u, inputs, value = problem.u, problem.inputs, problem.leaf("value")
     pairs, made = Pairs.of(problem), inputs.feature("alibi_slopes") is not None
     scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), problem.scale, pairs)
@@ -68,19 +68,18 @@ def compose(problem: Problem) -> Composition:
         attend = Attend(u, scores, value, pairs)
         return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
     attend = Attend(u, scores, value, pairs, Sink(u, sinks, scores, pairs))
-    return Composition(attend, keys=pairs.keys, sunk=pairs.sunk)
+    return Composition(attend, keys=pairs.keys, has_sink=pairs.has_sink)
 
 
 class _Plain(Reference):
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes; and where it is asked
-        for the log-sum-exp (B, H, Lq), -inf where a row has no key. See `Reference.forward`.
+        """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if requested the
+        log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
 
-        One pass over the rows serves every rounding; the last passes are cached, since every
-        implementation asks for the same.
+        One pass serves every roundoff, so the last passes are cached.
         """
         if drawing():
-            return self.again(inputs, rounding)
+            return self.recomputed(inputs, rounding)
         if {feature.name for feature in asked_features(inputs.case)} - IN_BLOCKS:
             return super().forward(inputs, rounding, empty_rows)
         key = (inputs.digest, empty_rows)
@@ -96,7 +95,7 @@ reference = _Plain(compose)
 def bounded(
     key: Hashable, compute: Callable[[], BlockedPass], inputs: Inputs, u: Roundoffs, lse: bool
 ) -> Outputs:
-    """What a blocked pass gives for these roundoffs; passes are cached by `key`."""
+    """Outputs and bounds of a blocked pass for these roundoffs; `key` caches the pass."""
     found = _PASSES.get(key, compute)
     terms, output = found.terms, found.output
     assert terms is not None
@@ -104,7 +103,7 @@ def bounded(
     arrays = {"output": Bounded(output, terms.bound(output, u))}
     if lse:
         arrays["lse"] = Bounded(found.lse, terms.lse_bound(found.lse, found.largest, u))
-    return Outputs(arrays, terms.keys, deviation, terms.sunk > 0)
+    return Outputs(arrays, terms.keys, deviation, terms.has_sink > 0)
 
 
 def _pass(inputs: Inputs, empty_rows: str) -> BlockedPass:
@@ -118,8 +117,8 @@ def _pass(inputs: Inputs, empty_rows: str) -> BlockedPass:
 
 
 def _bias(inputs: Inputs) -> np.ndarray | None:
-    """What is added to the scores, in their precision: the bias that is given, or ALiBi of slopes, which
-    the call makes."""
+    """The bias added to the scores, in the reference's precision: the given bias, or ALiBi made from
+    slopes."""
     precision, slopes = precision_for(inputs.dtype), inputs.feature("alibi_slopes")
     if slopes is not None:
         return alibi_bias(slopes.astype(precision), inputs.sizes.Lq, inputs.sizes.Lk)

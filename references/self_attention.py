@@ -1,7 +1,4 @@
-"""One head of self-attention: multi-head attention with one head and without an output projection.
-
-Its arrays, outputs, gradients and tangents are those of `references.multi_head`.
-"""
+"""Self-attention of one head: `references.multi_head` with one head and without output projection."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""The tape: a computation whose steps remember their operands, run forward, backward and along tangents.
+"""The tape: reverse and forward differentiation of compositions of primitives, with bounds.
 
-Every primitive (`references.primitives`) is a `Node`: it has an output with a bound, and knows what its
-operands receive of a cotangent and how it moves as they do. `backward` and `along` lead these through all
-that an output is made of.
+Every primitive (`references.primitives`) is a `Node` with an output, a VJP and a JVP. `backward` and
+`along` chain these over all nodes of an output.
 
-A backward pass that computes a step again rounds it in other places than the answer's own pass, scores
-and weights above all: such a step is bounded twice, `output` as the answer has it and `again` as
-derivatives have it. What lies behind takes the output.
+A backward pass that recomputes a step (scores, weights) may round it differently from the forward pass.
+Such a node has two bounds: `output` for the forward pass, `recomputed` for derivatives.
 """
 
 from __future__ import annotations
@@ -19,34 +17,33 @@ import numpy as np
 from references.rounding import Bounded, Roundoffs, stored
 
 Gradients = Sequence[Bounded | None]
-"""What each operand of a node receives; None for those that receive nothing."""
+"""The cotangent of each operand, or None."""
 
 
 class Node:
-    """A step of a computation, with the roundoffs that it is made with; an operand that an operator lacks
-    is None."""
+    """A step of a computation, with its roundoffs. An absent operand is None."""
 
     def __init__(self, u: Roundoffs, *operands: Node | None) -> None:
         self.u, self.operands = u, operands
 
     @cached_property
     def output(self) -> Bounded:
-        """The result as the answer's own pass has it."""
+        """The result of the forward pass."""
         raise NotImplementedError
 
     @property
-    def again(self) -> Bounded:
-        """The result as a backward pass has it, or a tangent."""
+    def recomputed(self) -> Bounded:
+        """The result as derivatives recompute it."""
         return self.output
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the result, known without it where a subclass says so."""
+        """The shape of the result. Subclasses override this to avoid computing the result."""
         return self.output.shape
 
     def received(self, parts: list[Bounded]) -> Bounded:
-        """What the output receives from several places, each of which is stored, in any order: every
-        partial sum is stored, and no larger than all of them together."""
+        """The sum of cotangents from several consumers, in any order. Every partial sum is stored, and
+        is at most the sum of all magnitudes."""
         u = self.u
         if len(parts) == 1:
             return parts[0]
@@ -58,16 +55,17 @@ class Node:
         return Bounded(value, error + (len(parts) - 1) * (u.output * size + u.floor))
 
     def gradients(self, received: Bounded) -> Gradients:
-        """What each operand receives, for what the output has received."""
+        """The cotangents of the operands, for a cotangent of the output."""
         raise NotImplementedError
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        """How the output moves as the operands do, of which one moves at least; None stands still."""
+        """The tangent of the output, for tangents of the operands. At least one is given; None means
+        zero."""
         raise NotImplementedError
 
 
 class Leaf(Node):
-    """An array that a computation begins with; without a name it is a constant."""
+    """An array that starts a computation. A leaf without a name is a constant."""
 
     def __init__(self, u: Roundoffs, array: Bounded, name: str = "") -> None:
         super().__init__(u)
@@ -79,7 +77,7 @@ class Leaf(Node):
 
 
 def order(end: Node) -> list[Node]:
-    """The nodes that `end` is made of, each behind its operands."""
+    """The nodes of `end` in topological order: operands first."""
     nodes: dict[Node, None] = {}
 
     def visit(node: Node) -> None:
@@ -93,7 +91,7 @@ def order(end: Node) -> list[Node]:
 
 
 def backward(end: Node, cotangent: Bounded) -> dict[str, Bounded]:
-    """The gradients of the leaves by name, for a cotangent of `end`."""
+    """Gradients of the leaves by name, for a cotangent of `end`."""
     received: dict[Node, list[Bounded]] = {end: [cotangent]}
     gradients: dict[str, Bounded] = {}
     for node in reversed(order(end)):
@@ -110,7 +108,7 @@ def backward(end: Node, cotangent: Bounded) -> dict[str, Bounded]:
 
 
 def along(end: Node, tangents: Mapping[str, Bounded]) -> Bounded | None:
-    """How `end` moves as leaves do, by name; None where it stands still."""
+    """JVP of `end` for tangents of leaves by name; None if it is zero."""
     moved: dict[Node | None, Bounded | None] = {None: None}
     for node in order(end):
         if isinstance(node, Leaf):

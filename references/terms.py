@@ -1,8 +1,7 @@
-"""Terms: the bound of attention taken apart into sums over keys that do not depend on who rounds where.
+"""Terms: the bound of attention as sums over keys that are the same for every numerics class.
 
-One pass over the rows collects them, `bound` makes of them the bound of any numerics class, and
-`standard_deviation` what the error would be if every rounding were random. The derivation stands in
-`references.primitives.softmax` and `references.sdpa`.
+One pass over the rows collects the terms. `bound` combines them for any class; `standard_deviation` is
+the error for random rounding. Derivation: `references.primitives.softmax`, `references.sdpa`.
 """
 
 from __future__ import annotations
@@ -24,29 +23,30 @@ from references.rounding import Roundoffs, gamma
 
 @dataclass(frozen=True)
 class Terms:
-    """Sums over the keys of each row from which rounding bounds are made. p weights, o output.
+    """Sums over the keys of each row, from which bounds are made. p weights, o output.
 
     Shapes (B, H, Lq, Dv):
       accumulate  sum_j p_j a_j (|v_j| + |o|), a_j = (D + 2) |scale| sum_i |q_i k_ji| + |s_j - m| + 4
-                  (with softcap: + 4 |s_j|): multiplied by the roundoff of sums, exp and scaling
-      score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: multiplied
-                  by the roundoff of stored scores. A bias that the call makes adds 4 |bias_j| to a_j,
-                  and |bias_j| to c_j
-      shift       sum_j p_j |s_j - m| (|v_j| + |o|): roundoff of the shifted score, where it is stored
-      value       sum_j p_j |v_j|: roundoff of stored weights and of the product with the values
-      underflow   sum_j |v_j| over the attended keys: absolute error of weights that underflow
+                  (with softcap: + 4 |s_j|): times the roundoff of sums, exp and scaling
+      score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: times the
+                  roundoff of stored scores. A bias that the call makes adds 4 |bias_j| to a_j, and
+                  |bias_j| to c_j
+      shift       sum_j p_j |s_j - m| (|v_j| + |o|): times the roundoff of stored shifted scores
+      value       sum_j p_j |v_j|: times the roundoff of stored weights and of products with values
+      underflow   sum_j |v_j| over the attended keys: times the absolute error of weights that underflow
       score_var   sum_j p_j^2 d_j^2 (v_j - o)^2, d_j^2 the squares of the summands of c_j
       value_var   sum_j p_j^2 v_j^2
-      step_var    sum_j p_j^2 ((s_j - m)^2 + 1) (v_j - o)^2: shifted scores and exponentials, as stored
+      step_var    sum_j p_j^2 ((s_j - m)^2 + 1) (v_j - o)^2: stored shifted scores and exponentials
     Shapes (B, H, Lq):
       keys              number of attended keys
-      summed            number of values averaged: `keys`, or all where a row without keys averages them
+      summed            number of averaged values: `keys`, or Lk for a fully masked row with a mean
       peak_accumulate   max a_j over keys of relevant weight
       peak_score        max c_j likewise
       peak_shift        max |s_j - m| likewise
-    `summands` is D + 2, the number of roundings in a scaled product; `sunk` (H, 1) says which heads
-    have a finite sink. A sink is a key of value 0 with a_j = 2 (|sink| + |m'| + log n') + |s_j - m| + 4
-    and c_j = 0: nobody stores it anew.
+    Others:
+      summands          D + 2, the number of roundings in a scaled product
+      has_sink              (H, 1), heads with a finite sink: one more key of value 0 with
+                        a_j = 2 (|sink| + |m'| + log n') + |s_j - m| + 4 and c_j = 0
     """
 
     accumulate: np.ndarray
@@ -63,13 +63,11 @@ class Terms:
     peak_score: np.ndarray
     peak_shift: np.ndarray
     summands: int
-    sunk: np.ndarray
+    has_sink: np.ndarray
 
     def bound(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Largest |error| that rounding explains, float64 (B, H, Lq, Dv); 0 where the answer is exact.
-
-        `output` is the reference's.
-        """
+        """Largest rounding error of the reference's `output`, float64 (B, H, Lq, Dv); 0 where the
+        output is exact."""
         peak = (
             u.accumulate * self.peak_accumulate
             + u.score * self.peak_score
@@ -77,7 +75,7 @@ class Terms:
         )
         size = np.abs(output).astype(np.float64)
         average = average_error(
-            u, (self.summed + self.sunk)[..., None], growth(peak[..., None]),
+            u, (self.summed + self.has_sink)[..., None], growth(peak[..., None]),
             moved=self._per_summand(u) * self.accumulate + u.score * self.score + u.step * self.shift,
             mass=self.value,
             size=size,
@@ -87,12 +85,13 @@ class Terms:
         return np.where(exact, 0.0, average + u.output * size + u.floor)
 
     def lse_bound(self, lse: np.ndarray, largest: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Largest |error| of the log-sum-exp, float64 (B, H, Lq), of rows with keys; `largest` is m.
+        """Largest rounding error of the log-sum-exp of rows with keys, float64 (B, H, Lq); `largest` is
+        m.
 
-        |log sum_j p_j e^{d_j}| <= max_j |d_j|. Sum, logarithm and the addition of m are off by
-        gamma_{n+4}(u_acc) + u_acc (|lse - m| + |lse|); what computes powers of 2 multiplies by log2 e
-        before, and by its reciprocal after, 2 u_acc |m| + 2 u_acc |lse|. The result is stored in the
-        accumulator. Every exponential may underflow, beside a sum of at least 1.
+        Scores with errors d_j move the log-sum-exp by at most max_j |d_j|. Sum, logarithm and the
+        addition of m add gamma_{n+4}(u_acc) + u_acc (|lse - m| + |lse|). Implementations with powers of
+        2 multiply by log2 e before and by its reciprocal after: 2 u_acc |m| + 2 u_acc |lse|. The result
+        is stored in the accumulator. Every exponential may underflow, beside a sum of at least 1.
         """
         size, top = (np.abs(x).astype(np.float64) for x in (lse, largest))
         peak = (
@@ -104,15 +103,16 @@ class Terms:
         return peak + sums + u.exp_error + u.product_underflow * (self.keys + 1)
 
     def _per_summand(self, u: Roundoffs) -> float:
-        """gamma_{D+2}(u_acc) by summand of a scaled product."""
+        """gamma_{D+2}(u_acc) / (D + 2)."""
         return gamma(self.summands, u.accumulate) / self.summands
 
     def standard_deviation(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
-        """Standard deviation of the error where every rounding is uniform in half an ulp, (B, H, Lq, Dv).
+        """Standard deviation (B, H, Lq, Dv) of the error if every rounding is uniform within half an
+        ulp.
 
-        Each rounding of relative size u has variance u^2 / 3. Meant for the 16-bit dtypes, where the
-        roundoff of sums is negligible (Higham, Mary, arXiv 1906.10465). Where steps of the softmax are
-        stored, the sum of its exponentials is one of them.
+        A rounding of relative size u has variance u^2 / 3. Valid for 16-bit dtypes, where the roundoff
+        of sums is negligible (Higham, Mary, arXiv 1906.10465). If steps of the softmax are stored, so
+        is the sum of its exponentials.
         """
         size = np.square(output.astype(np.float64))
         variance = u.score**2 * self.score_var + u.weight**2 * self.value_var + u.output**2 * size
@@ -124,17 +124,22 @@ _PER_VALUE = (
     "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var",
     "step_var",
 )  # fmt: skip
-_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "sunk"))
+_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "has_sink"))
 
 
 @dataclass(frozen=True)
 class Block:
-    """What a pass knows of one block of rows.
+    """One block of rows in a pass.
 
-    `scaled` scores after scaling and `final` after softcap, bias and mask, `weights` p, all
-    (B, H, rows, Lk); `output` (B, H, rows, Dv); `softmax` over the keys and the sink, if there are sinks;
-    `hidden` pairs, broadcastable, or None; `empty` rows without keys and sink, and those of them that
-    average all values, (B, H, rows, 1); `own_bias` the bias that the call makes itself, broadcastable.
+    scaled      (B, H, rows, Lk): scores after scaling
+    final       (B, H, rows, Lk): scores after softcap, bias and mask
+    weights     (B, H, rows, Lk)
+    output      (B, H, rows, Dv)
+    softmax     over the keys and the sink, if there are sinks
+    hidden      hidden pairs, broadcastable, or None
+    empty       (B, H, rows, 1): rows without keys and sink
+    averaged    (B, H, rows, 1): those of `empty` that average all values
+    own_bias    the bias that the call makes, broadcastable, or None
     """
 
     rows: slice
@@ -152,10 +157,10 @@ class Block:
 class Collector:
     """Fills `Terms` block by block.
 
-    Works in float32: a bound needs few digits, and half the memory traffic is what keeps the pass
-    near the cost of a plain forward. Cases of float64, whose reference is wider, take float64: their
-    weights go down to 1e-308, and may all be read (one-hot values, a sink that takes the rest). Values
-    are normalised by a power of two first, so that tiny and huge values neither underflow nor overflow.
+    The terms are float32, because a bound needs few digits and memory traffic sets the time. Cases of
+    float64 use float64: their weights go down to 1e-308, and every one may be read (one-hot values, a
+    sink with most of the weight). Values are first divided by a power of two, so that none underflows
+    or overflows.
     """
 
     def __init__(
@@ -174,8 +179,8 @@ class Collector:
         self.square_v = np.square(self.v)
         shape = (B, H, Lq, v.shape[-1])
         arrays = {name: np.zeros(shape if name in _PER_VALUE else shape[:3]) for name in _ARRAYS}
-        sunk = np.zeros((H, 1), int) if sinks is None else np.isfinite(sinks).astype(int)[:, None]
-        self.terms = Terms(**arrays, summands=D + 2, sunk=sunk)
+        finite = np.zeros(H, int) if sinks is None else np.isfinite(sinks).astype(int)
+        self.terms = Terms(**arrays, summands=D + 2, has_sink=finite[:, None])
 
     def add(self, block: Block) -> None:
         """The sums of one block."""
@@ -190,7 +195,7 @@ class Collector:
         attended = keys = None
         if hide is not None:
             hidden = np.broadcast_to(hide, p.shape)
-            # 0 * inf: what is hidden must be zero before it is multiplied by its zero weight.
+            # 0 * inf is NaN, so hidden scores become zero before the product with their zero weights.
             for array in (magnitude, final, distance):
                 np.copyto(array, 0.0, where=hidden)
             keys = ~hidden
@@ -216,7 +221,7 @@ class Collector:
         np.negative(distance, out=distance)  # |s - m|: s never exceeds m
         a += distance
         a += 4.0
-        # A row without keys has no scores: its only error comes from averaging the values.
+        # A fully masked row has no scores: its only error comes from averaging the values.
         live = attended if not empty.any() else np.broadcast_to(~empty, p.shape)
         if live is not None:
             a *= live
@@ -247,7 +252,7 @@ class Collector:
             t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
         if square is not None and step is not None:
             square += np.square(final)
-            # In float64: a weight beside a sink may be so small that its square is no float32.
+            # In float64: the square of a small weight beside a sink underflows in float32.
             squared = np.square(p.astype(np.float64))
             t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)
             if live is not None:
@@ -264,7 +269,7 @@ class Collector:
         return np.maximum(spread, 0.0)
 
     def _add_sink(self, block: Block, size: np.ndarray) -> None:
-        """The share of the sinks, whose value is 0; `size` is |o|, 0 in empty rows."""
+        """Adds the sinks, whose value is 0; `size` is |o|, 0 in fully masked rows."""
         assert self.sinks is not None
         t, rows = self.terms, block.rows
         p = block.softmax.weights[..., -1].astype(np.float64)

@@ -1,2 +1,2 @@
-"""The primitives that operators are composed of (`references.tape`): each has its forward pass, what its
-operands receive, how it moves, and the derivation of its bounds."""
+"""The primitives of operators (`references.tape`): each has an output, a VJP, a JVP, and derived
+bounds."""

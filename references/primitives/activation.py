@@ -1,14 +1,13 @@
-"""Activations y = g(h), element by element: forward, backward and along tangents, with how far rounding
-can move them. Derivatives multiply by g'(h), and store the product in the case's dtype.
+"""Elementwise activations y = g(h). Derivatives multiply by g'(h), and store the product in the case's
+dtype.
 
-    relu        Exact, and no further from relu(h) than h is. Its derivative is 0 or 1, and not known
-                where h may be of either sign.
-    sigmoid     1 / (1 + e^-h), at most 1/4 as steep, and its slope s (1 - s) at most 0.1 as steep. Three
-                steps: exp, a sum of two positive numbers, a quotient; each within u_acc of itself and
-                stored where steps are.
-    gelu        h Phi(h). Its derivative Phi(h) + h phi(h) lies between -0.13 and 1.13, and changes by
-                phi(h) (2 - h^2), at most 0.8. Phi, (1 + erf) / 2, is off by 4 u_acc of 1: where h is
-                negative two numbers cancel. Three steps, each stored where steps are, and the result.
+    relu        Exact, with an error of at most that of h. Its derivative is 0 or 1, and unknown if h may
+                have either sign.
+    sigmoid     1 / (1 + e^-h). Its slope s (1 - s) is at most 1/4, and changes by at most 0.1 per unit.
+                Three steps (exp, sum of two positive numbers, quotient), each rounded in u_acc and u_e.
+    gelu        h Phi(h). Its derivative Phi(h) + h phi(h) is between -0.13 and 1.13, and changes by
+                phi(h) (2 - h^2), at most 0.8. Phi = (1 + erf) / 2 has an absolute error of 4 u_acc,
+                because two numbers cancel if h is negative. Three steps and the result are stored.
 
 Source of gelu: Hendrycks, Gimpel 2016.
 """
@@ -39,13 +38,13 @@ class Activation(Node):
         return self._both[0]
 
     def gradients(self, received: Bounded) -> Gradients:
-        return (self._bent(received),)
+        return (self._times_derivative(received),)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         (h,) = moved
-        return None if h is None else self._bent(h)
+        return None if h is None else self._times_derivative(h)
 
-    def _bent(self, x: Bounded) -> Bounded:
+    def _times_derivative(self, x: Bounded) -> Bounded:
         """x g'(h)."""
         return stored(x * self._both[1], self.u.output, self.u.floor)
 
@@ -66,8 +65,8 @@ def sigmoid(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     roundings = 4 * u.accumulate + 3 * u.step
     steepest = np.minimum(magnitude(slope) + 0.1 * h.error, 0.25)
     active = Bounded(share, h.error * steepest + roundings * magnitude(share))
-    bend = Bounded(slope, 0.1 * h.error + 2 * roundings * magnitude(share))
-    return stored(active, u.output, u.floor), bend
+    derivative = Bounded(slope, 0.1 * h.error + 2 * roundings * magnitude(share))
+    return stored(active, u.output, u.floor), derivative
 
 
 def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
@@ -78,12 +77,12 @@ def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     roundings = 4 * u.accumulate + 3 * u.step
     steepest = np.minimum(magnitude(slope) + 0.8 * h.error, 1.13)
     active = Bounded(h.value * share, h.error * steepest + roundings * h.size)
-    bend = Bounded(slope, 0.8 * h.error + 2 * roundings * (1 + h.size))
-    return stored(active, u.output, u.floor), bend
+    derivative = Bounded(slope, 0.8 * h.error + 2 * roundings * (1 + h.size))
+    return stored(active, u.output, u.floor), derivative
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:
-    """Phi(x) in the precision of x: (1 + erf(x / sqrt 2)) / 2, with a series whose terms have one sign
+    """Phi(x) = (1 + erf(x / sqrt 2)) / 2 in the precision of x, by a series of terms with one sign
     (Abramowitz and Stegun 1964, 26.2.11)."""
     clipped = np.clip(x, -12, 12)
     term = total = clipped

@@ -1,8 +1,8 @@
-"""What only arranges numbers, and rounds nothing; and one tensor in several places, and residuals.
+"""Rearrangements, which round nothing, one tensor with several uses, and residuals.
 
-A residual x + y is stored in the case's dtype, and so is its tangent; both receive what it does. One
-tensor that is handed in as query, key and value receives the sum of what these do
-(`references.tape.backward`) before that meets anything else.
+A residual x + y and its tangent are stored in the case's dtype; x and y both receive its cotangent. If
+one tensor is query, key and value, the three cotangents are summed (`references.tape.backward`) before
+anything else is added.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from references.tape import Gradients, Node
 
 
 class Reshaped(Node):
-    """x in another shape."""
+    """x reshaped."""
 
     def __init__(self, x: Node, shape: tuple[int, ...]) -> None:
         super().__init__(x.u, x)
@@ -29,8 +29,8 @@ class Reshaped(Node):
         return self.x.output.reshape(*self.shape)
 
     @property
-    def again(self) -> Bounded:
-        return self.x.again.reshape(*self.shape)
+    def recomputed(self) -> Bounded:
+        return self.x.recomputed.reshape(*self.shape)
 
     def gradients(self, received: Bounded) -> Gradients:
         return (received.reshape(*self.x.shape),)
@@ -41,7 +41,7 @@ class Reshaped(Node):
 
 
 class Moved(Node):
-    """x with one axis at another place."""
+    """x with one axis moved."""
 
     def __init__(self, x: Node, source: int, destination: int) -> None:
         super().__init__(x.u, x)
@@ -58,8 +58,8 @@ class Moved(Node):
         return self.x.output.moved(self.source, self.destination)
 
     @property
-    def again(self) -> Bounded:
-        return self.x.again.moved(self.source, self.destination)
+    def recomputed(self) -> Bounded:
+        return self.x.recomputed.moved(self.source, self.destination)
 
     def gradients(self, received: Bounded) -> Gradients:
         return (received.moved(self.destination, self.source),)
@@ -70,7 +70,7 @@ class Moved(Node):
 
 
 class OneTensor(Node):
-    """x as it is handed in several times."""
+    """x with several uses as operand."""
 
     def __init__(self, x: Node) -> None:
         super().__init__(x.u, x)

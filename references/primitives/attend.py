@@ -1,8 +1,7 @@
-"""softmax(scores) value: forward, backward and along tangents, with how far rounding can move them.
+"""softmax(scores) value, its VJP and its JVP, with rounding bounds.
 
-The answer's own pass is bounded in `references.primitives.softmax`. For a cotangent dO of the output
-O = P V, P = softmax(S), and for tangents S' and V' (Dao et al., NeurIPS 2022, section 3.1 and appendix
-B.2; the tangent by the chain rule):
+For a cotangent dO of the output O = P V, P = softmax(S), and for tangents S' and V' (Dao et al.,
+NeurIPS 2022, section 3.1 and appendix B.2; the tangent by the chain rule):
 
     dV_j  = sum_i P_ij dO_i          summed over the query heads of a group
     dP_ij = dO_i . V_j
@@ -10,39 +9,36 @@ B.2; the tangent by the chain rule):
     dS_ij = P_ij (dP_ij - D_i)
     O'_i  = sum_j P_ij (S'_ij - sum_l P_il S'_il) V_j + sum_j P_ij V'_j
 
-and of a cotangent g of the log-sum-exp L_i = log sum_j e^S_ij, dS_ij = P_ij g_i. What stands beside the
-scores (`column`, a sink) is one more key with V = 0, so that dP = 0 there.
+A cotangent g of the log-sum-exp L_i = log sum_j e^S_ij gives dS_ij = P_ij g_i. An extra `column` of
+scores (a sink) is one more key with V = 0, so its dP is 0.
 
-Bounds, by running error analysis, one step at a time, in the notation of `references.rounding`; |.| is
-element by element and delta a bound on an error:
+Bounds by running error analysis in the notation of `references.rounding`; |.| is elementwise, and delta
+bounds an error. The output: `references.primitives.softmax`. The derivatives:
 
-    P        See `references.primitives.softmax`: weights as a backward pass recomputes them.
+    P        Recomputed weights, see `references.primitives.softmax`.
     dP       gamma_Dv(u_acc) sum_c |dO_c V_jc|, stored like a score (u_s).
-    D        Either sum: sum_j (delta P |dP| + P delta dP) + gamma_n sum_j P |dP|, its products and
-             the sum stored where the steps of a softmax are (u_e, and e_e of each of the n + 1); or
-             sum_c |dO_c| delta O_c + gamma_Dv sum |dO O| with O as it was handed out (u_o). The larger
-             of the two.
-    dS       delta P |dP - D| + P (delta dP + delta D) + the roundings of a difference (relative to
-             |dP| + |D|, for those who compute P dP - P D), a product and a store: dS is stored like
-             a score (`eager`) or narrowed before the products (u_p). P dP and P D are steps,
-             too, and lose e_e each. Here cancellation lives: delta dP and delta D stay when dP - D
-             vanishes.
-    dV       sum_i delta P |dO| + gamma_{n+2}(u_acc) sum_i |P dO|, stored once (u_o); grouped heads and
-             stored running sums as those of dK (`references.primitives.scores`).
-    lse      delta P |g| + the roundings of a product and a store, as of dS.
-    column   Its weight may be computed as one minus that of the keys (the derivative of a sigmoid), which
-             adds u_acc times the latter.
-    O'       S' - sum P S' stored where the steps of a softmax are, P (S' - sum P S') like dS, both
-             products with values, and their sum, in the case's dtype.
+    D        The larger bound of two sums: either sum_j (delta P |dP| + P delta dP) + gamma_n sum_j P|dP|,
+             with the products and the sum stored like steps of the softmax (u_e, and e_e for each of the
+             n + 1); or sum_c |dO_c| delta O_c + gamma_Dv sum |dO O| with O as returned (u_o).
+    dS       delta P |dP - D| + P (delta dP + delta D), and the roundings of a difference (relative to
+             |dP| + |D|, because some implementations compute P dP - P D), a product and a store. dS is
+             stored like a score (`eager`) or narrowed before the products (u_p). P dP and P D are
+             steps, and lose e_e each. After cancellation (dP - D near 0) delta dP and delta D remain.
+    dV       sum_i delta P |dO| + gamma_{n+2}(u_acc) sum_i |P dO|, stored once (u_o). Grouped heads and
+             stored running sums as for dK (`references.primitives.scores`).
+    lse      delta P |g| and the roundings of a product and a store, as for dS.
+    column   Its weight may be computed as one minus those of the keys (derivative of a sigmoid),
+             which adds u_acc times the weights of the keys.
+    O'       S' - sum P S' is stored like a step of the softmax, P (S' - sum P S') like dS, both products
+             with values, and their sum, in the case's dtype.
 
-Underflow. Everything that is stored loses up to half the smallest subnormal of its dtype, here a whole
-one: e_e is that of the dtype where steps are stored in it, else of the accumulator. Sums and
-differences of stored numbers lose nothing, since they are multiples of the smallest subnormal.
-Gradients are small where values are: with V near the smallest normal number dP is, P dP is some n times
-smaller, and what is stored of it may be nothing but its underflow. Where subnormals are flushed the
-smallest normal number stands for the smallest subnormal, and a product loses what is subnormal of its
-operands, too: of |a b| at most |b| where a is subnormal, and |a| likewise
-(`references.rounding.product`).
+Underflow. Every store loses up to half the smallest subnormal of its dtype; here a whole one is
+counted. e_e is the subnormal of the dtype in which steps are stored, or else of the accumulator. Sums
+and differences of stored numbers lose nothing, because they are multiples of the smallest subnormal. If
+V is near the smallest normal number, dP is, too; P dP is about n times smaller, and may underflow
+completely. If an implementation flushes subnormals, the smallest normal number stands for the smallest
+subnormal, and a product loses the subnormal parts of its operands, too: of |a b| at most |b| for a
+subnormal a, and |a| for a subnormal b (`references.rounding.product`).
 """
 
 from __future__ import annotations
@@ -69,8 +65,10 @@ from references.tape import Gradients, Node
 
 
 class Attend(Node):
-    """softmax(scores) value, (B, H, Lq, Dv), of scores (B, H, Lq, Lk) over the keys and a `column`
-    (B, H, Lq, 1) beside them, and of value (B, Hkv, Lk, Dv)."""
+    """softmax(scores) value, (B, H, Lq, Dv).
+
+    scores (B, H, Lq, Lk), value (B, Hkv, Lk, Dv), column (B, H, Lq, 1): extra scores (a sink), or None
+    """
 
     def __init__(
         self, u: Roundoffs, scores: Node, value: Node, pairs: Pairs, column: Node | None = None
@@ -84,7 +82,7 @@ class Attend(Node):
 
     @cached_property
     def answer(self) -> Attended:
-        """The output and the weights as the answer has them, a column's weights among them."""
+        """The output and weights of the forward pass, including the weights of the column."""
         pairs, scores, shown = self.pairs, self.scores.output, self.pairs.shown
         value = pairs.by_head(self.value.output)
         if self.column is not None:
@@ -98,31 +96,31 @@ class Attend(Node):
         return self.answer.output
 
     @cached_property
-    def again(self) -> Bounded:
+    def recomputed(self) -> Bounded:
         value = self.pairs.by_head(self.value.output)
         return stored(self.average(value), self.u.output, self.u.floor)
 
     @property
     def _finite(self) -> np.ndarray:
-        """Which rows have a column, (B, H, Lq, 1)."""
+        """True in rows with a finite score in the column, (B, H, Lq, 1)."""
         assert self.column is not None
-        return np.isfinite(self.column.again.value)
+        return np.isfinite(self.column.recomputed.value)
 
     @cached_property
     def allowed(self) -> np.ndarray:
-        """What takes part in a derivative, (B, H, Lq, Lk) or with a column."""
+        """Pairs that take part in derivatives, (B, H, Lq, Lk) or with a column."""
         if self.column is None:
             return self.pairs.allowed
         return np.concatenate([self.pairs.allowed, self._finite], -1)
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """How many keys take part, a column among them, (B, H, Lq)."""
+        """Number of keys that take part, including a column, (B, H, Lq)."""
         return np.asarray(self.allowed.sum(-1))
 
     @cached_property
     def seen(self) -> Bounded:
-        """The values (B, H, Lk, Dv) that some row attends, and that of a column."""
+        """The values (B, H, Lk, Dv), zero if no row attends them, and the zeros of a column."""
         value = self.pairs.seen(self.value.output)
         return value if self.column is None else _with_zeros(value)
 
@@ -132,12 +130,12 @@ class Attend(Node):
 
     @cached_property
     def weights(self) -> Bounded:
-        """P as a backward pass has it."""
-        scores = self.scores.again
-        if self.pairs.blank.any():
-            scores = scores.where(~self.pairs.blank)
+        """P as derivatives recompute it."""
+        scores = self.scores.recomputed
+        if self.pairs.equal_score_rows.any():
+            scores = scores.where(~self.pairs.equal_score_rows)
         if self.column is not None:
-            scores = scores.beside(self.column.again, -1)
+            scores = scores.beside(self.column.recomputed, -1)
         p = recomputed_weights(scores.value, scores.error, self.allowed, self.keys, self.u)
         if self.column is not None:
             others = np.where(self.allowed[..., -1], 1 - p.value[..., -1].astype(np.float64), 0.0)
@@ -146,8 +144,8 @@ class Attend(Node):
 
     @cached_property
     def shared(self) -> tuple[Bounded, np.ndarray]:
-        """The weights that values are averaged with, (B, H, Lq, Lk), and which rows (B, H, Lq, 1) average
-        them all though they have no keys."""
+        """Weights of the values, (B, H, Lq, Lk), and fully masked rows that average all values, (B, H,
+        Lq, 1)."""
         u, p = self.u, self.weights
         averaging = (self.keys == 0)[..., None]
         Lk = self.pairs.shape[-1]
@@ -159,19 +157,19 @@ class Attend(Node):
         return self.real(Bounded(*shared)), averaging
 
     def average(self, value: Bounded) -> Bounded:
-        """sum_j P_ij V_j of any values (B, H, Lk, .), (B, H, Lq, .), not yet stored."""
+        """sum_j P_ij V_j for any values (B, H, Lk, .), before the store: (B, H, Lq, .)."""
         shared, averaging = self.shared
         summands = self.keys[..., None] + averaging * self.pairs.shape[-1]
         return product(shared, value, summands, self.u)
 
     def gradients(self, received: Bounded) -> Gradients:
-        """dS (B, H, Lq, Lk), dV (B, Hkv, Lk, Dv), and what a column receives, (B, H, Lq, 1)."""
+        """dS (B, H, Lq, Lk), dV (B, Hkv, Lk, Dv), and the cotangent of a column, (B, H, Lq, 1)."""
         dS = self.score_gradient(received)
         column = None if self.column is None else dS[..., -1:]
         return self.real(dS), self.value_gradient(received), column
 
     def value_gradient(self, cotangent: Bounded) -> Bounded:
-        """dV, (B, Hkv, Lk, Dv), of dO (B, H, Lq, Dv)."""
+        """dV (B, Hkv, Lk, Dv) for dO (B, H, Lq, Dv)."""
         received, averaging = self.shared
         rows = self.pairs.rows_of_keys + averaging.sum(-2, keepdims=True)
         return by_keys(received, cotangent, rows, self.value.shape[1], self.u)
@@ -183,7 +181,7 @@ class Attend(Node):
         return stored(dP, u.score, u.score_floor).where(self.allowed)
 
     def mean(self, dP: Bounded, cotangent: Bounded) -> Bounded:
-        """D, (B, H, Lq, 1), by the worse of the two ways."""
+        """D, (B, H, Lq, 1), with the larger bound of both sums."""
         u, p = self.u, self.weights
         D = self.expected(dP)
         output = p.size @ self.seen.size  # bounds |O|
@@ -198,7 +196,7 @@ class Attend(Node):
         return perturbed(Bounded(D.value, np.maximum(D.error, by_output)))
 
     def expected(self, x: Bounded) -> Bounded:
-        """sum_j P_j x_j over the keys, which stay with size 1."""
+        """sum_j P_j x_j over the keys; the axis keeps size 1."""
         u, p = self.u, self.weights
         inherited = (p.error * x.size + magnitude(p.value) * x.error).sum(-1, keepdims=True)
         sums = (p.size * x.size).sum(-1, keepdims=True)
@@ -207,14 +205,14 @@ class Attend(Node):
         return Bounded((p.value * x.value).sum(-1, keepdims=True), error)
 
     def score_gradient(self, cotangent: Bounded) -> Bounded:
-        """dS = P (dP - D), as it is stored."""
+        """dS = P (dP - D), stored."""
         u, p = self.u, self.weights
         dP = self.weight_gradient(cotangent)
         D = self.mean(dP, cotangent)
         difference = dP.value - D.value
         apart = magnitude(difference)
         inherited = dP.error + D.error
-        # P (dP - D) by its difference, or as P dP - P D, whose parts are larger.
+        # Implementations compute P (dP - D) or P dP - P D. The second has larger parts.
         parts = np.maximum(apart, dP.size + D.size)
         rounded = (u.accumulate + u.step) * (parts + inherited)
         value = np.where(self.allowed, p.value * difference, 0)
@@ -236,7 +234,7 @@ class Attend(Node):
         return together(parts, u.output, u.floor)
 
     def _moving_scores(self, scores: Bounded | None, column: Bounded | None) -> Bounded:
-        """S', that of a column beside it, 0 for pairs that do not attend."""
+        """S' with the tangent of a column, 0 for pairs that do not attend."""
         B, H, Lq, Lk = self.pairs.shape
         dtype = self.seen.value.dtype
         if scores is None:
@@ -259,7 +257,7 @@ class Attend(Node):
 
 
 class Weights(Node):
-    """The weights of the answer, (B, H, Lq, Lk); averaged over the heads, or as they are."""
+    """The returned weights, (B, H, Lq, Lk), or their average over the heads."""
 
     def __init__(self, attend: Attend, averages: bool) -> None:
         super().__init__(attend.u, attend)
@@ -272,17 +270,17 @@ class Weights(Node):
 
 
 class LogSumExp(Node):
-    """The log-sum-exp of the scores that are attended, (B, H, Lq), without a column: backward alone."""
+    """The log-sum-exp of the attended scores, (B, H, Lq), without a column. It has a VJP only."""
 
     def __init__(self, attend: Attend) -> None:
-        assert attend.column is None, "interfaces differ in whether it counts a sink"
+        assert attend.column is None, "frameworks disagree on sinks in the log-sum-exp"
         super().__init__(attend.u, attend.scores)
         self.attend = attend
 
     def gradients(self, received: Bounded) -> Gradients:
-        """dS = P g, as it is stored, of g (B, H, Lq)."""
+        """dS = P g, stored, for g (B, H, Lq)."""
         u, p, allowed = self.u, self.attend.weights, self.attend.allowed
-        cotangent = Bounded.exact(received.value[..., None])  # no product of matrices takes it
+        cotangent = Bounded.exact(received.value[..., None])  # no matrix product narrows g
         value = np.where(allowed, p.value * cotangent.value, 0)
         error = p.error * cotangent.size + p.size * cotangent.error
         error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
@@ -291,6 +289,6 @@ class LogSumExp(Node):
 
 
 def _with_zeros(value: Bounded) -> Bounded:
-    """Values (B, H, Lk, Dv) with one more of zeros."""
+    """Values (B, H, Lk, Dv) and one more value of zeros."""
     B, H, _, Dv = value.shape
     return value.beside(Bounded.exact(np.zeros((B, H, 1, Dv), value.value.dtype)), -2)

@@ -1,24 +1,21 @@
-"""What is added to scores, S = T + b, and what stands beside them, a sink: forward, backward and along
-tangents, with how far rounding can move them.
+"""Score bias, S = T + b, and sinks, which are a column beside the scores.
 
     dT = dS,   db = dS summed over the axes that b lacks
-    dsink = sum over samples and rows of what its column receives
+    dsink = sum of the column's cotangent over samples and rows
 
 Bounds, in the notation of `references.rounding`:
 
     S        The sum is stored like a score.
-    db       A sum over broadcast axes in the accumulator, stored once; where a framework makes these in
-             the case's dtype, gamma_n(u_o) stands for gamma_n(u_acc).
+    db       A sum over broadcast axes in the accumulator, stored once. A framework that sums in the
+             case's dtype has gamma_n(u_o) for gamma_n(u_acc).
     S'       The sum of both parts, stored like a score.
-    slopes   A bias that the call makes itself (ALiBi of slopes) is off by (4 u_acc + u_s) |b|: a slope is
-             multiplied by its distance, and the bias may be stored like a score; kernels divide the slope
-             by the scale, or multiply it by log2 e, and scale the sum with the scores: a rounding each of
-             the constant, of the slope with it, of the product and of its scaling.
-    sink     Its score passes through no product, yet it is not always used as it is: implementations that
-             compute powers of 2 multiply it by log2 e, and others scale the output of a softmax without
-             sink by the sigmoid of lse - sink, lse stored in the accumulator. With m' the maximum and n'
-             the number of the keys, |lse| <= |m'| + log n', so that it is off by at most
-             2 u_acc (|sink| + |m'| + log n').
+    slopes   A bias that the call makes from slopes (ALiBi) has the error (4 u_acc + u_s) |b|. A slope is
+             multiplied by its distance, and the bias may be stored like a score. Kernels divide the slope
+             by the scale, or multiply it by log2 e, and scale the sum with the scores: four roundings.
+    sink     Its score has no product. But implementations with powers of 2 multiply it by log2 e; others
+             multiply the output of a softmax without sink by sigmoid(lse - sink), with lse stored in the
+             accumulator. With m' the maximum and n' the number of keys, |lse| <= |m'| + log n', so the
+             error is at most 2 u_acc (|sink| + |m'| + log n').
 
 Sources: Press, Smith, Lewis, ICLR 2022 (ALiBi); Xiao et al., Efficient streaming language models with
 attention sinks, ICLR 2024 (sinks).
@@ -37,8 +34,10 @@ from references.tape import Gradients, Node
 
 
 class Biased(Node):
-    """Scores (B, H, Lq, Lk) and a bias that broadcasts to their shape; `own` where the call makes the
-    bias. Where a bias is -inf it hides a pair (`Pairs`), and adds nothing."""
+    """Scores (B, H, Lq, Lk) plus a bias that broadcasts to them. `own`: the call itself makes the bias.
+
+    A bias of -inf hides a pair (`Pairs`), and adds nothing here.
+    """
 
     def __init__(self, u: Roundoffs, scores: Node, bias: Node, own: bool = False) -> None:
         super().__init__(u, scores, bias)
@@ -49,7 +48,7 @@ class Biased(Node):
         return self.scores.shape
 
     def _added(self, bias: Bounded) -> Bounded:
-        """A bias with the roundings of its making, 0 where it is -inf."""
+        """The bias with its own roundings, 0 where it is -inf."""
         finite = bias.where(~np.isneginf(bias.value))
         made = 4 * self.u.accumulate + self.u.score if self.own else 0.0
         return Bounded(finite.value, finite.error + made * magnitude(finite.value))
@@ -60,8 +59,8 @@ class Biased(Node):
         return stored(self.scores.output + self._added(bias), self.u.score)
 
     @cached_property
-    def again(self) -> Bounded:
-        total = self.scores.again + self._added(self.bias.output)
+    def recomputed(self) -> Bounded:
+        total = self.scores.recomputed + self._added(self.bias.output)
         return Bounded(total.value, total.error + self.u.score * magnitude(total.value))
 
     def gradients(self, received: Bounded) -> Gradients:
@@ -90,8 +89,8 @@ class Sink(Node):
         return self._beside(self.scores.output)
 
     @cached_property
-    def again(self) -> Bounded:
-        return self._beside(self.scores.again)
+    def recomputed(self) -> Bounded:
+        return self._beside(self.scores.recomputed)
 
     def _beside(self, scores: Bounded) -> Bounded:
         allowed = self.pairs.allowed
@@ -103,7 +102,7 @@ class Sink(Node):
         return Bounded(np.broadcast_to(sink, error.shape), error)
 
     def gradients(self, received: Bounded) -> Gradients:
-        """The gradient of the sinks; scores move what a sink is not."""
+        """The gradient of the sinks. The scores receive nothing: they only set the bound."""
         total = summed(received[..., -1], (0, 2), self.u)
         return stored(total, self.u.output, self.u.floor).reshape(-1), None
 

@@ -1,18 +1,16 @@
-"""Projections y = x W + b: forward, backward and along tangents, with how far rounding can move them.
+"""Projections y = x W + b.
 
     dx = dy W^T,   dW = sum over samples and positions of x^T dy,   db = sum of dy
     y' = x' W + x W' + b'
 
 Bounds, in the notation of `references.rounding`:
 
-    y            gamma_n(u_acc) sum |x W|, stored in the case's dtype, and so is its sum with the bias:
-                 what adds them before storing rounds less.
-    dW, db       Stored for every sample and then summed, or one sum; db over broadcast axes, so that a
-                 framework may make it in the case's dtype (gamma_n(u_o)).
-    dx of one    One tensor that is projected several times receives the sum of all dx: products, each
-    tensor       stored, and their sum, whose partial sums are; or one product over the features of all,
-                 gamma_m(u_acc) sum |dy W^T| with m of these.
-    y'           Every product stored, and every partial sum.
+    y            gamma_n(u_acc) sum |x W|, stored in the case's dtype, and stored again with the bias.
+    dW, db       Stored per sample and then summed, or one sum. db is a sum over broadcast axes, which a
+                 framework may compute in the case's dtype (gamma_n(u_o)).
+    dx of one    One tensor with several projections receives the sum of all dx: products and partial
+    tensor       sums are stored; or one product over all m features, gamma_m(u_acc) sum |dy W^T|.
+    y'           Every product and every partial sum is stored.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from references.tape import Gradients, Node
 
 
 class Linear(Node):
-    """x W + b of x (..., n), W (n, ...) and b of the shape of W without its first axis, or None.
+    """x W + b for x (..., n), W (n, ...) and b (W.shape[1:]) or None.
 
-    `bias` is the name of b (`Roundoffs.narrow_biases`); `features` the number of all that the tensor x is
-    projected to in one product, 0 where every projection is a product of its own.
+    - `bias`: the name of b (`Roundoffs.narrow_biases`).
+    - `features`: total number of features if one product makes several projections of x, else 0.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class Linear(Node):
 
     @property
     def width(self) -> int:
-        """How many numbers a row of x is projected to."""
+        """Number of features of the projection."""
         return math.prod(self.kernel.shape[1:])
 
     @cached_property
@@ -57,7 +55,7 @@ class Linear(Node):
 
     def gradients(self, received: Bounded) -> Gradients:
         """dx, dW, db."""
-        u, x, kernel = self.u, self.x.again, self.kernel.output
+        u, x, kernel = self.u, self.x.recomputed, self.kernel.output
         dy = received.reshape(*x.shape[:-1], self.width)
         across = transposed(flat(kernel))
         dx = times_matrix(dy, across, u)
@@ -74,7 +72,7 @@ class Linear(Node):
         shape = (*self.x.shape[:-1], self.width)
         parts = [
             None if x is None else times_matrix(x, flat(self.kernel.output), u),
-            None if kernel is None else times_matrix(self.x.again, flat(kernel), u),
+            None if kernel is None else times_matrix(self.x.recomputed, flat(kernel), u),
             None if offset is None else offset.reshape(-1).broadcast_to(shape),
         ]
         total = together(parts, u.output, u.floor)
@@ -83,25 +81,25 @@ class Linear(Node):
 
 
 def flat(kernel: Bounded) -> Bounded:
-    """A kernel (n, ...) as a matrix."""
+    """A kernel (n, ...) as a matrix (n, m)."""
     return kernel.reshape(kernel.shape[0], math.prod(kernel.shape[1:]))
 
 
 def transposed(kernel: Bounded) -> Bounded:
-    """A matrix, transposed in memory, too."""
+    """A transposed matrix, contiguous in memory."""
     return Bounded(*(np.ascontiguousarray(x.T) for x in kernel.parts))
 
 
 def times_matrix(x: Bounded, kernel: Bounded, u: Roundoffs) -> Bounded:
-    """x W, stored, of x (..., n) and W (n, m)."""
+    """x W, stored, for x (..., n) and W (n, m)."""
     exact, n = x @ kernel, kernel.shape[0]
     rounding = gamma(n, u.accumulate) * (x.size @ kernel.size) + n * u.product_underflow
     return stored(Bounded(exact.value, exact.error + rounding), u.output, u.floor)
 
 
 def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
-    """dW, (n, m): sum over samples and positions of x^T dy, x (B, L, n), dy (B, L, m), sample by sample
-    or all in one sum."""
+    """dW (n, m), the sum of x^T dy over samples and positions, x (B, L, n), dy (B, L, m). The bound
+    covers a sum per sample and one joint sum."""
     each = product(x.swapped, dy, x.shape[1], u)
     total = _over_samples(each, u)
     whole = (x.swapped.size @ dy.size).sum(0)
@@ -110,7 +108,8 @@ def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
 
 
 def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
-    """db (m,) of the bias called `name`: the sum of dy (B, L, m) over samples and positions likewise."""
+    """db (m,) of the bias `name`: the sum of dy (B, L, m) over samples and positions, as in
+    `kernel_gradient`."""
     rows = summed(dy, (1,), u)
     total = _over_samples(rows[:, 0], u)
     count = dy.shape[0] * dy.shape[1]
@@ -120,5 +119,5 @@ def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
 
 
 def _over_samples(each: Bounded, u: Roundoffs) -> Bounded:
-    """The sum over the first axis of parts that are stored in the case's dtype."""
+    """The sum over the first axis of parts stored in the case's dtype."""
     return summed(stored(each, u.output, u.floor), (0,), u)[0]

@@ -1,42 +1,43 @@
-"""Norms: y = N g + b, N = (x - mean) r, r = 1 / sqrt(variance + epsilon), forward, backward and along
-tangents, with how far rounding can move them.
+"""Norms: y = N g + b, N = (x - mean) r, r = 1 / sqrt(variance + epsilon).
 
-With D = dy g, and D = x' along a tangent:
+With D = dy g in a VJP, and D = x' in a JVP:
 
     gain, offset    dg = sum over samples and positions of dy N;  db = sum of dy
     learned         mean and variance are constants (batch norm in evaluation):  J D = r D
     taken from x    over the n features of a token (layer norm), or the n samples and positions of a
                     feature (batch norm in training):
                     J D = r (D - mean(D) - N mean(D N))
-    both ways       J is symmetric: dx = J (dy g), and y' = (J x') g + N g' + b'
+    both            J is symmetric: dx = J (dy g), and y' = (J x') g + N g' + b'
 
-Sources: Ioffe, Szegedy, ICML 2015, section 3 (batch norm, with the last line written out step by step);
-Ba, Kiros, Hinton 2016, section 3 (layer norm, which differs in the axes alone).
+Sources: Ioffe, Szegedy, ICML 2015, section 3 (batch norm, step by step); Ba, Kiros, Hinton 2016,
+section 3 (layer norm, over other axes).
 
-Bounds, by running error analysis, in the notation of `references.rounding`; u is that of a step:
-u_acc, or u_e where every step is stored. Two ways of computing are covered: the closed form, and the
-chain through mean, variance and root, as frameworks differentiate single steps. For x - mean stands
-|x| + |mean| wherever rounding makes an error, since libraries sum D x and mean D apart: `reach`.
+Bounds by running error analysis in the notation of `references.rounding`; u is u_acc, or u_e if every
+step is stored. They cover two computations of derivatives: the closed form, and the chain through mean,
+variance and root (automatic differentiation). Roundings are relative to |x| + |mean| (`reach`), not |x
+- mean|, because libraries sum D x and mean D separately.
 
     mean, variance  gamma_{n+4}(u_acc) and four stored steps, of the magnitudes and the squares: two
-                    passes, or the mean of squares less the square of the mean. Where x carries an
-                    error delta x, mean(delta x) and mean((2 |x - mean| + delta x) delta x) more: the
-                    mean of x - mean is 0, so that an error of the mean alone moves no variance.
-    r               d(t^-1/2) = t^-3/2 / 2, at most at the least argument of the root.
-    N, y            x r - mean r as well as (x - mean) r; product, sum, and the store in the case's dtype.
+                    passes, or the mean of squares minus the square of the mean. An error delta x of x
+                    adds mean(delta x) and mean((2 |x - mean| + delta x) delta x). An error of the mean
+                    alone does not move the variance, because the mean of x - mean is 0.
+    r               d(t^-1/2) = t^-3/2 / 2, largest at the least argument of the root.
+    N, y            x r - mean r or (x - mean) r; product, sum, and the store in the case's dtype.
     D, r D          Products, each stored.
-    mean(D N)       The chain makes four products and quotients before the sum (z / s, again / s, times D
-                    in TF and torch; -D z and s^-2 apart in JAX), the closed form one and, behind the sum,
-                    the difference sum D x - mean sum D: six roundings relative to |D| reach, and a mean.
+    mean(D N)       The chain has four products and quotients before the sum (z / s, again / s, times D
+                    in TF and torch; -D z and s^-2 apart in JAX). The closed form has one, and after the
+                    sum the difference sum D x - mean sum D. Six roundings relative to |D| reach, and a
+                    mean.
     r N mean(D N)   The chain has the derivative of the root (2), the quotient by n, the product with z;
-                    the closed form r^3 / n (4, and that of 1 / n) and the product with x: six.
-    mean(r D)       gamma_{n+4}(u_acc) and four stored steps (as in the forward pass); over broadcast axes
-                    in the chain, so that a framework may sum in the case's dtype (gamma_n(u_o)).
-    J D             The sum r D - mean(r D) - r N mean(D N) and, in the chain, the mean of the last, which
-                    is zero but for rounding: four additions, each relative to no more than all parts.
-                    Forward-mode chains make the same products of x' with z and r, and the same means.
-    statistics      Where derivatives are handed mean and r as they were stored in the case's dtype,
-                    each is off by another u_o of itself.
+                    the closed form r^3 / n (4, and 1 / n) and the product with x: six roundings.
+    mean(r D)       gamma_{n+4}(u_acc) and four stored steps (as in the forward pass). In the chain a sum
+                    over broadcast axes, which a framework may compute in the case's dtype (gamma_n(u_o)).
+    J D             The sum r D - mean(r D) - r N mean(D N) and, in the chain, the mean of the last term,
+                    which is zero except for rounding: four additions, each relative to at most all
+                    parts. A forward-mode chain has the same products of x' with z and r, and the
+                    same means.
+    statistics      If derivatives take mean and r as stored in the case's dtype, each has another
+                    relative error of u_o.
     dg              Six roundings of every dy N as in mean(D N), and their sum, stored once.
     N g' + b'       A product and two sums, each stored like a step.
 """
@@ -62,11 +63,11 @@ from references.rounding import (
 from references.tape import Gradients, Node
 
 Statistics = tuple[Bounded, Bounded]
-"""A mean and a variance: learned, (E,), or of x, with the axes they are taken over of size 1."""
+"""Mean and variance: learned (E,), or computed from x, with the reduced axes of size 1."""
 
 
 def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
-    """Those of x over axes."""
+    """Mean and variance of x over `axes`."""
     n = int(np.prod([x.shape[axis] for axis in axes]))
     mean = x.value.mean(axes, keepdims=True)
     variance = np.square(x.value - mean).mean(axes, keepdims=True)
@@ -82,8 +83,11 @@ def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
 
 @dataclass(frozen=True)
 class Standardised:
-    """The mean, x - mean, 1 / sqrt(variance + epsilon), and the product of the last two. `reach` is
-    (|x| + |mean|) root: what those round by who never make the difference."""
+    """The steps of a norm: mean, `shifted` = x - mean, `root` = 1 / sqrt(variance + epsilon), `normal`
+    = shifted root.
+
+    `reach` is (|x| + |mean|) root, the magnitude that roundings are relative to.
+    """
 
     mean: Bounded
     shifted: Bounded
@@ -100,7 +104,7 @@ class Standardised:
         epsilon: float,
         u: Roundoffs,
     ) -> Standardised:
-        """x (B, L, E) with the mean and variance over `axes`, or those that were `learned`."""
+        """The steps for x (B, L, E), with mean and variance over `axes` or `learned` ones."""
         unit = _unit(u)
         if learned is None:
             own = (perturbed(statistic) for statistic in statistics(x, axes, u))
@@ -110,7 +114,7 @@ class Standardised:
             (mean, mean_error), (variance, variance_error) = (each.parts for each in learned)
         shifted = stored(Bounded(x.value - mean, x.error + mean_error), unit)
         total = (variance + epsilon).astype(np.float64)
-        # Nothing is known where the least argument of the root may be zero.
+        # The bound is infinite if the argument of the root may be zero.
         least = total - variance_error - unit * total
         sure = least > 0
         least = np.where(sure, least, 1.0)
@@ -129,7 +133,7 @@ class Standardised:
         return cls(level, shifted, reciprocal, normal, reach)
 
     def narrow(self, u: Roundoffs) -> Standardised:
-        """The same with mean and root stored in the case's dtype."""
+        """The steps with mean and root stored in the case's dtype."""
         mean, root = (stored(x, u.output, u.floor) for x in (self.mean, self.root))
         away = mean.error - self.mean.error
         relative = root.error - self.root.error
@@ -140,8 +144,8 @@ class Standardised:
 
 
 class Norm(Node):
-    """A norm of x (B, L, E) whose mean and variance are taken over `axes`, or are `learned`; gain and
-    offset (E,), or None."""
+    """A norm of x (B, L, E) with mean and variance over `axes` or `learned` ones; gain and offset (E,)
+    or None."""
 
     def __init__(
         self, u: Roundoffs, x: Node, gain: Node | None, offset: Node | None,
@@ -154,12 +158,12 @@ class Norm(Node):
 
     @cached_property
     def parts(self) -> Standardised:
-        """The steps of the norm as the answer has them."""
+        """The steps of the norm in the forward pass."""
         return Standardised.of(self.x.output, self.over, self.learned, self.epsilon, self.u)
 
     @cached_property
-    def handed(self) -> Standardised:
-        """The same as derivatives are handed them."""
+    def for_derivatives(self) -> Standardised:
+        """The steps of the norm that derivatives take."""
         return self.parts.narrow(self.u) if self.u.narrow_statistics else self.parts
 
     @cached_property
@@ -178,7 +182,7 @@ class Norm(Node):
 
     def gradients(self, received: Bounded) -> Gradients:
         """dx, dg, db."""
-        u, parts, dy = self.u, self.handed, received
+        u, parts, dy = self.u, self.for_derivatives, received
         D, dg, db = dy, None, None
         if self.gain is not None:
             each, sizes = self._by_normal(dy), dy.size * parts.reach
@@ -192,7 +196,7 @@ class Norm(Node):
         return known(stored(self.through(D), u.output, u.floor)), dg, db
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        u, normal, (x, gain, offset) = self.u, self.handed.normal, moved
+        u, normal, (x, gain, offset) = self.u, self.for_derivatives.normal, moved
         through = None if x is None else self.through(x)
         if through is not None and self.gain is not None:
             through = self._product(through, self.gain.output)
@@ -203,8 +207,8 @@ class Norm(Node):
         return None if total is None else known(stored(total, u.output, u.floor))
 
     def through(self, D: Bounded) -> Bounded:
-        """J D, (B, L, E), not yet stored."""
-        u, parts, unit = self.u, self.handed, _unit(self.u)
+        """J D, (B, L, E), before the store."""
+        u, parts, unit = self.u, self.for_derivatives, _unit(self.u)
         direct = self._product(D, parts.root)  # r D
         if not self.axes:
             return direct
@@ -223,8 +227,8 @@ class Norm(Node):
         return Bounded(direct.value - level.value - bent.value, error)
 
     def _by_normal(self, x: Bounded) -> Bounded:
-        """x N, element by element."""
-        u, parts = self.u, self.handed
+        """x N, elementwise."""
+        u, parts = self.u, self.for_derivatives
         exact = x * parts.normal
         error = exact.error + 6 * _unit(u) * x.size * parts.reach + _floor(u)
         return perturbed(Bounded(exact.value, error))
@@ -233,7 +237,7 @@ class Norm(Node):
         return stored(a * b, _unit(self.u), _floor(self.u))
 
     def _mean(self, x: Bounded, sizes: np.ndarray) -> Bounded:
-        """The mean over the axes, which stay with size 1; its parts are summed as numbers of `sizes`."""
+        """The mean over the axes, which keep size 1. Rounding of the sum is relative to `sizes`."""
         axes = self.axes
         n = int(np.prod([x.shape[axis] for axis in axes]))
         sums = _sums(n, self.u) * sizes.mean(axes, keepdims=True)

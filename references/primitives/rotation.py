@@ -1,8 +1,8 @@
-"""Rotations of pairs of components, y1 = x1 c - x2 s, y2 = x2 c + x1 s: forward, backward and along
-tangents, with how far rounding can move them. What x receives is turned back: with s exchanged for -s a
-rotation is its own transpose.
+"""Rotations of pairs of components, y1 = x1 c - x2 s, y2 = x2 c + x1 s.
 
-Bound: products and sum in the arithmetic of the class (u_s), and the last rounding (u_o).
+The VJP rotates back: the transpose of a rotation has -s for s.
+
+Bound: products and sum in u_s, and the final rounding in u_o.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from suite.spec.operators.rotary import Rotation
 
 
 class Rotated(Node):
-    """x (B, H, L, D) turned by `cosine` and `sine`, (L, r / 2) or (B, 1, L, r / 2). Components
-    of no pair keep their bits."""
+    """x (B, H, L, D) rotated by `cosine` and `sine`, (L, r / 2) or (B, 1, L, r / 2). Components outside
+    all pairs are copied."""
 
     def __init__(
         self, u: Roundoffs, x: Node, cosine: Bounded, sine: Bounded, rotation: Rotation

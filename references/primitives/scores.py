@@ -1,26 +1,25 @@
-"""Scores of queries and keys, T = scale Q K^T: forward, backward and along tangents, with how far
-rounding can move them.
+"""Scores of queries and keys, T = scale Q K^T.
 
     dQ = scale dT K,   dK = scale dT^T Q          dK summed over the query heads of a group
     dscale = sum_ij dT_ij r_ij,   r = Q K^T
     T' = scale (Q' K^T + Q K'^T) + scale' r
 
-Bounds, in the notation of `references.rounding`; delta is a bound on an error:
+Bounds, in the notation of `references.rounding`; delta bounds an error:
 
-    T        gamma_{D+2}(u_acc) |scale| sum_i |Q_i K_i|, and three stores like scores in a backward pass:
+    T        gamma_{D+2}(u_acc) |scale| sum_i |Q_i K_i|, and in a backward pass three stores like scores:
              the product, the scaling, and the scale itself, which weakly typed frameworks round to the
-             dtype; two in a forward pass. Libraries of layers scale the query and store it before the
-             product: u_o more of |scale| sum_i |Q_i K_i|, on dQ, and on every query that dK sums.
-    dT       With the scale stored like a score, and narrowed before the products.
-    dQ       sum_j delta dT |K| + gamma_{n+2}(u_acc) sum_j |dT K|, stored once (u_o). Where running sums
+             dtype. Two stores in a forward pass. Layers scale the query and store it before the
+             product: this adds u_o of |scale| sum_i |Q_i K_i|, to dQ and to every query in dK, too.
+    dT       Times the scale, stored like a score, and narrowed before the products.
+    dQ       sum_j delta dT |K| + gamma_{n+2}(u_acc) sum_j |dT K|, stored once (u_o). If running sums
              are stored after every block of keys, every store adds u_o sum_j |dT K|.
-    dK       Likewise over the rows; with grouped heads every query head's is stored and then their sum,
-             or all rows of all heads are one sum. Where running sums are stored in the case's dtype after
-             every block of rows (head after head of a group), every store of a running sum, which is
-             never more than sum_i |dT Q|, adds u_o times that.
-    dscale   Products element by element, each stored like a score, and their sum, which is one over
-             broadcast axes, or a product of matrices, stored once.
-    T'       Each product and each step stored like a score, and the sums of the parts.
+    dK       As dQ, over the rows. With grouped heads, the part of every query head and their sum are
+             stored, or one sum takes all rows of all heads. If running sums are stored in the case's
+             dtype after every block of rows (head after head of a group), every store adds u_o times
+             the running sum, which is at most sum_i |dT Q|.
+    dscale   Elementwise products, each stored like a score, and their sum, which is over broadcast axes
+             or a matrix product, stored once.
+    T'       Each product, each step and each sum of parts stored like a score.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from references.tape import Gradients, Node
 
 
 class Scores(Node):
-    """T (B, H, Lq, Lk) of query (B, H, Lq, D) and key (B, Hkv, Lk, D); `learned` is the scale where it is
-    an array, ().
+    """T (B, H, Lq, Lk) for query (B, H, Lq, D) and key (B, Hkv, Lk, D).
 
-    `scaled_query`: to a derivative, too, the query is scaled and stored before the product.
+    - `learned`: the scale if it is an array, ().
+    - `scaled_query`: derivatives, too, scale the query and store it before the product.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Scores(Node):
 
     @cached_property
     def seen(self) -> Bounded:
-        """The keys (B, H, Lk, D) that some row attends."""
+        """The keys (B, H, Lk, D), zero if no row attends them."""
         return self.pairs.seen(self.key.output)
 
     @cached_property
@@ -74,7 +73,7 @@ class Scores(Node):
         return stored(Bounded(exact.value * self.scale, error), 2 * u.score)
 
     @cached_property
-    def again(self) -> Bounded:
+    def recomputed(self) -> Bounded:
         u, query = self.u, self.query.output
         if self.scaled_query:
             query = stored(query, u.output)
@@ -106,10 +105,10 @@ class Scores(Node):
         return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
 
     def _scaled(self, dT: Bounded) -> Bounded:
-        """dT times the scale: what the products with queries and keys take."""
+        """dT times the scale, as operand of the products with queries and keys."""
         u = self.u
         dT = stored(dT * self.scale, 2 * u.score + 2 * u.accumulate, u.score_floor)
-        # What narrows before the products may do so after the scale, or before it.
+        # Implementations narrow dT before or after the scaling.
         dT = stored(dT, u.weight, u.weight_underflow * max(self.factor, 1.0))
         return self.pairs.attended(dT)
 
@@ -132,8 +131,10 @@ class Scores(Node):
 
 
 def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs) -> Bounded:
-    """a^T b, summed over the query heads of each group: (B, Hkv, Lk, .) for Hkv `heads`. a (B, H, Lq, Lk)
-    with `summands` rows that are not zero for a key, b (B, H, Lq, .)."""
+    """a^T b summed over the query heads of each group, (B, Hkv, Lk, .) with Hkv = `heads`.
+
+    a is (B, H, Lq, Lk) with `summands` nonzero rows per key; b is (B, H, Lq, .).
+    """
     across, blocks = a.swapped, u.gradient_blocks
     B, H, rows, _ = a.shape
     group = H // max(heads, 1)
@@ -158,7 +159,7 @@ def times(x: Bounded, by: Bounded | np.ndarray | float | np.floating, u: Roundof
 
 
 def inner(a: Bounded, b: Bounded, kept: int, u: Roundoffs) -> Bounded:
-    """The sum of a b over all but the `kept` last axes, each product stored; shapes broadcast."""
+    """The sum of a b over all but the last `kept` axes, each product stored; shapes broadcast."""
     each = stored(a * b, u.score + u.accumulate, u.score_floor)
     axes = tuple(range(each.value.ndim - kept))
     total = stored(summed(each, axes, u), u.output, u.floor)

@@ -1,5 +1,7 @@
-"""Segments of packed tokens, (L, ...): taken out along the first axis, and put one behind the other.
-Nothing is rounded: what segments give back is added to zeros, since no two of them overlap."""
+"""Segments of packed tokens (L, ...): slices of the first axis, and their concatenation.
+
+Nothing is rounded: segments do not overlap, so their gradients are only added to zeros.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from references.tape import Gradients, Node
 
 
 class Packed(OneTensor):
-    """x (L, ...), of which segments are taken."""
+    """x (L, ...), the source of segments."""
 
     def received(self, parts: list[Bounded]) -> Bounded:
         return reduce(Bounded.__add__, parts)
 
 
 class Segment(Node):
-    """The rows of x (L, ...) at a place."""
+    """The rows `place` of x (L, ...)."""
 
     def __init__(self, x: Packed, place: slice) -> None:
         super().__init__(x.u, x)
@@ -43,7 +45,7 @@ class Segment(Node):
 
 
 class Concatenated(Node):
-    """Segments (l, ...) one behind the other, (L, ...)."""
+    """Segments (l, ...) concatenated to (L, ...)."""
 
     def __init__(self, u: Roundoffs, segments: Sequence[Node]) -> None:
         super().__init__(u, *segments)
@@ -54,18 +56,18 @@ class Concatenated(Node):
         return concatenated([segment.output for segment in self.segments])
 
     @property
-    def again(self) -> Bounded:
-        return concatenated([segment.again for segment in self.segments])
+    def recomputed(self) -> Bounded:
+        return concatenated([segment.recomputed for segment in self.segments])
 
     def gradients(self, received: Bounded) -> Gradients:
         edges = np.cumsum([0, *(segment.shape[0] for segment in self.segments)])
         return [received[start:stop] for start, stop in pairwise(edges)]
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        # Segments move together, as parts of one array: none stands still.
+        # Segments are parts of one array, so either all have a tangent or none has.
         return concatenated([part for part in moved if part is not None])
 
 
 def concatenated(parts: Sequence[Bounded]) -> Bounded:
-    """Parts (l, ...) one behind the other."""
+    """Parts (l, ...) concatenated along the first axis."""
     return reduce(lambda before, part: before.beside(part, 0), parts)

@@ -1,54 +1,53 @@
-"""The softmax of scores that carry errors, and how far rounding may move what it averages.
+"""The softmax of scores with errors, and the rounding error of the average it forms.
 
-With weights p = softmax(s), output o = sum_j p_j v_j, n keys, maximum m, and errors |d_j| of the scores,
-the perturbed softmax gives exactly
+With weights p = softmax(s), output o = sum_j p_j v_j, n keys, maximum m, and score errors |d_j|, the
+perturbed softmax is exactly
 
     p'_j   = p_j e^{d_j} / sum_l p_l e^{d_l}
-    o' - o = sum_j p_j (e^{d_j} - 1)(v_j - o) / sum_j p_j e^{d_j},
+    o' - o = sum_j p_j (e^{d_j} - 1)(v_j - o) / sum_j p_j e^{d_j}
 
-so that with |d_j| <= d the first-order sum must be multiplied by A = e^d expm1(d) / d. A is 1 + 1.5 d:
-nothing for float32, and what keeps bfloat16 scores of size 100 judged rightly. Errors dv_j of the values
-reach the output as at most e^{2 d} sum_j p_j dv_j.
+For |d_j| <= d the first-order sum is multiplied by A = e^d expm1(d) / d, about 1 + 1.5 d. A is
+negligible for float32, but needed for bfloat16 scores of size 100. Errors dv_j of the values add at
+most e^{2 d} sum_j p_j dv_j to the output.
 
-The softmax has errors of its own. The shift s_j - m and exp add u_acc |s_j - m| + 4 u_acc to the error
-ds_j of a score, and u_e |s_j - m| where they are stored; the sum, the quotient and the stored weight are
-off by gamma_{n+4}(u_acc), 3 u_e and u_p, relative to a weight. Element by element:
+The softmax rounds, too. The shift s_j - m and exp add u_acc |s_j - m| + 4 u_acc to the error ds_j of a
+score, and u_e |s_j - m| if they are stored. The sum, the quotient and the stored weight have relative
+errors of gamma_{n+4}(u_acc), 3 u_e and u_p. Elementwise:
 
     d_j    = |ds_j| + (u_acc + u_e) |s_j - m| + 4 u_acc
     |do|  <= A sum_j p_j d_j (|v_j| + |o|) + e^{2 d} sum_j p_j dv_j
              + (u_p + 3 u_e + gamma_{n+4}(u_acc)) sum_j p_j (|v_j| + dv_j) + gamma_{n+4}(u_acc) |o|
              + x sum_j p_j (|v_j| + |o|) + w sum_j |v_j| + (n + 1) e_acc     and then the store of o
-    |dp_j| <= A p_j (d_j + sum_l p_l d_l) + (u_p + 3 u_e + gamma_{n+4}(u_acc) + 2 x) p_j + w,
+    |dp_j| <= A p_j (d_j + sum_l p_l d_l) + (u_p + 3 u_e + gamma_{n+4}(u_acc) + 2 x) p_j + w
 
-and p_j once more in the case's dtype where the weights are returned: u_o p_j + e_o.
+Weights that are returned are rounded to the case's dtype, too: u_o p_j + e_o.
 
-Underflow. Weights lose up to w: as they are stored half the smallest subnormal of their dtype (float16:
-2^-25, which is not small beside 2049 weights of 2^-11) and half that of the accumulator, and twice the
-smallest normal number of float32, or of float64 where exp is computed there: exponentials of vector
-libraries are 0 near and below it (PyTorch's `exp_u20`, in its flash kernel on CPU, below 2^-125.5).
-Every product p_j v_j, every rescaling of a running sum and the last division may lose half the smallest
-subnormal of the accumulator: together at most (n + 1) e_acc. e_o is the smallest subnormal of the
-output's dtype. Where an implementation flushes subnormals, the smallest normal number stands for the
-smallest subnormal one.
+Underflow. A weight loses up to w, which is the sum of
 
-x is the relative error of an exponential that is approximated, not rounded. (PyTorch's flash kernel for
-16-bit dtypes on CPU takes 2^f for 1 + f - p(f) with a cubic p and is off by up to 1.07e-4, a fifth of
-float16's roundoff.)
+- half the smallest subnormal of the stored dtype (float16: 2^-25, which is not small beside 2049
+  weights of 2^-11),
+- half the smallest subnormal of the accumulator,
+- twice the smallest normal number of float32, or of float64 if exp is computed there: exponentials of
+  vector libraries are 0 near and below it (PyTorch's `exp_u20` in its flash kernel on CPU: below
+  2^-125.5).
 
-Backward passes recompute the weights, as exp(s - lse) from a log-sum-exp that was stored: u_acc |lse|
-joins d_j, and so does x. There the perturbed softmax is taken as it stands,
+Every product p_j v_j, every rescaling of a running sum and the final division may lose half the
+smallest subnormal of the accumulator: together at most (n + 1) e_acc. e_o is the smallest subnormal of
+the output's dtype. If an implementation flushes subnormals, the smallest normal number stands for the
+smallest subnormal.
 
-    delta p_j <= p_j (expm1 d_j + sum_l p_l expm1 d_l) / sum_l p_l e^{-d_l},
+Approximated exponentials have a relative error x. (PyTorch's flash kernel for 16-bit dtypes on CPU
+takes 2^f as 1 + f - p(f) with a cubic p: an error of up to 1.07e-4, a fifth of float16's roundoff.)
 
-and then the roundings of sum, quotient and store.
+Recomputed weights. Backward passes recompute the weights as exp(s - lse) from a stored log-sum-exp,
+which adds u_acc |lse| and x to d_j. Then, without a first-order approximation,
 
-Sinks. A sink is one more key whose score is the sink itself and whose value is 0: it takes its share of
-the weights, and n counts it. Its score passes through no product, yet it is not always used as it is:
-implementations that compute powers of 2 multiply it by log2 e, and others scale the output of a softmax
-without sink by the sigmoid of lse - sink, lse stored in the accumulator. With m' the maximum and n' the
-number of the keys, |lse| <= |m'| + log n', so that for the sink
+    delta p_j <= p_j (expm1 d_j + sum_l p_l expm1 d_l) / sum_l p_l e^{-d_l}
 
-    |ds|  <= 2 u_acc (|sink| + |m'| + log n').
+and the roundings of sum, quotient and store.
+
+Sinks. A sink is one more key: its score is the sink, its value is 0, and n counts it. See
+`references.primitives.bias` for its error, |ds| <= 2 u_acc (|sink| + |m'| + log n').
 
 Sources: Blanchard, Higham, Higham, Accurately computing the log-sum-exp and softmax functions, IMA J.
 Numer. Anal. 41(4), 2021; Higham (2002), section 3.3; Xiao et al., Efficient streaming language models
@@ -64,16 +63,17 @@ import numpy as np
 from references.rounding import Bounded, Roundoffs, drawing, gamma, magnitude, perturbed, stored
 
 NEGLIGIBLE_WEIGHT = 1e-9
-"""Keys of a smaller weight do not count towards the largest relevant error of a score: amplified by
-e^5 they still stay below the roundoff of any 16-bit answer."""
+"""Keys of a smaller weight do not count for the largest score error: times e^5 such a weight is still
+below the roundoff of 16-bit outputs."""
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """softmax(s) over the last axis; rows whose scores are all -inf have weights of zero.
+    """softmax(s) over the last axis. Rows with scores of -inf only have zero weights.
 
-    `weights` p and `shifted` s - m are (..., Lk), `largest` m, `total` sum_j exp(s_j - m) and `empty`,
-    whether all scores are -inf, (..., 1).
+    weights, shifted    (..., Lk): p and s - m
+    largest, total      (..., 1): m and sum_j exp(s_j - m)
+    empty               (..., 1): True if all scores are -inf
     """
 
     weights: np.ndarray
@@ -104,14 +104,14 @@ class Softmax:
 
 
 def growth(peak: np.ndarray) -> np.ndarray:
-    """A = e^d expm1(d) / d, 1 where d is 0."""
+    """A = e^d expm1(d) / d; 1 for d = 0."""
     with np.errstate(over="ignore", invalid="ignore"):
         factor = np.exp(peak) * np.expm1(peak) / np.where(peak > 0, peak, 1)
     return np.where(peak > 0, factor, 1.0)
 
 
 def weight_rounding(n: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """u_p + 3 u_e + gamma_{n+4}(u_acc): what a weight is off by, relative to itself, for exact scores."""
+    """Relative error of a weight for exact scores: u_p + 3 u_e + gamma_{n+4}(u_acc)."""
     return u.weight + 3 * u.step + gamma(n + 4, u.accumulate)
 
 
@@ -124,11 +124,11 @@ def average_error(
     size: np.ndarray,
     reach: np.ndarray,
 ) -> np.ndarray:
-    """The bound on an average o = sum_j p_j v_j, before it is stored and for exact values.
+    """The bound of an average o = sum_j p_j v_j of exact values, before the store.
 
-    `n` the number of weights of a row and `factor` A for the largest d_j of relevant weight, (..., 1);
-    `moved` sum_j p_j d_j (|v_j| + |o|), `mass` sum_j p_j |v_j|, `size` |o| and `reach` sum_j |v_j|,
-    (..., Dv).
+    n, factor             (..., 1): number of weights of a row, and A for the largest relevant d_j
+    moved                 (..., Dv): sum_j p_j d_j (|v_j| + |o|)
+    mass, size, reach     (..., Dv): sum_j p_j |v_j|, |o|, sum_j |v_j|
     """
     products = gamma(n + 4, u.accumulate)
     return (
@@ -142,8 +142,10 @@ def average_error(
 
 
 def sink_error(sinks: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """2 (|sink| + |m'| + log n'), which multiplies u_acc; `largest` m' and `keys` n' of a row, which
-    broadcast with `sinks`. Rows without keys have no m', and sinks of -inf no error."""
+    """2 (|sink| + |m'| + log n'), to be multiplied by u_acc; `largest` is m', `keys` n', all broadcast.
+
+    Rows without keys have no m' term. Sinks of -inf have no |sink| term.
+    """
     sink, size = (magnitude(np.where(np.isfinite(x), x, 0)) for x in (sinks, largest))
     return 2 * (sink + size + np.log(np.maximum(keys, 1)))
 
@@ -156,9 +158,9 @@ def score_error(error: np.ndarray, distance: np.ndarray, u: Roundoffs) -> np.nda
 def recomputed_weights(
     s: np.ndarray, error: np.ndarray, allowed: np.ndarray, keys: np.ndarray, u: Roundoffs
 ) -> Bounded:
-    """The weights as a backward pass has them, of scores (..., Lk) with their errors.
+    """Weights as a backward pass recomputes them, from scores (..., Lk) with errors.
 
-    `allowed` says which scores take part, `keys` (...) how many of a row.
+    `allowed` (..., Lk) marks attended scores; `keys` (...) is their number per row.
     """
     s, error = perturbed(Bounded(s, error)).parts
     softmax = Softmax.of(np.where(allowed, s, -np.inf))
@@ -167,7 +169,7 @@ def recomputed_weights(
     lse = magnitude(anchor + np.log(np.where(total == 0, 1, total)))
     d = score_error(error, softmax.distance, u) + u.accumulate * lse + u.exp_error
     weight = p.astype(np.float64)
-    d = np.where(allowed & (weight != 0), d, 0.0)  # 0 expm1(inf) is no number
+    d = np.where(allowed & (weight != 0), d, 0.0)  # 0 expm1(inf) is NaN
     moved = weight * np.expm1(d)
     least = (weight * np.exp(-d)).sum(-1, keepdims=True)
     error = (moved + weight * moved.sum(-1, keepdims=True)) / np.where(least == 0, 1, least)
@@ -180,8 +182,8 @@ def recomputed_weights(
 
 
 def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """Weights (..., Lk) that are off by a drawn part of their errors and of `weight_rounding`: each by
-    itself, as random errors do not add up in an average, but for the sum, which is a row's own."""
+    """Weights (..., Lk) with random errors within their bounds and `weight_rounding`. Each weight has
+    its own error, and each row one for its sum."""
     total = perturbed(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
     rounded = p.error + (u.weight + 2 * u.step) * magnitude(p.value)
     return perturbed(Bounded(p.value, rounded)).value * total.value
@@ -204,10 +206,10 @@ def attend(
     empty_rows: str = "zeros",
     columns: int = 0,
 ) -> Attended:
-    """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) lets through.
+    """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) allows.
 
-    scores (..., Lq, Lk), value (..., Lk, Dv), the last `columns` of which are no keys. Rows without keys
-    are what `empty_rows` says (`references.outputs.EMPTY_ROWS`).
+    scores (..., Lq, Lk), value (..., Lk, Dv). The last `columns` scores belong to sinks. `empty_rows`
+    is the output of fully masked rows (`references.outputs.EMPTY_ROWS`).
     """
     s, error = perturbed(scores).parts
     Lk = s.shape[-1] - columns
@@ -257,7 +259,7 @@ def _weight_errors(
     weight: np.ndarray, moved: np.ndarray, attended: np.ndarray, n: np.ndarray, factor: np.ndarray,
     u: Roundoffs,
 ) -> np.ndarray:  # fmt: skip
-    """The bound on weights as they are returned; `moved` is p_j d_j."""
+    """The bound of returned weights; `moved` is p_j d_j."""
     error = factor * (moved + weight * moved.sum(-1, keepdims=True))
     error += (weight_rounding(n, u) + 2 * u.exp_error + u.output) * weight
     underflow = np.where(attended, u.weight_underflow + u.exp_underflow + u.floor, 0.0)

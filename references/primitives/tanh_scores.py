@@ -1,5 +1,4 @@
-"""Scores c sum_u w_u tanh(a (Q_iu + K_ju)), as additive and concat attention have them: forward, backward
-and along tangents, with how far rounding can move them.
+"""Scores c sum_u w_u tanh(a (Q_iu + K_ju)) of additive and concat attention.
 
 With x_iju = Q_iu + K_ju, h = tanh(a x), r_ij = sum_u w_u h_iju and S = c r:
 
@@ -11,16 +10,15 @@ With x_iju = Q_iu + K_ju, h = tanh(a x), r_ij = sum_u w_u h_iju and S = c r:
 Bounds, in the notation of `references.rounding`:
 
     x, a x       Stored in the case's dtype (u_o).
-    h            The derivative of tanh is at most 1; tanh is off by 4 u_acc, and stored like a score
-                 (u_s).
+    h            The derivative of tanh is at most 1. tanh has an error of 4 u_acc, and is stored like a
+                 score (u_s).
     r, S         gamma_U(u_acc) sum_u |w h|, products and sum stored like scores.
     dr, dx       Products with a number, stored like a score.
-    dy, h'       The slope by h as it was stored: 1 - (h + e)^2 is off by (2 |h| + |e|) |e|, and by
-                 its own roundings (see `references.primitives.cap.times_slope`).
+    dy, h'       The slope from the stored h with error e: `references.primitives.cap.times_slope`.
     dQ, dK       Sums over a broadcast axis, stored once.
-    dc, da, dw   Products element by element, each stored like a score, and their sum, which is one
-                 over broadcast axes, or a product of matrices, stored once.
-    y', r', S'   As x, r and S; where two parts are added, their sum is stored, too.
+    dc, da, dw   Elementwise products, each stored like a score, and their sum, which is over broadcast
+                 axes or a matrix product, stored once.
+    y', r', S'   As x, r and S. A sum of two parts is stored, too.
 
 Sources: Bahdanau, Cho, Bengio, ICLR 2015, appendix A.1.2 (c = a = 1); Luong, Pham, Manning, EMNLP 2015,
 as Keras reads concat (w of ones).
@@ -39,8 +37,10 @@ from references.tape import Gradients, Node
 
 
 class TanhScores(Node):
-    """S (B, Lq, Lk) of queries Q (B, Lq, U) and keys K (B, Lk, U), with a `vector` w (U,), a `scale` a,
-    (), and a `weight` c, (), all ones where they are None."""
+    """S (B, Lq, Lk) for queries Q (B, Lq, U) and keys K (B, Lk, U).
+
+    `vector` w (U,), `scale` a () and `weight` c () are ones if None.
+    """
 
     def __init__(
         self, u: Roundoffs, query: Node, key: Node, vector: Node | None = None,
@@ -93,7 +93,7 @@ class TanhScores(Node):
         return stored(Bounded(exact.value, error), u.score)
 
     def gradients(self, received: Bounded) -> Gradients:
-        """dQ, dK, dw, da and dc, the last three where these are arrays."""
+        """dQ, dK, dw, da and dc; None for an absent w, a or c."""
         u, dS = self.u, received
         dr = dS if self.weight is None else times(dS, self.weight.output, u)
         dh = dr[..., None] if self.vector is None else times(dr[..., None], self.factors, u)

@@ -1,10 +1,9 @@
-"""Products element by element, y = x f: forward, backward and along tangents, with how far rounding can
-move them. f broadcasts to x.
+"""Elementwise products y = x f; f broadcasts to x.
 
     dx = dy f,   df = sum over the axes that f lacks of dy x,   y' = x' f + x f'
 
-Bounds, in the notation of `references.rounding`: every product is rounded in the accumulator and stored,
-as a score is (u_s) or what layers hand on (u_o). df is a sum over broadcast axes, stored once.
+Bounds, in the notation of `references.rounding`: every product is rounded in the accumulator and
+stored, like a score (u_s) or in the case's dtype (u_o). df is a sum over broadcast axes, stored once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from references.tape import Gradients, Node
 
 
 class Times(Node):
-    """x f of x and of f, of as many axes; `scores`: the products are stored like scores."""
+    """x f for x and f of equal rank. `scores`: products are stored like scores."""
 
     def __init__(self, u: Roundoffs, x: Node, factor: Node, scores: bool = False) -> None:
         super().__init__(u, x, factor)
@@ -29,21 +28,21 @@ class Times(Node):
         return self._times(self.x.output, self.factor.output)
 
     @cached_property
-    def again(self) -> Bounded:
-        return self._times(self.x.again, self.factor.again)
+    def recomputed(self) -> Bounded:
+        return self._times(self.x.recomputed, self.factor.recomputed)
 
     def gradients(self, received: Bounded) -> Gradients:
         """dx and df."""
-        shape, factor = received.shape, self.factor.again
+        shape, factor = received.shape, self.factor.recomputed
         axes = tuple(n for n, size in enumerate(factor.shape) if size == 1 and shape[n] != 1)
-        total = summed(self._times(received, self.x.again), axes, self.u)
+        total = summed(self._times(received, self.x.recomputed), axes, self.u)
         return self._times(received, factor), stored(total, self.u.output, self.u.floor)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         x, factor = moved
         parts = [
-            None if x is None else self._times(x, self.factor.again),
-            None if factor is None else self._times(self.x.again, factor),
+            None if x is None else self._times(x, self.factor.recomputed),
+            None if factor is None else self._times(self.x.recomputed, factor),
         ]
         return together(parts, self.unit, self.floor)
 
