@@ -14,16 +14,17 @@ from backends.masks import rank4
 from backends.protocol import ForwardOnly, Implementation
 from suite.judge.answer import parts, swap_heads_and_length
 from suite.judge.derivative import native_cotangent
-from suite.vectors.asked import Selection, StoredProblem, operands
+from suite.vectors.asked import StoredProblem, operands
 from suite.vectors.export import export
 from suite.vectors.index import RUNTIME, read_index
 from suite.vectors.judge import as_drawn_here
+from suite.vectors.options import Selection
 from suite.vectors.tensors import encoded, type_of, typed
 
 
 def plain_vectors(folder: Path, *dtypes: str) -> Path:
     """Vectors of plain attention in some dtypes, in a new folder below this one."""
-    export(Selection("smoke", operators=("sdpa",), dtypes=dtypes), folder / "vectors")
+    export(Selection("smoke", operator=("sdpa",), dtype=dtypes), folder / "vectors")
     return folder / "vectors"
 
 

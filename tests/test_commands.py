@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from suite.__main__ import main
-from suite.run.options import OUTSIDE, Flag, Options, add_options, flags
+from suite.run.flags import Flag, flags
+from suite.run.options import OUTSIDE, Options, add_options
 from tests.records_by_hand import cell, run, write
 
 NASTY = "\x1b[31mred\x00 \u202e \x9b2J"

@@ -13,7 +13,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.measure import command, gate, protocol
-from suite.measure.run import BenchOptions
+from suite.measure.options import BenchOptions
 from suite.records import speed
 from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
 from suite.records.speed import SpeedHeader, SpeedRecord
@@ -215,12 +215,12 @@ def bench_options(*words: str) -> BenchOptions:
 def test_without_a_workload_bench_takes_a_first_look() -> None:
     look = bench_options()
     assert [w.name for w in look.workloads] == list(QUICK)
-    assert (look.directions, look.samples) == (["forward"], 5)
+    assert (look.directions, look.count) == (["forward"], 5)
     assert bench_options("--direction=backward", "--samples=2").directions == ["backward"]
-    assert bench_options("--samples=2").samples == 2
+    assert bench_options("--samples=2").count == 2
     every = bench_options("--workload=all")
     assert every.workloads == list(WORKLOADS)
-    assert (every.directions, every.samples) == (list(DIRECTIONS), protocol.SAMPLES)
+    assert (every.directions, every.count) == (list(DIRECTIONS), protocol.SAMPLES)
 
 
 def test_a_look_at_what_computes_something_else_says_so(capsys: pytest.CaptureFixture[str]) -> None:

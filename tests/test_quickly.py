@@ -215,9 +215,9 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
         assert (implementation.optimized is None) == (implementation.mode == "compiled")
     assert backend.quick().programs.options
     assert not backend.programs.options
-    assert Options(("jax",)).quick
+    assert Options(("jax",)).compiles_quickly
     for options in ({"mode": "compiled"}, {"optimized": True}, {"function": ("mine.py:f",)}):
-        assert not Options(("jax",), **options).quick
+        assert not Options(("jax",), **options).compiles_quickly
 
 
 def test_options_that_a_release_lacks_are_left_out() -> None:

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,15 +82,17 @@ def hold_names(options: Options) -> None:
 
 def hold_bench(arguments: argparse.Namespace) -> None:
     """Raise NothingToMeasure or UsageError for a name that does not exist."""
-    options, pool = command.options_of(arguments), Pool([])
+    options = command.options_of(arguments)
+    pool = Pool(options)
     for name in options.backends:
         _, every = worker.implementations(
             name, options.device, options.function, options.numerics, options.like
         )
         offers = [Offer(i.name, i.mode, i.operator) for i in every.values()]
         pool.workers[name] = SimpleNamespace(offers=offers)
-    names = [*options.implementation, *filter(None, [arguments.against])]
-    pool.offers([n for n in names if not n.startswith("commit:")], options.mode, options.function)
+    against = [n for n in (options.against,) if n and not n.startswith("commit:")]
+    pool.options = replace(options, implementation=(*options.implementation, *against))
+    pool.offers()
 
 
 def hold_suite(words: list[str]) -> None:

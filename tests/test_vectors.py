@@ -29,15 +29,16 @@ pytest.importorskip("safetensors")
 
 from backends.registry import load
 from suite.vectors import index as schema
-from suite.vectors.asked import NOT_STORED, Selection, StoredProblem, problems_of
+from suite.vectors.asked import NOT_STORED, StoredProblem, problems_of
 from suite.vectors.export import export, in_words, raised
 from suite.vectors.index import Entry, Index, read_index
+from suite.vectors.options import Selection
 from suite.vectors.tensors import TYPES, Tensor, decoded, encoded, type_of
 from tests.answering import answered
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "vectors.md"
-SELECTION = Selection("smoke", operators=("sdpa", "rotary", "multi-head"), dtypes=("f32", "f16"))
+SELECTION = Selection("smoke", operator=("sdpa", "rotary", "multi-head"), dtype=("f32", "f16"))
 MEGABYTES = 64e6
 
 
@@ -77,7 +78,7 @@ def test_a_folder_has_a_file_for_each_case(folder: Path, index: dict[str, Any]) 
         for check in all_checks()
         if check.name in ("values", "gradients", "long_rows", "precision")
         for case in check.cases("smoke")
-        if case.operator.name in SELECTION.operators and case.dtype.name in SELECTION.dtypes
+        if case.operator.name in SELECTION.operator and case.dtype.name in SELECTION.dtype
     }
     assert wanted <= {entry["case"] for entry in index["cases"]}
 

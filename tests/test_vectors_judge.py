@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -31,6 +31,7 @@ pytest.importorskip("safetensors")
 
 from suite.vectors.index import read_index
 from suite.vectors.judge import judged, plan_of
+from suite.vectors.options import JudgeOptions
 from suite.vectors.tensors import decoded, encoded
 from tests.answering import answer, declare, file_of, plain_vectors
 
@@ -52,9 +53,13 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plain_vectors(tmp_path_factory.mktemp("vectors"), "bf16", "f16")
 
 
-def verdicts(answers: Path, vectors: Path, **said: Any) -> dict[tuple[str, str], CellRecord]:
+def verdicts(
+    answers: Path, vectors: Path, elections: Mapping[str, Any] | None = None
+) -> dict[tuple[str, str], CellRecord]:
     """The records by check and case."""
-    return {(one.check, one.case): one for one in judged(plan_of(answers, vectors, said))}
+    elect = tuple(f"{question}={answer}" for question, answer in (elections or {}).items())
+    plan = plan_of(answers, JudgeOptions(vectors, elect=elect))
+    return {(one.check, one.case): one for one in judged(plan)}
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
@@ -70,7 +75,7 @@ def test_verdicts_are_those_of_the_implementation_itself(narrow: Path, tmp_path:
     grades, observations and ratios."""
     for implementation in (load("numpy").implementations()[0], Differentiable(HONEST)):
         folder = answer(narrow, tmp_path / implementation.name, [implementation], numerics="exact")
-        plan = plan_of(folder, narrow, {})
+        plan = plan_of(folder, JudgeOptions(narrow))
         statuses: Counter[str] = Counter()
         for cell in plan.every_cell():
             got = plan.judge(cell, 0.0)

@@ -24,6 +24,7 @@ pytest.importorskip("safetensors")
 
 from suite.vectors.index import RUNTIME, digest_of, read_index, text_of
 from suite.vectors.judge import plan_of
+from suite.vectors.options import JudgeOptions
 from tests.answering import file_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,9 +137,8 @@ def test_options_that_cannot_be_used(
 
 
 def test_options_go_before_the_declaration(right_answers: Path, vectors_f16: Path) -> None:
-    plan = plan_of(
-        right_answers, vectors_f16, {"numerics": "eager", "elections": {"no-keys": "zeros"}}
-    )
+    asked = JudgeOptions(vectors_f16, numerics="eager", elect=("no-keys=zeros",))
+    plan = plan_of(right_answers, asked)
     (implementation,) = plan.implementations
     assert implementation.declared.numerics == "eager"
     assert implementation.declared.elections == {"no-keys": "zeros"}
@@ -192,5 +192,5 @@ def test_the_example_of_a_declaration_can_be_read(
     declared = {**json.loads(text), "vectors": read_index(vectors_f16).digest}
     del declared["unsupported"]["sdpa/*/f64/*"]  # these vectors have float16 alone
     (tmp_path / RUNTIME).write_text(json.dumps(declared), encoding="utf-8")
-    plan = plan_of(tmp_path, vectors_f16, {})
+    plan = plan_of(tmp_path, JudgeOptions(vectors_f16))
     assert plan.title == "my-runtime 1.4.0, vectors of level smoke"

@@ -13,30 +13,20 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from suite.run.options import add_options
+from suite.measure.options import BenchOptions
 from suite.run.progress import Steps
 from suite.spec.catalogue.workloads import QUICK
-from suite.spec.vocabulary import DIRECTIONS
 
 if TYPE_CHECKING:
     from suite.measure.gate import GateOutcome
-    from suite.measure.run import BenchOptions
     from suite.records.speed import SpeedRecord
-
-QUICK_SAMPLES = 5
 
 BESIDE = 5
 """Workloads that stand side by side in a table."""
-
-SHARED = (
-    "backend", "implementation", "function", "like", "numerics", "dtype", "mode", "device", "seed",
-    "threads", "results", "cell-timeout", "start-timeout",
-)  # fmt: skip
-"""The options that `bench` shares with the other ways to run the suite."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,39 +49,7 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         "2 wrong answer, 3 nothing measured, 4 too noisy.",
     )
     subparsers._parser_class = before
-    add_options(
-        parser.add_argument,
-        SHARED,
-        {"mode": {"default": "all"}},
-        backend="whose implementations are timed, each backend in a process of its own; repeatable",
-        function="time a function with the backend's native attention signature; repeatable",
-        dtype="dtype of the workloads, default f32; repeatable",
-        threads="of each worker, and the CPUs that it runs on; 0: one for every CPU",
-        mode="eager, compiled (by the compilers that people deploy), or all (default)",
-        results="a new file for the records, with --against for the raw pairs",
-        **{
-            "cell-timeout": "seconds in which a worker must answer: compile and warm up, take a sample, "
-            "judge it; 0 for no limit"
-        },
-    )
-    parser.add_argument(
-        "--workload", action="append", default=[], metavar="NAME",
-        help="a workload, the id of a case, sweep, or all; repeatable; default: "
-        f"{', '.join(QUICK)}, forward, {QUICK_SAMPLES} samples of each",
-    )  # fmt: skip
-    parser.add_argument(
-        "--direction", action="append", default=[], choices=DIRECTIONS,
-        help="default: forward, and the others of workloads that are part of training",
-    )  # fmt: skip
-    parser.add_argument("--samples", type=int, metavar="N", help="of each; default 20")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SAMPLES} samples of each")
-    parser.add_argument(
-        "--against", metavar="OTHER",
-        help="another implementation, venv:PATH, or commit:REV of a --function's file",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, help="of a gate's pairs, for each case; default 20"
-    )
+    BenchOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
     return parser
 
@@ -100,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `bench`; returns the exit code."""
     from backends.registry import UsageError
     from suite.measure.gate import NOTHING, GateError
-    from suite.measure.run import NothingToMeasure
+    from suite.measure.pool import NothingToMeasure
 
     try:
         options = options_of(arguments)
-        return _gate(arguments, options) if arguments.against else _measure(arguments, options)
+        return _gate(options) if options.against else _measure(options)
     except (UsageError, NothingToMeasure, GateError) as error:
         print(error, file=sys.stderr)
         return NOTHING
@@ -114,46 +72,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """What the command line asks for.
+    """What the command line asks for; without --workload a first look.
 
     Raises UsageError, and FileExistsError, for what can be known to be wrong before anything is started.
     """
-    from backends.registry import UsageError
-    from suite.measure import protocol
-    from suite.measure.run import BenchOptions
-
-    if not arguments.workload:
-        arguments.workload, arguments.quick = list(QUICK), True
-        arguments.direction = arguments.direction or ["forward"]
-    if arguments.samples is None:
-        arguments.samples = QUICK_SAMPLES if arguments.quick else protocol.SAMPLES
     options = BenchOptions.of_arguments(arguments)
+    if not options.workload:
+        direction = options.direction or ("forward",)
+        options = replace(options, workload=QUICK, quick=True, direction=direction)
     options.check()
-    if not arguments.seconds > 0:
-        raise UsageError(f"--seconds must be positive, got {arguments.seconds}")
-    if arguments.results:
-        place = Path(arguments.results)
-        if place.exists():
-            raise FileExistsError(place)
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--results={place} cannot be written: {error}") from error
     return options
 
 
-def _measure(arguments: argparse.Namespace, options: BenchOptions) -> int:
+def _measure(options: BenchOptions) -> int:
     from suite.measure.gate import NOTHING, OK, WRONG
+    from suite.measure.pool import Pool
     from suite.measure.run import header, measure
     from suite.records import speed
 
     records: list[SpeedRecord] = []
-    with options.pool() as pool:
+    with Pool(options) as pool:
         # A name that does not exist ends the run before there is a file.
-        pool.offers(options.implementation, options.mode, options.function)
-        writer = (
-            speed.writer(arguments.results, header(options, pool)) if arguments.results else None
-        )
+        pool.offers()
+        writer = speed.writer(options.results, header(options, pool)) if options.results else None
         finished = False
         try:
             for record in measure(options, pool, _say):
@@ -228,7 +169,7 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     yield ""
 
 
-def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
+def _gate(options: BenchOptions) -> int:
     from suite.measure.gate import Gate, GateError, sides, worst
     from suite.records.files import new_file
 
@@ -241,9 +182,9 @@ def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
         )
     outcomes: list[GateOutcome] = []
     with tempfile.TemporaryDirectory(prefix="attention-gate-") as folder:
-        worker = options.worker(options.backends[0])
-        pair = sides(worker, names[0].rpartition(":")[2], arguments.against, Path(folder))
-        gate = Gate(*pair, seconds=arguments.seconds, say=_say)
+        (backend,), name = options.backends, names[0].rpartition(":")[2]
+        pair = sides(options, backend, name, options.against, Path(folder))
+        gate = Gate(*pair, seconds=options.seconds, say=_say)
         cases = [
             (workload.name, workload.case(dtype).id, direction)
             for workload in options.workloads
@@ -255,8 +196,8 @@ def _gate(arguments: argparse.Namespace, options: BenchOptions) -> int:
             steps.next(f"{name} {direction}, {case}")
             outcomes.append(gate.run(name, case, direction, options.seed))
             print(outcome_text(outcomes[-1], pair[0].label, pair[1].label), flush=True)
-    if arguments.results:
-        with new_file(arguments.results) as file:
+    if options.results:
+        with new_file(options.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)
     return worst(outcomes)
 

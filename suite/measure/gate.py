@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from suite.measure import protocol
-from suite.measure.pool import Worker, WorkerFailure, WorkerOptions, interpreter
+from suite.measure.pool import Worker, WorkerFailure, interpreter
+from suite.run.options import Options
 
 INJECTED = 0.05
 """The slowdown that must be found."""
@@ -53,9 +54,11 @@ class Side:
     """One side of the comparison: what its worker is started with, and the implementation it is asked
     for."""
 
-    options: WorkerOptions
+    options: Options
+    backend: str
     implementation: str
     label: str
+    python: str = ""
 
 
 @dataclass
@@ -86,7 +89,7 @@ class GateOutcome:
 
 
 def sides(
-    options: WorkerOptions, implementation: str, against: str, folder: Path
+    options: Options, backend: str, implementation: str, against: str, folder: Path
 ) -> tuple[Side, Side]:
     """The candidate, and the baseline that `against` names: another implementation ("sdpa-math",
     "jax:jax-nn"), another environment ("venv:PATH"), or a function's file as of another commit
@@ -94,25 +97,25 @@ def sides(
 
     Raises GateError.
     """
-    candidate = Side(options, implementation, implementation)
+    candidate = Side(options, backend, implementation, implementation)
     kind, _, rest = against.partition(":")
     if kind == "venv":
         try:
-            other = replace(options, python=interpreter(rest))
+            label, python = f"{implementation} in {rest}", interpreter(rest)
         except ValueError as error:
             raise GateError(str(error)) from error
-        return candidate, Side(other, implementation, f"{implementation} in {rest}")
+        return candidate, replace(candidate, label=label, python=python)
     if kind == "commit":
-        functions = tuple(_as_of(rest, text, folder) for text in options.functions)
+        functions = tuple(_as_of(rest, text, folder) for text in options.function)
         if not functions:
             raise GateError(
                 "commit:REV compares a --function=PATH.py:NAME with itself, none is given"
             )
-        label = f"{implementation} as of {rest}"
-        return candidate, Side(replace(options, functions=functions), implementation, label)
+        label, before = f"{implementation} as of {rest}", replace(options, function=functions)
+        return candidate, replace(candidate, options=before, label=label)
     if rest:
-        return candidate, Side(replace(options, backend=kind, functions=()), rest, against)
-    return candidate, Side(options, against, against)
+        return candidate, Side(replace(options, function=()), kind, rest, against)
+    return candidate, Side(options, backend, against, against)
 
 
 def _as_of(revision: str, function: str, folder: Path) -> str:
@@ -167,7 +170,8 @@ class Gate:
                 try:
                     self.say(f"{where}: starting {', '.join(order)}")
                     for who in order:
-                        workers[who] = Worker(self.sides[who].options)
+                        side = self.sides[who]
+                        workers[who] = Worker(side.options, side.backend, side.python)
                     for who in order:
                         self._open(workers[who], self.sides[who], case, direction, seed)
                     who = "pair"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from backends.threads import thread_variables
 from suite.measure.worker import cpus_for
+from suite.run.options import Options
 from suite.run.process import ProcessEnded, RpcProcess
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -30,28 +30,6 @@ class NothingToMeasure(Exception):
 
 
 @dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker is started with. `threads` 0 means one for every CPU; `python` is the interpreter of
-    another environment, "" this one; functions, numerics and like are those of `suite.run.options`. It
-    must be there within `start_seconds` and answer within `seconds`; 0 for no limit."""
-
-    backend: str
-    device: str = "cpu"
-    threads: int = 1
-    functions: tuple[str, ...] = ()
-    numerics: str = ""
-    like: str = ""
-    python: str = ""
-    seconds: float = 0.0
-    start_seconds: float = 0.0
-
-    @property
-    def cpus(self) -> list[int]:
-        """The CPUs it may run on."""
-        return cpus_for(self.threads)
-
-
-@dataclass(frozen=True)
 class Offer:
     """An implementation that a worker has."""
 
@@ -64,8 +42,11 @@ class Worker:
     """A running worker; a context that ends it. Raises WorkerFailure "usage" where the backend cannot be
     loaded."""
 
-    def __init__(self, options: WorkerOptions) -> None:
-        self.options = options
+    def __init__(self, options: Options, backend: str, python: str = "") -> None:
+        """A worker of `backend`, by the options of a run; `python` is the interpreter of another
+        environment, "" this one."""
+        self.options, self.backend, self.python = options, backend, python
+        self.cpus = cpus_for(options.threads)
         self._start()
 
     def restart(self) -> None:
@@ -78,22 +59,16 @@ class Worker:
         options = self.options
         try:
             self._child = RpcProcess(
-                "suite.measure.worker", thread_variables(options.threads), options.python
+                "suite.measure.worker", thread_variables(options.threads), self.python
             )
         except OSError as error:
-            raise WorkerFailure(
-                "usage", "", f"{options.python} cannot be started: {error}"
-            ) from error
+            raise WorkerFailure("usage", "", f"{self.python} cannot be started: {error}") from error
         request = {
-            "backend": options.backend,
-            "device": options.device,
-            "functions": list(options.functions),
-            "numerics": options.numerics,
-            "like": options.like,
-            "cpus": options.cpus,
-        }
+            "backend": self.backend, "device": options.device, "functions": list(options.function),
+            "numerics": options.numerics, "like": options.like, "cpus": self.cpus,
+        }  # fmt: skip
         try:
-            self.hello = self._answer(request, options.start_seconds, "start")
+            self.hello = self._answer(request, options.start_timeout, "start")
         except BaseException:
             self.end()
             raise
@@ -114,7 +89,7 @@ class Worker:
     def ask(self, **request: Any) -> dict[str, Any]:
         """The worker's answer. Raises WorkerFailure with what it says, or "error" where it died, or was
         ended because it took too long."""
-        return self._answer(request, self.options.seconds, request["do"])
+        return self._answer(request, self.options.cell_timeout, request["do"])
 
     def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
         try:
@@ -151,14 +126,14 @@ class Pool:
     Entering it raises NothingToMeasure where a worker cannot be started.
     """
 
-    def __init__(self, options: Iterable[WorkerOptions]) -> None:
-        self._options = list(options)
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Self:
         try:
-            for options in self._options:
-                self.workers[options.backend] = Worker(options)
+            for backend in self.options.backends:
+                self.workers[backend] = Worker(self.options, backend)
         except WorkerFailure as error:
             self.__exit__()
             raise NothingToMeasure(error.message) from error
@@ -168,14 +143,13 @@ class Pool:
         for worker in self.workers.values():
             worker.end()
 
-    def offers(
-        self, names: Sequence[str] = (), mode: str = "all", functions: Sequence[str] = ()
-    ) -> list[tuple[str, Offer]]:
-        """Backend and implementation of all that is asked for: by name ("sdpa", "torch:sdpa"), else all
-        of a mode, or of the user's functions where there are any.
+    def offers(self) -> list[tuple[str, Offer]]:
+        """Backend and implementation of all that the options ask for: by name ("sdpa", "torch:sdpa"),
+        else all of a mode, or of the user's functions where there are any.
 
         Raises NothingToMeasure for a name that does not exist, and where nothing is left.
         """
+        names, mode = self.options.implementation, self.options.mode
         every = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
         called = {(b, o.name): {o.name, f"{b}:{o.name}"} for b, o in every}
         if unknown := sorted(set(names) - set().union(*called.values())):
@@ -184,8 +158,8 @@ class Pool:
         if names:
             return [(b, o) for b, o in every if called[b, o.name] & set(names)]
         chosen = [(b, o) for b, o in every if mode in ("all", o.mode)]
-        if functions:
-            own = {text.rpartition(":")[2] for text in functions}
+        if self.options.function:
+            own = {text.rpartition(":")[2] for text in self.options.function}
             chosen = [(b, o) for b, o in chosen if o.name.partition("@")[0] in own]
         if not chosen:
             raise NothingToMeasure(f"no implementation in mode {mode}")

@@ -7,85 +7,14 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
-from backends import registry
-from backends.registry import UsageError
 from suite.measure import protocol
-from suite.measure.pool import NothingToMeasure, Offer, Pool, Worker, WorkerFailure, WorkerOptions
+from suite.measure.options import UNSTORED, BenchOptions
+from suite.measure.pool import Offer, Pool, Worker, WorkerFailure
 from suite.records import machine
 from suite.records.speed import SpeedHeader, SpeedRecord
-from suite.run.options import Options
 from suite.run.progress import Steps
 from suite.spec.case import Case
-from suite.spec.catalogue.workloads import Workload, named
-from suite.spec.dtypes import dtype
-from suite.spec.vocabulary import DIRECTIONS
-
-UNUSED = ("level", "shard", "audit", "optimized")
-"""Options of a run that mean nothing to a measurement."""
-
-
-@dataclass(frozen=True)
-class BenchOptions(Options):
-    """What is to be measured, as plain data; stored in the header of the records.
-
-    `threads` 0 means one for every CPU. Without `workload` all are measured, without `dtype` float32,
-    without `direction` all; other directions than "forward" of workloads alone that are part of training.
-    """
-
-    mode: str = "all"
-    workload: tuple[str, ...] = ()
-    direction: tuple[str, ...] = ()
-    samples: int = protocol.SAMPLES
-
-    @property
-    def backends(self) -> list[str]:
-        """Canonical backend names; each has a process of its own, so that all fit. Raises UsageError."""
-        names: list[str] = []
-        for name in self.backend:
-            names += registry.installed() if name == "all" else [registry.canonical(name)]
-        return list(dict.fromkeys(names))
-
-    @property
-    def workloads(self) -> list[Workload]:
-        """The workloads by name, each once. Raises UsageError that lists the names."""
-        try:
-            every = [w for text in self.workload or ("all",) for w in named(text)]
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        return list({w.name: w for w in every}.values())
-
-    @property
-    def directions(self) -> list[str]:
-        return list(dict.fromkeys(self.direction or DIRECTIONS))
-
-    @property
-    def dtypes(self) -> list[str]:
-        """Short names of dtypes, each once."""
-        return list(dict.fromkeys(dtype(name).name for name in self.dtype or ("f32",)))
-
-    def check(self) -> None:
-        """Raise UsageError for whatever can be known to be wrong before anything is started."""
-        super().check()
-        _ = self.workloads
-        if self.samples < 1:
-            raise UsageError(f"--samples must be positive, got {self.samples}")
-
-    def worker(self, backend: str) -> WorkerOptions:
-        """What the worker of a backend is started with."""
-        return WorkerOptions(
-            backend,
-            self.device,
-            self.threads,
-            self.function,
-            self.numerics,
-            self.like,
-            seconds=self.cell_timeout,
-            start_seconds=self.start_timeout,
-        )
-
-    def pool(self) -> Pool:
-        """The workers of the run, not yet started."""
-        return Pool(self.worker(backend) for backend in self.backends)
+from suite.spec.catalogue.workloads import Workload
 
 
 def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
@@ -96,7 +25,8 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
     return SpeedHeader(
         protocol=protocol.VERSION,
         versions=versions,
-        options={n: value for n, value in asdict(options).items() if n not in UNUSED},
+        options={n: value for n, value in asdict(options).items() if n not in UNSTORED}
+        | {"samples": options.count},
         imports={name: worker.hello["imported"] for name, worker in pool.workers.items()},
         **machine.origin(),
     )
@@ -195,7 +125,7 @@ def measure(
 
     Raises NothingToMeasure.
     """
-    offers = pool.offers(options.implementation, options.mode, options.function)
+    offers = pool.offers()
     groups = [
         (workload, workload.case(name), direction)
         for workload in options.workloads
@@ -208,7 +138,7 @@ def measure(
         fitting = [(b, offer) for b, offer in offers if offer.operator is case.operator]
         steps.next(
             f"{workload.name} {direction} {case.dtype.name}, implementations: {len(fitting)}, "
-            f"samples of each: {options.samples}"
+            f"samples of each: {options.count}"
         )
         yield from _group(options, pool, workload, case, direction, fitting)
 
@@ -229,7 +159,7 @@ def _group(
             "device": options.device,
             "dtype": case.dtype.name,
             "direction": direction,
-            "threads": options.threads or len(worker.options.cpus),
+            "threads": options.threads or len(worker.cpus),
             "seed": options.seed,
             "operator": case.operator.name,
             "keys": case.sizes.Lk,
@@ -237,7 +167,7 @@ def _group(
         }
         measurements.append(Measurement(worker, f"{backend}:{offer.name}", identity))
     while measurements:
-        _sample(measurements, options.samples, options.device != "cpu")
+        _sample(measurements, options.count, options.device != "cpu")
         measurement = measurements.pop(0)
         yield measurement.finish()
         _forget_lost(measurement.worker, measurements)
@@ -263,6 +193,3 @@ def _forget_lost(worker: Worker, measurements: Sequence[Measurement]) -> None:
         for measurement in measurements:
             if measurement.worker is worker and measurement.failure is None:
                 measurement.preparation, measurement.samples = {}, []
-
-
-__all__ = ["BenchOptions", "Measurement", "NothingToMeasure", "header", "measure"]

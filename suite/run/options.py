@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 from backends import registry
 from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
+from suite.run.flags import CommandOptions, Flag, dashed, flags, option
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
@@ -50,64 +50,6 @@ NAMES = Names()
 """The names in this process."""
 
 
-@dataclass(frozen=True)
-class Flag:
-    """How an option is said on a command line.
-
-    `many`: it may be given again and again; `kind` reads its text. `valid` are all texts that it takes,
-    where those can be listed: `Options.check` holds it to them, or the parser where `checked`. `again`:
-    it must be said again to judge one cell of the run. `of_function`: it speaks of a --function.
-    """
-
-    help: str
-    metavar: str | None = None
-    default: Any = ""
-    many: bool = False
-    kind: Callable[[str], Any] = str
-    switch: bool = False
-    valid: tuple[str, ...] = ()
-    checked: bool = False
-    required: bool = False
-    again: bool = True
-    of_function: bool = False
-
-    @property
-    def initial(self) -> Any:
-        """Its value where it is not given."""
-        if self.switch:
-            return False
-        return () if self.many else self.default
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keywords of `add_argument` and of pytest's `addoption`. The help ends with the default,
-        where there is one that it does not speak of."""
-        if self.switch:
-            return {"action": "store_true", "help": self.help}
-        common: dict[str, Any] = {"help": self.help, "metavar": self.metavar}
-        common |= {"choices": self.valid} if self.checked else {}
-        common |= {"required": True} if self.required else {}
-        if self.many:
-            return common | {"action": "append", "default": []}
-        if self.default not in ("", None) and "default" not in self.help:
-            number = isinstance(self.default, float)
-            common["help"] += (
-                f" (default {self.default:g})" if number else f" (default {self.default})"
-            )
-        return common | {"default": self.default, "type": self.kind}
-
-
-def option(help: str, *details: Any, **more: Any) -> Any:
-    """A field of a class of options, with the flag that it is said by."""
-    flag = Flag(help, *details, **more)
-    return field(default=flag.initial, metadata={"flag": flag})
-
-
-def flags(options: type[Options]) -> dict[str, Flag]:
-    """The flags of a class of options, by name."""
-    return {_dashed(f.name): f.metadata["flag"] for f in fields(options)}
-
-
 WORDS = {"like": "layer", "numerics": "numerics class"}
 """What messages call the value of a flag whose name is no noun."""
 
@@ -119,7 +61,7 @@ OUTSIDE = {
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(CommandOptions):
     """What a run was asked for, as plain data; stored in the header of its records. The fields say how
     pytest and the commands take them."""
 
@@ -240,23 +182,6 @@ class Options:
     shard: str = option("only part I of N of the cells", "I/N", again=False)
     audit: bool = option("run declared-unsupported cells too: stale claims fail", switch=True)
 
-    @classmethod
-    def of(cls, lookup: Callable[[str], Any]) -> Self:
-        """The options that `lookup(name)` gives, by the names of fields; those it has not keep their
-        defaults."""
-        values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
-        known: dict[str, Any] = {
-            n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
-        }
-        return cls(**known)
-
-    @classmethod
-    def of_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """The options of a parsed command line."""
-        backend = arguments.backend
-        many = [backend] if isinstance(backend, str) else backend
-        return cls.of(lambda name: many if name == "backend" else getattr(arguments, name, None))
-
     @property
     def said(self) -> dict[str, Any]:
         """What the options claim of a function (see `suite.spec.claims`). Raises UsageError."""
@@ -289,8 +214,9 @@ class Options:
         names = self.backends
         for name, flag in flags(Options).items():
             value = self._value(name)
-            if flag.valid and not flag.many and value != flag.initial:
-                _one_of(WORDS.get(name, name), value, flag.valid)
+            if flag.valid and not flag.many and value not in (flag.initial, *flag.valid):
+                valid = ", ".join(flag.valid)
+                raise UsageError(f"unknown {WORDS.get(name, name)} {value!r}; valid: {valid}")
         for name in self.dtype:
             try:
                 dtype(name)
@@ -312,18 +238,14 @@ class Options:
         for name in ("threads", "cell_timeout", "start_timeout"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
-                raise UsageError(f"--{_dashed(name)} must not be negative, got {value}")
+                raise UsageError(f"--{dashed(name)} must not be negative, got {value}")
         self.part()
 
     @property
-    def quick(self) -> bool:
+    def compiles_quickly(self) -> bool:
         """True if backends that can compile with few optimisations do so. Compilers are asked as they
         are, and so is all that is judged beside a person's function."""
         return not (self.optimized or self.function) and self.mode != "compiled"
-
-    def _value(self, name: str) -> Any:
-        """The value of an option by the name of its flag."""
-        return getattr(self, name.replace("-", "_"))
 
     def part(self) -> tuple[int, int]:
         """Shard i of n, (1, 1) where the run is whole. Raises UsageError."""
@@ -334,46 +256,28 @@ class Options:
             raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {self.shard!r}")
         return int(match[1]), int(match[2])
 
-    def words(self, every: bool = False) -> list[str]:
-        """What of these options must be said again to judge one cell of the run; or `every` option that
-        makes the run."""
-        table = {n: flag for n, flag in flags(Options).items() if flag.again or every}
-        values = {name: self._value(name) for name in table}
-        words = [f"--{n}={value}" for n, o in table.items() if o.many for value in values[n]]
-        words += [f"--{n}" for n, option in table.items() if option.switch and values[n]]
-        for name, option in table.items():
-            if not (option.many or option.switch) and values[name] != option.default:
-                words.append(f"--{name}={values[name]}")
-        return words
+
+def shared(name: str, **changed: Any) -> Any:
+    """A field of a class of options with the flag of this name of `Options` or `OUTSIDE`; `changed` are
+    fields of `Flag` that differ."""
+    return option(**vars(replace((flags(Options) | OUTSIDE)[name], **changed)))
 
 
 def add_options(
     add: Callable[..., Any],
     names: Iterable[str] | None = None,
     changed: Mapping[str, Mapping[str, Any]] | None = None,
-    of: type[Options] | None = None,
     /,
     **helps: str,
 ) -> None:
-    """Declare the flags of a class of options with `add`, the `add_argument` of a parser or the
-    `addoption` of pytest's group.
+    """Declare flags of `Options` with `add`, the `add_argument` of a parser or the `addoption` of
+    pytest's group.
 
     `names` are some of the flags, by default all that say what a run is; `helps` other help texts, by
     name; `changed` other fields of a `Flag`, where a command takes something else.
     """
-    table = flags(of or Options)
+    table = flags(Options)
     for name in names if names is not None else [*table, "results"]:
         own = dict((changed or {}).get(name, {}))
         own |= {"help": helps[name]} if name in helps else {}
         add(f"--{name}", **replace((table | OUTSIDE)[name], **own).arguments)
-
-
-def _dashed(name: str) -> str:
-    """A field's name as the command line has it."""
-    return name.replace("_", "-")
-
-
-def _one_of(what: str, value: str, valid: Iterable[str]) -> None:
-    names = list(valid)
-    if value not in names:
-        raise UsageError(f"unknown {what} {value!r}; valid: {', '.join(names)}")

@@ -124,7 +124,7 @@ class Plan:
         options = self.options
         # Plain strings: torch's version is a class of its own, which does not travel to workers.
         self.versions |= {name: str(text) for name, text in backend.versions.items()}
-        quick = backend.quick() if options.quick else None
+        quick = backend.quick() if options.compiles_quickly else None
         implementations = registry.implementations(quick or backend)
         if quick is not None:
             every = registry.implementations(backend)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from suite.records import machine, searches
 from suite.records.files import new_file
 from suite.records.searches import FoundRecord, SearchHeader
-from suite.run.options import add_options
+from suite.run.options import Options
+from suite.search.options import UNSTORED, SearchOptions
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
@@ -33,17 +34,6 @@ MISSING = (
     'pip install "attention-conformance[search]", or pip install hypothesis'
 )
 
-SHARED = (
-    "backend", "implementation", "function", "like", "numerics", "dtype", "device", "mode", "seed",
-    "optimized", "threads", "cell-timeout", "start-timeout", "claim", "elect", "drop-in", "allow-unused",
-    "inherit-known", "expect",
-)  # fmt: skip
-"""The options that `search` shares with the other ways to run the suite; its `seed` is one of its own."""
-
-
-CELL_SECONDS = 60.0
-"""Seconds for a cell: drawn cases are small."""
-
 
 def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `search` to the subparsers of `argparse`; sets `run`."""
@@ -54,32 +44,7 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         "each as the checks `values` and `gradients` do, and shrinks every new way of failing to a "
         "minimal case with a script. Exit code 1 where something was found.",
     )
-    add_options(
-        parser.add_argument,
-        (*SHARED, "case", "results"),
-        {"cell-timeout": {"default": CELL_SECONDS}},
-        seed="seed of the cases that are drawn",
-        case="judge this case instead of drawing, and make it smaller where it fails; repeatable",
-        results="write what is found to this new file",
-    )
-    parser.add_argument(
-        "--minutes", type=float, metavar="N", help="default 1, or as --examples asks"
-    )
-    parser.add_argument("--examples", type=int, metavar="N", help="cases to draw at most")
-    parser.add_argument(
-        "--gradients", action=argparse.BooleanOptionalAction, default=True,
-        help="judge gradients, too, where an implementation has them (default)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shapes", type=int, metavar="N",
-        help="draw from N sizes of each operator alone, 0 from all; default: few where every shape is "
-        "compiled",
-    )  # fmt: skip
-    parser.add_argument(
-        "--script", type=Path, metavar="FILE.py",
-        help="save the script of what is found in this new file, of further failures in FILE-2.py, ...",
-    )  # fmt: skip
-    parser.add_argument("--list", action="store_true", help="print the id of every case drawn")
+    SearchOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
     return parser
 
@@ -93,49 +58,38 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     from suite.run.process import can_fork, supervised
 
+    options = SearchOptions.of_arguments(arguments)
     if not can_fork():
-        return search(arguments)
+        return search(options)
     advice = "`python -m suite search --case=ID`, with the id above, judges that case alone"
-    code, said = supervised(lambda board: search(arguments, board), advice)
-    if arguments.results and "code" not in said and "judging" in said:
+    code, said = supervised(lambda board: search(options, board), advice)
+    if options.results and "code" not in said and "judging" in said:
         how = "the process that judged this cell died"
         crash = FoundRecord(
             **said["judging"], kind="crash", said=how, status="crash", message=how, repeats=False
         )
-        write(arguments, [crash])
+        write(options, [crash])
     return code
 
 
-def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
+def search(options: SearchOptions, board: Board | None = None) -> int:
     """Search in this process, and say on a board which cell is judged; returns the exit code."""
     from backends.registry import UsageError
     from backends.threads import limit_threads
     from suite.judge import leaks
-    from suite.run.options import Options
     from suite.run.plan import Plan
     from suite.search.engine import Search
     from suite.spec.case import Case
 
     try:
-        if arguments.minutes is not None and not arguments.minutes > 0:
-            raise UsageError(f"--minutes must be positive, got {arguments.minutes}")
-        if arguments.examples is not None and arguments.examples < 1:
-            raise UsageError(f"--examples must be positive, got {arguments.examples}")
-        if arguments.shapes is not None and arguments.shapes < 0:
-            raise UsageError(f"--shapes must not be negative, got {arguments.shapes}")
-        for name in ("script", "results"):
-            path = getattr(arguments, name)
-            if path and Path(path).exists():
-                raise UsageError(f"--{name}={path} exists; name a new file")
+        options.check()
         try:
-            cases = [Case.parse(text) for text in arguments.case]
+            cases = [Case.parse(text) for text in options.case]
         except ValueError as error:
             raise UsageError(str(error)) from error
-        # The seed is that of the cases; their values are drawn as in `pytest suite`.
-        options = replace(Options.of_arguments(arguments), seed=Options.seed)
-        options.check()
         limit_threads(options.threads)
-        plan = Plan.make(options)
+        # The seed is that of the cases; their values are drawn as in `pytest suite`.
+        plan = Plan.make(replace(options, seed=Options.seed))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
@@ -151,13 +105,13 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
 
     engine = Search(
         plan,
-        arguments.seed,
-        arguments.minutes,
-        arguments.examples,
-        arguments.gradients,
-        arguments.shapes,
-        found=lambda failure: tell(engine, failure, arguments.script),
-        drawn=lambda case: print(case.id) if arguments.list else None,
+        options.seed,
+        options.minutes,
+        options.examples,
+        options.gradients,
+        options.shapes,
+        found=lambda failure: tell(engine, failure, options.script),
+        drawn=lambda case: print(case.id) if options.list else None,
         judging=announce,
     )
     unwatch = leaks.watch()
@@ -166,25 +120,26 @@ def search(arguments: argparse.Namespace, board: Board | None = None) -> int:
     finally:
         unwatch()
     print(summary_text(summary, engine))
-    if arguments.results:
+    if options.results:
         found = [found_record(engine, failure) for failure in summary.failures]
-        write(arguments, found, summary, plan.versions)
+        write(options, found, summary, plan.versions)
     if summary.failures:
         return 1
     return 0 if summary.statuses["pass"] + summary.statuses["known"] else 2
 
 
-def tell(search: Search, failure: Failure, path: Path | None) -> None:
-    """Print a failure, and save its script in a new file: `path`, or where that exists one beside it with
-    a number in its name."""
+def tell(search: Search, failure: Failure, script: str) -> None:
+    """Print a failure, and save its script, if asked, in a new file: `script`, or where that exists one
+    beside it with a number in its name."""
     print(found_text(search, failure))
     text, why = script_of(search, failure)
     if why:
         print(f"  script  none: {why}", flush=True)
         return
     print(f"  alone, without this project:\n\n{text.rstrip()}", flush=True)
-    if path is None:
+    if not script:
         return
+    path = Path(script)
     names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2))
     free = next(name for name in itertools.chain([path], names) if not name.exists())
     try:
@@ -221,25 +176,22 @@ def found_record(search: Search, failure: Failure) -> FoundRecord:
 
 
 def write(
-    arguments: argparse.Namespace,
+    options: SearchOptions,
     found: Sequence[FoundRecord],
     summary: Summary | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> None:
     """Write the file of a search; without a summary that of one whose process died."""
-    from suite.run.options import Options
-
-    asked = {name: getattr(arguments, name) for name in ("minutes", "examples", "gradients")}
     header = SearchHeader(
         **machine.origin(), versions=dict(versions or {}),
-        options=asdict(Options.of_arguments(arguments)) | asked,
+        options={n: value for n, value in asdict(options).items() if n not in UNSTORED},
     )  # fmt: skip
     if summary is not None:
         header = replace(
             header, examples=summary.examples, statuses=dict(summary.statuses),
             seconds=round(summary.seconds, 3), digest=summary.digest,
         )  # fmt: skip
-    file = searches.writer(arguments.results, header)
+    file = searches.writer(options.results, header)
     for record in found:
         file.write(record)
     file.close()

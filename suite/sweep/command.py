@@ -12,10 +12,46 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.run.options import add_options
+from backends.registry import UsageError
+from suite.run.flags import CommandOptions, option
+from suite.run.options import shared
+
+
+@dataclass(frozen=True)
+class SweepOptions(CommandOptions):
+    """Where a sweep is carried out, and for how long."""
+
+    results: Path = shared(
+        "results",
+        help="the folder of records: a new one, or the folder of the sweep to continue",
+        metavar="FOLDER",
+        default=None,
+        kind=Path,
+        required=True,
+    )
+    cluster: str = option(
+        "local (this machine, default), auto (the cluster of this machine), or ray://HOST:PORT",
+        "WHERE",
+        "local",
+    )
+    cores: int = option("cores for --cluster=local; 0 for all (default)", "N", 0, kind=int)
+    hours: float = option("end after H hours; 0 for no limit (default)", "H", 0.0, kind=float)
+
+    def check(self) -> None:
+        """Raise UsageError for whatever can be known to be wrong before there is a cluster."""
+        where = self.cluster
+        if where not in ("local", "auto") and not where.startswith("ray://"):
+            raise UsageError(f"unknown cluster {where!r}; valid: local, auto, ray://HOST:PORT")
+        if self.cores and where != "local":
+            raise UsageError("--cores is only for --cluster=local: remove the option")
+        for name in ("cores", "hours"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"--{name} must not be negative, got {value}")
 
 
 def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -28,48 +64,24 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
         "recorded and green, 1 on failures, 2 if arguments are invalid, 3 if the sweep is unfinished.",
     )
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="what is swept")
-    folder = {"kind": Path, "metavar": "FOLDER", "default": None, "required": True}
-    add_options(
-        parser.add_argument,
-        ("results",),
-        {"results": folder},
-        results="the folder of records: a new one, or the folder of the sweep to continue",
-    )
-    parser.add_argument(
-        "--cluster", default="local", metavar="WHERE",
-        help="local (this machine, default), auto (the cluster of this machine), or ray://HOST:PORT",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cores",
-        type=int,
-        default=0,
-        metavar="N",
-        help="cores for --cluster=local; 0 for all (default)",
-    )
-    parser.add_argument(
-        "--hours",
-        type=float,
-        default=0.0,
-        metavar="H",
-        help="end after H hours; 0 for no limit (default)",
-    )
+    SweepOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `sweep`; returns the exit code."""
-    from backends.registry import UsageError
     from suite.sweep.cluster import Cluster
     from suite.sweep.plan import load
     from suite.sweep.run import UNFINISHED, USAGE, Sweep
 
+    options = SweepOptions.of_arguments(arguments)
     try:
-        _check(arguments)
-        sweep = Sweep(load(arguments.plan), arguments.results)
-        compiled = arguments.results.resolve() / "compiled"
-        with Cluster(arguments.cluster, arguments.cores, compiled) as cluster:
-            return sweep.run(cluster, arguments.hours)
+        options.check()
+        sweep = Sweep(load(arguments.plan), options.results)
+        compiled = options.results.resolve() / "compiled"
+        with Cluster(options.cluster, options.cores, compiled) as cluster:
+            return sweep.run(cluster, options.hours)
     except UsageError as error:
         print(error, file=sys.stderr)
         return USAGE
@@ -77,17 +89,3 @@ def run(arguments: argparse.Namespace) -> int:
         how = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else "interrupted"
         print(f"{how}\nthe sweep is unfinished; the same command continues it", file=sys.stderr)
         return UNFINISHED
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    from backends.registry import UsageError
-
-    where = arguments.cluster
-    if where not in ("local", "auto") and not where.startswith("ray://"):
-        raise UsageError(f"unknown cluster {where!r}; valid: local, auto, ray://HOST:PORT")
-    if arguments.cores and where != "local":
-        raise UsageError("--cores is only for --cluster=local: remove the option")
-    for name in ("cores", "hours"):
-        value = getattr(arguments, name)
-        if not 0 <= value < float("inf"):
-            raise UsageError(f"--{name} must not be negative, got {value}")

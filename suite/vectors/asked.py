@@ -25,6 +25,7 @@ from suite.spec.masks import Causal
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import OPERANDS
+from suite.vectors.options import Selection
 from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
 
 StoredCase = Case | ElectionCase
@@ -39,21 +40,6 @@ NOT_STORED = {
 
 ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout"})
 """What can be asked of files: everything but what is a matter of memory, threads or chance."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What is asked of a level: all operators and dtypes (short names), or those that are named."""
-
-    level: str
-    seed: int = 0
-    operators: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-
-    def takes(self, case: StoredCase) -> bool:
-        """Whether the case is one of the operators and the dtypes."""
-        operator = not self.operators or case.operator.name in self.operators
-        return operator and (not self.dtypes or case.dtype.name in self.dtypes)
 
 
 @dataclass(frozen=True)

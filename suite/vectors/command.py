@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.run.options import add_options
-from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import BROKEN, STATUSES
+from suite.vectors.options import ExportOptions, JudgeOptions
 
 if TYPE_CHECKING:
     from suite.records.cells import CellRecord, Run
@@ -37,16 +37,7 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Writes the cases of a level as safetensors files with a JSON index "
         "(docs/vectors.md).",
     )
-    add_options(
-        parser.add_argument,
-        ("level", "seed", "dtype"),
-        {"level": {"default": "smoke", "checked": True}, "dtype": {"checked": True}},
-    )
-    parser.add_argument(
-        "--operator", action="append", default=[], choices=list(OPERATORS),
-        help="only cases of this operator; repeatable",
-    )  # fmt: skip
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new or empty folder")
+    ExportOptions.declare(parser.add_argument)
     parser.set_defaults(run=make)
     actions = parser.add_subparsers(metavar="judge")
     judge = actions.add_parser(
@@ -55,18 +46,7 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Judges a folder of answers to vectors, as a function of a framework is judged.",
     )
     judge.add_argument("answers", type=Path, metavar="ANSWERS", help="a folder of answers")
-    judge.add_argument(
-        "--vectors", type=Path, required=True, metavar="FOLDER", help="the vectors they answer"
-    )
-    helps = {
-        "case": "judge the answer to this case alone; repeatable",
-        "numerics": "numerics class that answers are held to, before that of runtime.json",
-        "elect": "hold the runtime to an answer where the field has no single one: QUESTION=ANSWER, or "
-        "QUESTION=DTYPE:ANSWER, before what runtime.json elects; repeatable",
-        "expect": "a manifest of expected failures of the runtime; repeatable",
-    }
-    add_options(judge.add_argument, ("case", "numerics", "elect", "expect", "results"), **helps)
-    judge.add_argument("-v", "--verbose", action="store_true", help="explain every failure in full")
+    JudgeOptions.declare(judge.add_argument)
     judge.set_defaults(run=judge_answers)
     return parser
 
@@ -75,23 +55,21 @@ def make(arguments: argparse.Namespace) -> int:
     """Write vectors; returns the exit code."""
     if not _installed():
         return 2
-    from suite.vectors.asked import Selection
     from suite.vectors.export import export
     from suite.vectors.index import VectorsError
 
-    if arguments.output is None:
+    options = ExportOptions.of_arguments(arguments)
+    if options.output is None:
         print("name a new or empty folder for the vectors by --output=FOLDER", file=sys.stderr)
         return 2
-    operators, dtypes = (tuple(dict.fromkeys(x)) for x in (arguments.operator, arguments.dtype))
-    selection = Selection(arguments.level, arguments.seed, operators, dtypes)
     try:
-        index = export(selection, arguments.output, progress("vectors"))
+        index = export(options, options.output, progress("vectors"))
     except (OSError, VectorsError) as error:
         print(error, file=sys.stderr)
         return 2
-    size = sum((arguments.output / entry.file).stat().st_size for entry in index.cases)
+    size = sum((options.output / entry.file).stat().st_size for entry in index.cases)
     print(
-        f"{len(index.cases)} cases, {size / 1e6:.1f} MB, in {arguments.output}; digest "
+        f"{len(index.cases)} cases, {size / 1e6:.1f} MB, in {options.output}; digest "
         f"{index.digest[:12]}"
     )
     return 0
@@ -101,7 +79,6 @@ def judge_answers(arguments: argparse.Namespace) -> int:
     """Judge a folder of answers; returns the exit code."""
     if not _installed():
         return 2
-    from backends.claims import read_elections
     from backends.registry import UsageError
     from suite.records import cells as records
     from suite.records.coverage import NOT_JUDGED_ENOUGH, shortfalls
@@ -109,20 +86,15 @@ def judge_answers(arguments: argparse.Namespace) -> int:
     from suite.vectors.index import VectorsError
     from suite.vectors.judge import judged, plan_of
 
+    options = JudgeOptions.of_arguments(arguments)
     try:
-        said: dict[str, Any] = {"elections": read_elections(arguments.elect)}
-        said |= {"numerics": arguments.numerics} if arguments.numerics else {}
-        plan = plan_of(
-            arguments.answers, arguments.vectors, said, arguments.case,
-            numerics=arguments.numerics, elect=tuple(arguments.elect),
-            expect=tuple(arguments.expect),
-        )  # fmt: skip
-        file = new_file(arguments.results) if arguments.results else None
+        plan = plan_of(arguments.answers, options)
+        file = new_file(options.results) if options.results else None
     except (OSError, UsageError, VectorsError) as error:
         print(error, file=sys.stderr)
         return 2
     head = plan.header()
-    writer = None if file is None else records.writer(arguments.results, head, file)
+    writer = None if file is None else records.writer(options.results, head, file)
     said_of, cells = progress(plan.options.backend[0]), []
     for one in judged(plan):
         cells.append(one)
@@ -133,7 +105,11 @@ def judge_answers(arguments: argparse.Namespace) -> int:
     if writer is not None:
         writer.close()
     missing = shortfalls(run.cells, (), filtered=plan.filtered)
-    print("\n".join([*lines(run, plan, arguments), *(f"not judged enough: {t}" for t in missing)]))
+    said = [
+        *lines(run, plan, arguments.answers, options),
+        *(f"not judged enough: {t}" for t in missing),
+    ]
+    print("\n".join(said))
     return exit_code(run) or (NOT_JUDGED_ENOUGH if missing else 0)
 
 
@@ -157,33 +133,28 @@ def exit_code(run: Run) -> int:
     return int(not run.totals["pass"] or any(run.totals[status] for status in BROKEN))
 
 
-def lines(run: Run, plan: StoredPlan, arguments: argparse.Namespace) -> Iterator[str]:
+def lines(run: Run, plan: StoredPlan, answers: Path, options: JudgeOptions) -> Iterator[str]:
     """What a run over stored answers says: tables, why cells fail, what is left to say."""
     from suite.report import explanation, frames, summary
     from suite.run.terminal import MOST, why
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
-        return {"again": rerun_command(arguments, [cell.case])}
+        return {"again": rerun_command(answers, replace(options, case=(cell.case,)))}
 
     yield from summary.lines(run, {})
     groups = explanation.groups(frames.cells(run))
-    yield from why(run, groups, len(groups) if arguments.verbose else MOST, commands)
+    yield from why(run, groups, len(groups) if options.verbose else MOST, commands)
     counts = ", ".join(f"{run.totals[name]} {name}" for name in STATUSES if run.totals[name])
     yield f"\n{plan.title}: {counts or 'no cell'}"
     if not run.totals["pass"]:
         yield "no cell passed: the run fails"
-    if arguments.results:
-        yield f"records: {arguments.results}"
+    if options.results:
+        yield f"records: {options.results}"
 
 
-def rerun_command(arguments: argparse.Namespace, cases: Sequence[str]) -> str:
-    """The command that judges the answers to some cases once more."""
-    words = ["python", "-m", "suite", "vectors", "judge", str(arguments.answers)]
-    words += [f"--vectors={arguments.vectors}", *(f"--case={case}" for case in cases)]
-    words += [f"--elect={text}" for text in arguments.elect]
-    words += [f"--expect={path}" for path in arguments.expect]
-    words += [f"--numerics={arguments.numerics}"] if arguments.numerics else []
-    return shlex.join(words)
+def rerun_command(answers: Path, options: JudgeOptions) -> str:
+    """The command that judges answers once more."""
+    return shlex.join(["python", "-m", "suite", "vectors", "judge", str(answers), *options.words()])
 
 
 def _installed() -> bool:

@@ -28,7 +28,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import And, Mask, Or, Padding
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import NUMERICS
-from suite.vectors.asked import ProbeRecorder, Selection, StoredProblem, operands, problems_of
+from suite.vectors.asked import ProbeRecorder, StoredProblem, operands, problems_of
 from suite.vectors.index import (
     INDEX,
     JSON_SCHEMA,
@@ -43,6 +43,7 @@ from suite.vectors.index import (
     questions,
     text_of,
 )
+from suite.vectors.options import Selection
 from suite.vectors.tensors import encoded, sha256, type_of, typed
 
 Arrays = dict[str, np.ndarray]
@@ -75,8 +76,8 @@ def export(
         suite=suite.__version__,
         level=selection.level,
         seed=selection.seed,
-        operators=selection.operators,
-        dtypes=selection.dtypes,
+        operators=tuple(dict.fromkeys(selection.operator)),
+        dtypes=tuple(dict.fromkeys(selection.dtype)),
         digest=digest_of((e.file, e.sha256) for e in entries),
         numerics=NUMERICS,
         questions=questions(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import suite
+from backends.claims import read_elections
 from backends.protocol import Implementation
 from backends.registry import ALIASES, REGISTRY, UsageError
 from suite.checks import all_checks
@@ -18,8 +19,9 @@ from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import header, record
 from suite.vectors.answers import read_answers
-from suite.vectors.asked import Selection, StoredProblem, problems_of
+from suite.vectors.asked import StoredProblem, problems_of
 from suite.vectors.index import Index, Runtime, VectorsError
+from suite.vectors.options import JudgeOptions, Selection
 from suite.vectors.runtime import StoredBackend
 
 
@@ -59,15 +61,9 @@ class StoredPlan(Plan):
         return header(self.options, self.identity(), self.filtered, vectors=self.digest_of_vectors)
 
 
-def plan_of(
-    folder: Path, vectors: Path, said: dict[str, Any], cases: Sequence[str] = (), **options: Any
-) -> StoredPlan:
-    """The plan that judges the answers in a folder to the vectors in another one.
-
-    `said` are claims that go before those of `runtime.json`: "numerics", "elections". `cases` are the ids
-    to judge, all by default; `options` are further fields of the options. Raises VectorsError and
-    UsageError.
-    """
+def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
+    """The plan that judges the answers in a folder. Raises VectorsError and UsageError."""
+    vectors = asked.vectors
     answers = read_answers(folder, vectors)
     index, runtime = answers.index, answers.runtime
     if runtime.name in (*REGISTRY, *ALIASES):
@@ -76,13 +72,17 @@ def plan_of(
             "mix them"
         )
     ids = frozenset(entry.case for entry in index.cases)
-    if unknown := sorted(set(cases) - ids):
+    if unknown := sorted(set(asked.case) - ids):
         raise UsageError(f"{unknown[0]!r} is no case of {vectors}")
-    backend = StoredBackend(answers, as_drawn_here(index, vectors), claimed(runtime, said))
+    backend = StoredBackend(answers, as_drawn_here(index, vectors), claimed(runtime, asked))
+    options = Options(
+        (runtime.name,), level=index.level, seed=index.seed, numerics=asked.numerics,
+        elect=asked.elect, expect=asked.expect,
+    )  # fmt: skip
     plan = StoredPlan(
-        Options((runtime.name,), level=index.level, seed=index.seed, **options),
-        ids=frozenset(cases) or ids,
-        filtered=bool(cases or index.operators or index.dtypes),
+        options,
+        ids=frozenset(asked.case) or ids,
+        filtered=bool(asked.case or index.operators or index.dtypes),
         digest_of_vectors=index.digest,
     )
     plan.add(backend)
@@ -91,11 +91,12 @@ def plan_of(
     return plan
 
 
-def claimed(runtime: Runtime, said: dict[str, Any]) -> dict[str, Any]:
+def claimed(runtime: Runtime, asked: JudgeOptions) -> dict[str, Any]:
     """What is claimed of a runtime: by its declaration, and before that by options."""
-    own: dict[str, Any] = {"numerics": runtime.numerics, "elections": runtime.elections}
-    elections = {**runtime.elections, **said.get("elections", {})}
-    return {**own, **said, "elections": elections}
+    return {
+        "numerics": asked.numerics or runtime.numerics,
+        "elections": {**runtime.elections, **read_elections(asked.elect)},
+    }
 
 
 def as_drawn_here(index: Index, vectors: Path) -> list[StoredProblem]:

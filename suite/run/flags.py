@@ -1,0 +1,126 @@
+"""Flags: how the options of a command are said on its command line, each by the field that holds it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How an option is said on a command line.
+
+    `many`: it may be given again and again; `kind` reads its text. `valid` are all texts that it takes,
+    where those can be listed: `Options.check` holds it to them, or the parser where `checked`. `again`:
+    it must be said again to judge one cell of the run. `of_function`: it speaks of a --function. A
+    `switch` whose default is True has a --no-NAME. `short` is another name, as -v.
+    """
+
+    help: str
+    metavar: str | None = None
+    default: Any = ""
+    many: bool = False
+    kind: Callable[[str], Any] = str
+    switch: bool = False
+    valid: tuple[str, ...] = ()
+    checked: bool = False
+    required: bool = False
+    again: bool = True
+    of_function: bool = False
+    short: str = ""
+
+    @property
+    def initial(self) -> Any:
+        """Its value where it is not given."""
+        if self.switch:
+            return self.default is True
+        return () if self.many else self.default
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keywords of `add_argument` and of pytest's `addoption`. The help ends with the default,
+        where there is one that it does not speak of."""
+        if self.switch and self.initial:
+            return {"action": argparse.BooleanOptionalAction, "default": True, "help": self.help}
+        if self.switch:
+            return {"action": "store_true", "help": self.help}
+        common: dict[str, Any] = {"help": self.help, "metavar": self.metavar}
+        common |= {"choices": self.valid} if self.checked else {}
+        common |= {"required": True} if self.required else {}
+        if self.many:
+            return common | {"action": "append", "default": []}
+        if self.default not in ("", None) and "default" not in self.help:
+            number = isinstance(self.default, float)
+            common["help"] += (
+                f" (default {self.default:g})" if number else f" (default {self.default})"
+            )
+        return common | {"default": self.default, "type": self.kind}
+
+
+def option(help: str, *details: Any, **more: Any) -> Any:
+    """A field of a class of options, with the flag that it is said by."""
+    flag = Flag(help, *details, **more)
+    return field(default=flag.initial, metadata={"flag": flag})
+
+
+def flags(options: type[CommandOptions]) -> dict[str, Flag]:
+    """The flags of a class of options by name, without those that its command does not take."""
+    return {
+        dashed(f.name): f.metadata["flag"] for f in fields(options) if f.name not in options.fixed
+    }
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """The options of a command, as plain data. Each field says its flag (`option`, `shared`)."""
+
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Fields that keep their defaults: the command has no flag for them."""
+
+    @classmethod
+    def of(cls, lookup: Callable[[str], Any]) -> Self:
+        """The options that `lookup(name)` gives, by the names of fields; those it has not keep their
+        defaults."""
+        values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
+        known: dict[str, Any] = {
+            n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
+        }
+        return cls(**known)
+
+    @classmethod
+    def of_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """The options of a parsed command line."""
+        return cls.of(lambda name: getattr(arguments, name, None))
+
+    @classmethod
+    def declare(cls, add: Callable[..., Any]) -> None:
+        """Declare the flags with `add`, the `add_argument` of a parser."""
+        for name, flag in flags(cls).items():
+            add(*filter(None, [flag.short]), f"--{name}", **flag.arguments)
+
+    def words(self, every: bool = False) -> list[str]:
+        """What of these options must be said again to judge one cell of the run; or `every` option that
+        makes the run."""
+        many, switches, values = [], [], []
+        for name, flag in flags(type(self)).items():
+            value = self._value(name)
+            if not (flag.again or every) or value == flag.initial:
+                continue
+            if flag.many:
+                many += [f"--{name}={each}" for each in value]
+            elif flag.switch:
+                switches.append(f"--no-{name}" if flag.initial else f"--{name}")
+            else:
+                values.append(f"--{name}={value}")
+        return many + switches + values
+
+    def _value(self, name: str) -> Any:
+        """The value of an option by the name of its flag."""
+        return getattr(self, name.replace("-", "_"))
+
+
+def dashed(name: str) -> str:
+    """A field's name as the command line has it."""
+    return name.replace("_", "-")

@@ -1,0 +1,70 @@
+"""The options of `python -m suite search`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.registry import UsageError
+from suite.run.flags import option
+from suite.run.options import Options, shared
+
+CELL_SECONDS = 60.0
+"""Seconds for a cell: drawn cases are small."""
+
+UNSTORED = ("shapes", "script", "list", "case", "results")
+"""Options that the records leave out."""
+
+
+@dataclass(frozen=True)
+class SearchOptions(Options):
+    """What is searched. `seed` is that of the cases; `minutes` and `examples` end the search."""
+
+    fixed = ("level", "shard", "audit", "allow_refusals")
+
+    cell_timeout: float = shared("cell-timeout", default=CELL_SECONDS)
+    seed: int = shared("seed", help="seed of the cases that are drawn")
+    minutes: float | None = option(
+        "default 1, or as --examples asks", "N", default=None, kind=float, again=False
+    )
+    examples: int | None = option("cases to draw at most", "N", default=None, kind=int, again=False)
+    gradients: bool = option(
+        "judge gradients, too, where an implementation has them (default)",
+        default=True,
+        switch=True,
+        again=False,
+    )
+    shapes: int | None = option(
+        "draw from N sizes of each operator alone, 0 from all; default: few where every shape is "
+        "compiled",
+        "N",
+        default=None,
+        kind=int,
+        again=False,
+    )
+    script: str = option(
+        "save the script of what is found in this new file, of further failures in FILE-2.py, ...",
+        "FILE.py",
+        again=False,
+    )
+    list: bool = option("print the id of every case drawn", switch=True, again=False)
+    case: tuple[str, ...] = shared(
+        "case",
+        help="judge this case instead of drawing, and make it smaller where it fails; repeatable",
+        again=False,
+    )
+    results: str = shared("results", help="write what is found to this new file", again=False)
+
+    def check(self) -> None:
+        """Raise UsageError for whatever can be known to be wrong without importing a framework."""
+        super().check()
+        for name in ("minutes", "examples"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"--{name} must be positive, got {value}")
+        if self.shapes is not None and self.shapes < 0:
+            raise UsageError(f"--shapes must not be negative, got {self.shapes}")
+        for name in ("script", "results"):
+            path = getattr(self, name)
+            if path and Path(path).exists():
+                raise UsageError(f"--{name}={path} exists; name a new file")
