@@ -103,7 +103,7 @@ def test_errors_of_log_sum_exps_move_the_answer_no_further_than_said() -> None:
 
 
 def test_a_merge_needs_a_part() -> None:
-    with pytest.raises(ValueError, match="needs a part"):
+    with pytest.raises(ValueError, match="needs at least one part"):
         Case.parse("merge/none/mha/f32/b2h3q5k0d8")
 
 

@@ -156,7 +156,7 @@ def test_its_ids_are_cases() -> None:
     assert case.needs == ("causal", "value-size")
     assert "the mean of the values that a query attends" in case.describe()
     assert draw(case).arrays.keys() == {"query", "key", "value"}
-    with pytest.raises(ValueError, match="mean has one size here"):
+    with pytest.raises(ValueError, match="mean: this case needs one size"):
         Case.parse("mean/none/gqa2/f32/b2h4q5k7d8")
 
 

@@ -170,9 +170,9 @@ def test_every_recipe_is_asked() -> None:
         ("sdpa/none/four/f32/b1h1q1k1d1", "bad heads"),
         ("sdpa/none/gqa2/f32/b1h3q1k1d1", "multiple"),
         ("sdpa/none/mha/f32/b1h1q1k1d1/loud", "unknown option 'loud'"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/drop2.0", "rate lies between 0 and 1, got 'drop2.0'"),
-        ("multi-head/none/mha/f32/b1h1q1k1d1/e1.1.1.1/drop-0.5", "rate lies between 0 and 1"),
-        ("sdpa/none/mha/f32/b1h1q1k1d1/bias.qk/slopes", "ask it or another bias"),
+        ("sdpa/none/mha/f32/b1h1q1k1d1/drop2.0", "rate must be between 0 and 1, got 'drop2.0'"),
+        ("multi-head/none/mha/f32/b1h1q1k1d1/e1.1.1.1/drop-0.5", "rate must be between 0 and 1"),
+        ("sdpa/none/mha/f32/b1h1q1k1d1/bias.qk/slopes", "ask only one of both"),
         ("sdpa/none/mha/f32/b1h1q1k1d1/nobias", "unknown option 'nobias'"),
         (
             "sdpa/none/mha/f32/b1h1q1k1d1/scale0.50",
@@ -182,7 +182,7 @@ def test_every_recipe_is_asked() -> None:
         ("multi-head/none/mha/f32/b1h1q1k1d1", "expected multi-head/MASK/HEADS/DTYPE/SIZES/WIDTHS"),
         ("multi-head/none/mha/f32/b1h1q1k1d1/w1.1.1.1", "bad widths 'w1.1.1.1'"),
         ("multi-head/none/mha/f32/b1h1q1k1d1/e1.1.1.1/cap2.0", "unknown option 'cap2.0'"),
-        ("dot/none/mha/f32/b1h2q1k1d8/e8.8.8.8", "dot has the size 1 here, got query heads: 2"),
+        ("dot/none/mha/f32/b1h2q1k1d8/e8.8.8.8", "needs the size 1, got query heads: 2"),
         ("packed/none/mha/f32/b3h4q24k24d8", "needs lengths of segments, as in seg5.7.12"),
         (
             "packed/none/mha/f32/b3h4q24k24d8/seg5.7.11",
@@ -193,24 +193,24 @@ def test_every_recipe_is_asked() -> None:
             "queries: expected 2 with 24, got 3 with 24",
         ),
         ("packed/none/mha/f32/b2h4q4k9d8/seg2.2x4.6", "keys: expected 2 with 9, got 2 with 10"),
-        ("packed/none/mha/f32/b2h4q4k4d8/seg2.2x4.0", "rows without keys"),
-        ("packed/none/mha/f32/b2h4q4k4d8/seg1.3x2.2/causalbr", "rows without keys"),
+        ("packed/none/mha/f32/b2h4q4k4d8/seg2.2x4.0", "with queries needs keys"),
+        ("packed/none/mha/f32/b2h4q4k4d8/seg1.3x2.2/causalbr", "with queries needs keys"),
         ("packed/none/mha/f32/b1h4q4k4d8/seg4/causalbr", "causal, not causalbr"),
         ("packed/none/mha/f32/b1h4q0k0d8/seg0", "needs a query and a key"),
         ("packed/none/mha/f32/b1h4q4k4d8/seg4x4", "not a canonical case id"),
         ("packed/none/mha/f32/b1h4q4k4d8/seg-4", "unknown option 'seg-4'"),
         ("rotary/none/mha/f32/b2h3q17k1d15", "got 15"),
         ("rotary/none/mha/f32/b2h3q17k1d16/rot18", "at most 16 here, got 18"),
-        ("rotary/none/mha/f32/b2h3q17k1d16/rot2/ntk", "needs two frequencies"),
+        ("rotary/none/mha/f32/b2h3q17k1d16/rot2/ntk", "needs at least two frequencies"),
         ("rotary/none/mha/f32/b2h3q17k1d16/at-1", "unknown option 'at-1'"),
         ("rotary/none/mha/f32/b2h3q17k1d16/twisted", "unknown option 'twisted'"),
         ("multi-head/none/mha/f32/b2h3q3k4d2", "expected multi-head/MASK"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4", "bad widths"),
-        ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/self", "has one size here, got queries: 3"),
-        ("dot/none/mha/f32/b2h2q3k4d2/e2.2.2.2", "size 1 here, got query heads: 2"),
-        ("additive/none/mha/f32/b2h1q3k4d2/e4.4.2.2/single", "size 1 here, got queries: 3"),
+        ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/self", "needs one size, got queries: 3"),
+        ("dot/none/mha/f32/b2h2q3k4d2/e2.2.2.2", "size 1, got query heads: 2"),
+        ("additive/none/mha/f32/b2h1q3k4d2/e4.4.2.2/single", "size 1, got queries: 3"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/what", "unknown option"),
-        ("layer-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self/train", "not asked in training"),
+        ("layer-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self/train", "leave out the option train"),
         ("multi-head/none/mha/f32/b2h3q3k4d2/e4.4.4.4/head/nobias", "canonical"),
     ],
 )
@@ -237,7 +237,7 @@ def test_cases_refuse_nonsense() -> None:
         Case(SDPA, sizes, f32, recipe="odd")
     with pytest.raises(ValueError, match="sdpa has no form 'spelled'; valid: native, dense"):
         Case(SDPA, sizes, f32, form="spelled")
-    with pytest.raises(ValueError, match="multi-head: widths are given to layers"):
+    with pytest.raises(ValueError, match="multi-head: only layers have widths"):
         Case(MULTI_HEAD, sizes, f32)
 
 

@@ -1,4 +1,4 @@
 """What is asked: problems, masks, input recipes, elections and the catalogue of cases.
 
-NumPy and the standard library only, so that a case can be read on a machine without any framework.
+Imports NumPy and the standard library only, so cases can be read without any framework.
 """

@@ -1,4 +1,4 @@
-"""A small cache: the results that were asked for last."""
+"""A cache of the most recently used results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Result = TypeVar("Result")
 
 
 class Cache(Generic[Result]):
-    """Up to `entries` results by key; what was not asked for longest goes first."""
+    """Up to `entries` results by key; the least recently used goes first."""
 
     def __init__(self, entries: int) -> None:
         self.entries = entries
         self._results: OrderedDict[Hashable, Result] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[[], Result]) -> Result:
-        """The result under `key`, computed where it is not there."""
+        """The result under `key`, computed if missing."""
         if key not in self._results:
             self._results[key] = compute()
         self._results.move_to_end(key)
@@ -33,5 +33,5 @@ class Cache(Generic[Result]):
         return len(self._results)
 
     def __iter__(self) -> Iterator[Result]:
-        """The results, the one that was asked for last at the end."""
+        """The results, the most recently used last."""
         return iter(self._results.values())

@@ -1,6 +1,6 @@
-"""Cases: named questions, each with one stable id.
+"""Cases: problems with a dtype and an input recipe, each with one stable id.
 
-A case and its id determine each other: `Case.parse(case.id) == case`. The id's grammar, one token a
+A case and its id determine each other: `Case.parse(case.id) == case`. Grammar of ids, one token per
 place:
 
     OPERATOR/MASK/HEADS/DTYPE/SIZES[/WIDTHS][/OPTION...]
@@ -8,10 +8,10 @@ place:
     sdpa/pad+win4.0/mha/f32/b2h3q17k23d8v12/bias.bhqk/scale-0.2/cap5.0/onehot/blhd/dense
     multi-head/causal+pad/mha/f32/b2h3q7k9d4/e12.10.14.12/bias.qk/nobias/self/average
 
-Layers have WIDTHS: features of query, key, value and output; SIZES are then those of the attention
-inside, d the size of a projected query (the units of additive attention), v that of a projected
-value. Options stand in the order of the operator's own, then recipe, axis order, form, and only where
-they differ from their defaults.
+- WIDTHS are the features of query, key, value and output of a layer. The SIZES of a layer are those of
+  its attention: d is the size of a projected query (the units of additive attention), v the size of a
+  projected value.
+- OPTIONS follow the operator's order, then recipe, axis order and form. Default values are left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EVERY_CASE = (
 
 @dataclass(frozen=True)
 class Widths:
-    """Features of the query, the key, the value and the output of a layer."""
+    """Features of query, key, value and output of a layer."""
 
     query: int
     key: int
@@ -49,18 +49,20 @@ class Widths:
 
     @property
     def token(self) -> str:
-        """The widths' part of a case id."""
+        """The widths in a case id."""
         return f"e{self.query}.{self.key}.{self.value}.{self.output}"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing asked of one operator.
+    """One problem of one operator, with a dtype and an input recipe.
 
-    `options` are those that differ from their defaults, as (name, value), in the operator's order.
-    `form` is how the mask is passed ("raw": as it stands, in malformed problems alone), `axis_order`
-    how operands lie in memory, `recipe` what values are drawn. Raises ValueError where the case makes
-    no sense for the operator.
+    - `options`: the options without their default value, as (name, value) in the operator's order.
+    - `form`: how the mask is passed; "raw" (unchanged) for malformed problems only.
+    - `axis_order`: memory layout of the operands.
+    - `recipe`: how values are drawn.
+
+    Raises ValueError if the operator cannot have this case.
     """
 
     operator: Operator
@@ -84,10 +86,10 @@ class Case:
             match = re.fullmatch(option.pattern, option.write(value))
             if match is None or option.read(match[1]) != value:
                 raise ValueError(
-                    f"{self.operator} has no {name} {value!r}; ids have {option.pattern}"
+                    f"{self.operator} has no {name} {value!r}; expected {option.pattern}"
                 )
         if self.operator.is_layer != (self.widths is not None):
-            raise ValueError(f"{self.operator}: widths are given to layers, and to nothing else")
+            raise ValueError(f"{self.operator}: only layers have widths")
         for what, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
             ("axis order", self.axis_order, self.operator.axis_orders),
@@ -107,7 +109,7 @@ class Case:
             if len(set(sizes.values()) | ({1} if "1" in tie else set())) > 1:
                 text = ", ".join(f"{name}: {size}" for name, size in sizes.items())
                 size = "the size 1" if "1" in tie else "one size"
-                raise ValueError(f"{self.operator} has {size} here, got {text}")
+                raise ValueError(f"{self.operator}: this case needs {size}, got {text}")
         left_out = self.operator.squeezed_axis
         if (
             self.option("squeezed")
@@ -115,7 +117,7 @@ class Case:
             and left_out not in self.axes["key"]
         ):
             raise ValueError(
-                f"{self.operator}: one tensor as query, key and value keeps its {LETTERS[left_out]}"
+                f"{self.operator}: with one tensor as query, key and value, keep {LETTERS[left_out]}"
             )
         self.operator.validate(self)
 
@@ -124,16 +126,16 @@ class Case:
         cls, operator: Operator, sizes: Sizes, dtype: DType, mask: Mask | None = None,
         widths: Widths | None = None, **named: Any,
     ) -> Case:  # fmt: skip
-        """A case whose options are given by name; those with default values are left out."""
+        """A case with options by name; default values are dropped."""
         fields = {n: named.pop(n) for n in ("recipe", "axis_order", "form") if n in named}
         return cls(operator, sizes, dtype, mask, widths, _kept(operator, named), **fields)
 
     def with_options(self, **named: Any) -> Case:
-        """The case with other values of some options. Raises ValueError for an unknown one."""
+        """The case with other values of some options. Raises ValueError for an unknown option."""
         return replace(self, options=_kept(self.operator, dict(self.options) | named))
 
     def option(self, name: str) -> Any:
-        """The value of an option; None where the operator has no such option."""
+        """The value of an option, or None if the operator has no such option."""
         return self._values.get(name)
 
     @cached_property
@@ -143,7 +145,7 @@ class Case:
 
     @property
     def ties(self) -> tuple[str, ...]:
-        """Which axes have one size here (see `Operator.tied`)."""
+        """Axes of equal size in this case (see `Operator.tied`)."""
         return self.operator.tied(self._values)
 
     @cached_property
@@ -164,22 +166,22 @@ class Case:
 
     @property
     def mask_token(self) -> str:
-        """The mask's part of the id."""
+        """The mask in the id."""
         return self.mask.token if self.mask else "none"
 
     @property
     def group(self) -> str:
-        """The row of the conformance table the case is counted in."""
+        """The row of the conformance table that counts this case."""
         return self.operator.group(self) if self.operator.group else self.operator.name
 
     @cached_property
     def axes(self) -> Axes:
-        """The arrays of the case by name, with the letters of their axes."""
+        """Axis letters of each array, by array name."""
         return self.operator.axes(self)
 
     @cached_property
     def letters(self) -> dict[str, int]:
-        """The size of every axis, by its letter."""
+        """The size of each axis, by letter."""
         sizes, w = self.sizes.letters, self.widths
         if w is not None:
             sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
@@ -187,8 +189,11 @@ class Case:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the case asks, by name: sizes from B to Dv, widths, heads, mask, options, recipe, axis
-        order and form; numbers, words, flags, and None for an option that asks nothing."""
+        """The facts of the case by name: sizes from B to Dv, widths, heads, mask, options, recipe, axis
+        order and form.
+
+        Values are numbers, words, flags, or None for an unused option.
+        """
         widths = {} if self.widths is None else vars(self.widths)
         return {
             **vars(self.sizes),
@@ -200,19 +205,19 @@ class Case:
         }
 
     def _fact(self, option: Option) -> Any:
-        """The value of an option; what is no word or number, as the id has it."""
+        """The value of an option: a number or word, or else its token in the id."""
         value = self.option(option.name)
         return option.write(value) if isinstance(value, tuple) else value
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """The features an implementation must have to be asked the case (see `FEATURES`)."""
+        """The features that an implementation needs for this case (see `FEATURES`)."""
         names = {*self.axes, *(["bias"] if (self.option("bias") or "none") != "none" else [])}
         return features(self, names, self.sizes, self.widths)
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case whose id is `text`. Raises ValueError that names the part that is wrong."""
+        """The case with the id `text`. Raises ValueError that names the wrong part."""
         name, *parts = text.split("/")
         operator = OPERATORS.get(name)
         if operator is None:
@@ -233,7 +238,7 @@ class Case:
         return case
 
     def describe(self) -> str:
-        """The case in a few lines for people."""
+        """A description of the case in a few lines."""
         sizes = self.letters
         dense = self.mask.dense(self.sizes).shape if self.mask else None
         lines = [self.id, f"  {self.operator.text}", f"  dtype   {self.dtype.long_name}"]
@@ -256,8 +261,8 @@ class Case:
 
 
 def _kept(operator: Operator, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The options with other values than their defaults, in the operator's order. Raises ValueError for
-    an unknown one."""
+    """The options that differ from their defaults, in the operator's order. Raises ValueError for an
+    unknown option."""
     known = {option.name: option.default for option in operator.options}
     if unknown := sorted(set(values) - set(known)):
         raise ValueError(
@@ -273,7 +278,7 @@ def features(
     widths: Widths | None,
     mask_array: bool = False,
 ) -> tuple[str, ...]:
-    """The features that a case, or a variation of it with other `arrays` and sizes, needs."""
+    """The features that a case needs, or a variation of it with other `arrays` and sizes."""
     names = ["mask"] if mask_array else []
     if case.mask is not None:
         names += part_features(case.mask, case.form)
@@ -285,9 +290,9 @@ def features(
 
 
 def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
-    """The sizes that the tokens "gqa4" and "b1h8q33k47d64v48" of the id `text` stand for.
+    """The sizes in the tokens "gqa4" and "b1h8q33k47d64v48" of the id `text`.
 
-    Raises ValueError that names the token that is wrong.
+    Raises ValueError that names the wrong token.
     """
     match = re.fullmatch(r"b(\d+)h(\d+)q(\d+)k(\d+)d(\d+)(?:v(\d+))?", sizes)
     if not match:
@@ -304,7 +309,7 @@ def parse_sizes(heads: str, sizes: str, text: str) -> Sizes:
 
 
 def parse_widths(token: str, text: str) -> Widths:
-    """The widths that the token "e12.10.14.12" of the id `text` stands for; raises ValueError."""
+    """The widths in the token "e12.10.14.12" of the id `text`. Raises ValueError."""
     match = re.fullmatch(r"e(\d+)\.(\d+)\.(\d+)\.(\d+)", token)
     if not match:
         raise ValueError(f"bad widths {token!r} in {text!r}; expected e12.10.14.12")
@@ -320,7 +325,7 @@ def _parse_options(tokens: Sequence[str], options: Sequence[Option], text: str) 
                 if option.limits and not option.limits[0] <= value <= option.limits[1]:
                     least, most = option.limits
                     raise ValueError(
-                        f"{option.name} lies between {least:g} and {most:g}, got {token!r} in {text!r}"
+                        f"{option.name} must be between {least:g} and {most:g}, got {token!r} in {text!r}"
                     )
                 break
         else:

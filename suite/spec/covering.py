@@ -1,9 +1,8 @@
-"""Covering arrays of strength 1 and 2 under forbidden pairs.
+"""Covering arrays of strength 1 and 2 with forbidden pairs.
 
-The algorithm is the greedy of AETG (Cohen, Dalal, Fredman, Patton, IEEE TSE 23(7), 1997) made
-deterministic: every new row starts from the first pair not yet covered, and each further axis takes
-the value that covers most pairs still open. It stands here, and not in a library, because the
-specification depends on NumPy alone.
+This is the greedy AETG algorithm (Cohen, Dalal, Fredman, Patton, IEEE TSE 23(7), 1997), made
+deterministic: every row starts from the first uncovered pair, and each further axis takes the value
+that covers most uncovered pairs. No library is used, because the specification depends on NumPy only.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ def feasible_pairs(
 def pairwise(
     axes: Mapping[str, Sequence[object]], compatible: Compatible, spread: Sequence[str] = ()
 ) -> list[Row]:
-    """Rows in which every compatible pair of values occurs at least once.
+    """Rows that contain every compatible pair of values at least once.
 
-    `compatible(axis, value, other_axis, other_value)` is asked in the order of `axes`. Where several
-    values cover equally many open pairs, the first one listed is taken (so that rows stay plain), or
-    for the axes in `spread` the one used least. Raises ValueError where a row cannot be completed,
-    that is, where the forbidden pairs contradict.
+    `compatible(axis, value, other_axis, other_value)` is called in the order of `axes`. If several
+    values cover equally many uncovered pairs, the first one is taken (so rows stay simple), or for axes
+    in `spread` the least used one. Raises ValueError if the forbidden pairs make a row impossible.
     """
     names = list(axes)
     position = {name: i for i, name in enumerate(names)}
@@ -76,9 +74,9 @@ def pairwise(
 
 
 def each_value(rows: Sequence[Row]) -> list[Row]:
-    """A small subset of `rows` in which every value of every axis that occurs, still occurs.
+    """A small subset of `rows` with every value of every axis that `rows` contain.
 
-    Greedy set cover: the row that shows most values not yet seen comes next.
+    Greedy set cover: the row with most missing values is next.
     """
     missing = {(name, value) for row in rows for name, value in row.items()}
     chosen: list[Row] = []

@@ -1,7 +1,7 @@
-"""The floating-point formats that cases are asked in, and correct rounding to them.
+"""The floating-point formats of cases, and correct rounding to them.
 
-bfloat16 has no NumPy type. Values of every format are therefore carried as float64 arrays that hold
-only numbers the format can represent; `carrier` names the narrowest NumPy type that holds them.
+NumPy has no bfloat16, so values of every format are float64 arrays that hold only numbers of the
+format. `carrier` is the narrowest NumPy type that holds these numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 class DType:
     """A binary floating-point format.
 
-    `precision` counts significand bits with the hidden one; `min_exponent` is the exponent of the
-    smallest normal number; `max_exponent` that of the largest finite one.
+    - `precision`: significand bits, including the hidden one.
+    - `min_exponent`: exponent of the smallest normal number.
+    - `max_exponent`: exponent of the largest finite number.
     """
 
     name: str
@@ -28,7 +29,7 @@ class DType:
 
     @property
     def unit_roundoff(self) -> float:
-        """Half the distance from 1 to the next number: the relative error of round-to-nearest."""
+        """The largest relative error of round-to-nearest: half an ulp of 1."""
         return 2.0**-self.precision
 
     @property
@@ -55,7 +56,7 @@ class DType:
 
     @property
     def widened(self) -> DType:
-        """float32 for the 16-bit formats, the format itself for others."""
+        """float32 for 16-bit formats, else the format itself."""
         return DTYPES["f32"] if self.is_half else self
 
     def __str__(self) -> str:
@@ -74,7 +75,7 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """The format called `name`, short ("bf16") or long ("bfloat16").
+    """The format with a short ("bf16") or long name ("bfloat16").
 
     Raises ValueError with the valid names.
     """
@@ -88,8 +89,8 @@ def dtype(name: str) -> DType:
 def round_to(x: np.ndarray | float, fmt: DType) -> np.ndarray:
     """`x` rounded to the nearest number of `fmt`, ties to even, as float64. Any shape.
 
-    Subnormals are kept, values beyond the largest finite number become infinite (IEEE 754).
-    Source: IEEE 754-2019, section 4.3.1.
+    Subnormals are kept. Values beyond the largest finite number become infinite. Source: IEEE 754-2019,
+    section 4.3.1.
     """
     x = np.asarray(x)
     if fmt.name == "f64":

@@ -1,8 +1,9 @@
-"""Elections: questions on which the field has no single right answer.
+"""Elections: questions about implementation-defined behaviour, where the field has no single right
+answer.
 
-An implementation declares which answer it follows and is held to it. The first option of every
-question is the canonical one, which the reference follows. Answers are observed by running
-(`suite/test_elections.py`), never copied from documentation.
+An implementation declares its answers and is held to them. The first option of every question is
+canonical: the reference follows it. Answers are observed by running (`suite/test_elections.py`), never
+copied from documentation.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from suite.spec.operators import OPERATORS
 
 @dataclass(frozen=True)
 class Question:
-    """One question, with the answers that have been seen in the field and the dtypes it is put in; layers
-    are asked in `layer_dtypes`, where there are any. Operators say which questions are put to them.
-    `by_machine`: the answer hangs on the products that a framework has for the machine; `by_dtype`: it
-    may be another one in another dtype."""
+    """One question, with the answers seen in the field and the dtypes in which it is asked.
+
+    - `layer_dtypes`: the dtypes for layers, if different.
+    - `by_machine`: the answer depends on the matrix products that the framework has for the machine.
+    - `by_dtype`: the answer may differ between dtypes.
+    """
 
     name: str
     text: str
@@ -38,7 +41,7 @@ class Question:
 
     @property
     def one_answer(self) -> bool:
-        """Whether the answer is one in all dtypes."""
+        """True if the answer is the same in all dtypes."""
         return not (self.by_machine or self.by_dtype)
 
 
@@ -212,7 +215,7 @@ QUESTIONS: dict[str, Question] = {
 
 @dataclass(frozen=True)
 class ElectionCase:
-    """The probe that puts one question in one dtype to an implementation of one operator."""
+    """The probe of one question for one operator in one dtype."""
 
     question: Question
     dtype: DType
@@ -230,11 +233,11 @@ class ElectionCase:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the probe asks, by name (see `suite.spec.case.Case.facts`)."""
+        """The facts of the probe by name (see `suite.spec.case.Case.facts`)."""
         return {"question": self.question.name}
 
     def describe(self) -> str:
-        """The question in a few lines for people."""
+        """A description of the question in a few lines."""
         return f"{self.id}\n  {self.question.text}: {' | '.join(self.question.options)}"
 
     def __str__(self) -> str:
@@ -251,8 +254,10 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
 
 
 def in_few_dtypes(level: str) -> tuple[ElectionCase, ...]:
-    """What frameworks' own implementations are asked at a level: at smoke in `HALF`, or as the question
-    is put where that is in neither of the two."""
+    """The probes for frameworks' own implementations at a level.
+
+    At smoke: the dtypes of `HALF`, or all dtypes of a question without one in `HALF`.
+    """
     if level != "smoke":
         return ELECTION_CASES
     few = {(c.question.name, c.operator) for c in ELECTION_CASES if c.dtype.name in HALF}

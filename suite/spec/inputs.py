@@ -1,7 +1,7 @@
 """Inputs: the values of a case, and how they are drawn.
 
-Values are drawn from a generator seeded by the case's id and a seed, then rounded to the case's dtype
-before anybody sees them, so that the reference and every framework get the same numbers.
+The id of the case and a seed start the generator. Values are rounded to the case's dtype immediately,
+so the reference and every framework get the same numbers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The values of a case, or of a variation of it: float64 arrays that are exact in the case's dtype.
+    """The values of a case or a variation of it: float64 arrays that are exact in the case's dtype.
 
-    `arrays` are those of the operator (see `Operator.axes`), and "bias" where there is one, of any
-    rank that broadcasts to (B, H, Lq, Lk). The mask is `case.mask`, or where that is None
-    `mask_array`, boolean and broadcastable likewise, True attends; or both None. `sizes` are those of
-    the arrays. `seed` is that of symbolic masks, `dropout_seed` that of dropout.
+    - `arrays`: the operator's arrays (see `Operator.axes`), and "bias" (optional), which broadcasts to
+      (B, H, Lq, Lk).
+    - Mask: `case.mask`, or if None, `mask_array` (boolean, broadcasts to (B, H, Lq, Lk), True attends).
+      Both are None without a mask.
+    - `sizes`: the sizes of the arrays.
+    - `seed`, `dropout_seed`: seeds of symbolic masks and of dropout.
     """
 
     case: Case
@@ -46,11 +48,11 @@ class Inputs:
     dropout_seed: int = 0
 
     def replace(self, **changes: Any) -> Inputs:
-        """A variation: other arrays (None takes one away), another `mask`, `mask_array`, `form`,
-        `axis_order` or `recipe`, another `dtype` that holds the values, other options, sizes or seeds,
-        each by its name.
+        """A variation with changes by name: arrays (None removes one), `mask`, `mask_array`, `form`,
+        `axis_order`, `recipe`, `dtype`, options, sizes or seeds.
 
-        Sizes follow the arrays. Raises ValueError for a name that is none of these.
+        Sizes follow the arrays. A new `dtype` must hold the values. Raises ValueError for any other
+        name.
         """
         case, arrays = self.case, dict(self.arrays)
         known = {option.name for option in case.operator.options} - {"bias", *case.axes}
@@ -109,20 +111,18 @@ class Inputs:
         return self.arrays.get("bias")
 
     def feature(self, name: str) -> Any:
-        """The array, or the value of the option, of one of `suite.spec.features`; None where the case has
-        no such array or option."""
+        """The array or option value of a feature of `suite.spec.features`, or None."""
         return FEATURES[name].value(self.case, self.arrays)
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of query, key and value, of those that there are; where there are none, of all
-        arrays."""
+        """The names of query, key and value, as far as they exist; if none exists, of all arrays."""
         return tuple(name for name in OPERANDS if name in self.arrays) or tuple(self.arrays)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """What a layer has learned, by canonical name (see `suite.spec.operators.layers`); nothing of
-        what is no layer."""
+        """The learned parameters of a layer by canonical name (see `suite.spec.operators.layers`);
+        empty for other operators."""
         return {name: self.arrays[name] for name in self.operator.learned(self.arrays)}
 
     @property
@@ -131,17 +131,17 @@ class Inputs:
 
     @property
     def self_attention(self) -> bool:
-        """Whether query, key and value are one tensor."""
+        """True if query, key and value are one tensor."""
         return bool(self.case.option("self_attention"))
 
     @property
     def squeezed(self) -> bool:
-        """Whether an axis is left out (see `Operator.squeezed_axis`)."""
+        """True if an axis is left out (see `Operator.squeezed_axis`)."""
         return bool(self.case.option("squeezed"))
 
     @property
     def returned(self) -> str:
-        """Which weights come back beside the output: "none", "average" or "head"."""
+        """The weights that are returned beside the output: "none", "average" or "head"."""
         return self.case.option("returned") or "none"
 
     @property
@@ -150,29 +150,29 @@ class Inputs:
 
     @property
     def rate(self) -> float:
-        """The rate of dropout."""
+        """The dropout rate."""
         return self.case.option("rate") or 0.0
 
     @property
     def epsilon(self) -> float:
-        """What a norm adds to a variance."""
+        """The number that a norm adds to the variance."""
         return float(self.case.option("epsilon"))
 
     @property
     def effective_scale(self) -> float:
-        """The scale as a number: 1 / sqrt(D) where none is given; 1 where D is 0."""
+        """The scale as a number: the given one, or 1 / sqrt(D), or 1 if D is 0."""
         if self.scale is not None:
             return self.scale
         return 1.0 / math.sqrt(self.sizes.D) if self.sizes.D else 1.0
 
     @property
     def default_scale(self) -> float | None:
-        """The scale that nobody gave, as a number; None where one is given."""
+        """The default scale as a number; None if a scale is given."""
         return self.effective_scale if self.scale is None else None
 
     @cached_property
     def letters(self) -> dict[str, int]:
-        """The size of every axis, by its letter."""
+        """The size of each axis, by letter."""
         return self.case.letters | _letters(self.case, self.arrays)
 
     @property
@@ -182,19 +182,18 @@ class Inputs:
         return Widths(n["x"], n["y"], n["z"], n[self.operator.outputs(self.case)["output"][-1]])
 
     def axes(self, name: str) -> str:
-        """The letters of the axes of an array."""
+        """The axis letters of an array."""
         if name == "bias":
             return "bhqk"[4 - self.arrays[name].ndim :]
         return self.case.axes[name]
 
     def output_shape(self, name: str) -> tuple[int, ...]:
-        """The shape in which an output comes back; without the axis that the option `squeezed` leaves
-        out."""
+        """The shape of a returned output, without the axis that the option `squeezed` leaves out."""
         axes, left_out = self.operator.outputs(self.case)[name], self.operator.squeezed_axis
         return tuple(self.letters[x] for x in axes if not (self.squeezed and x == left_out))
 
     def output_dtype(self, name: str) -> DType:
-        """The dtype in which an output comes back."""
+        """The dtype of a returned output."""
         return self.dtype.widened if name in self.operator.array_kinds.wide else self.dtype
 
     def full_shape(self, name: str) -> tuple[int, ...]:
@@ -203,13 +202,14 @@ class Inputs:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The features an implementation must have to be asked these inputs, as `Case.needs`."""
+        """The features that an implementation needs for these inputs, as in `Case.needs`."""
         widths = self.widths if self.operator.is_layer else None
         return features(self.case, self.arrays, self.sizes, widths, self.mask_array is not None)
 
     @property
     def allowed(self) -> Callable[[slice], np.ndarray] | None:
-        """Block of query rows -> boolean, broadcastable to (B, H, rows, Lk); None: all attend."""
+        """A function from a slice of query rows to the boolean mask of the block, broadcastable to (B,
+        H, rows, Lk). None if all pairs attend."""
         array, mask, sizes, seed = self.mask_array, self.mask, self.sizes, self.seed
         if array is not None:
             full = array.reshape((1,) * (4 - array.ndim) + array.shape)
@@ -220,14 +220,14 @@ class Inputs:
 
     @cached_property
     def dense_mask(self) -> np.ndarray | None:
-        """The mask as a boolean array of its natural rank; None where there is no mask."""
+        """The mask as a boolean array of its natural rank, or None."""
         if self.mask_array is not None:
             return self.mask_array
         return self.mask.dense(self.sizes, self.seed) if self.mask else None
 
     @cached_property
     def attends(self) -> np.ndarray:
-        """Boolean (B, H, Lq, Lk): the mask and the bias's -inf entries together."""
+        """Boolean (B, H, Lq, Lk): pairs that neither the mask nor a bias of -inf hides."""
         s = self.sizes
         out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
         if self.dense_mask is not None:
@@ -238,8 +238,10 @@ class Inputs:
 
     @cached_property
     def fully_masked_rows(self) -> np.ndarray:
-        """Boolean (B, H, Lq): rows without any key. A row of a head with a finite sink is none of
-        them: its answer is exactly 0, whatever an implementation elects."""
+        """Boolean (B, H, Lq): rows without any key, except in heads with a finite sink.
+
+        With a finite sink the output of such a row is exactly 0, so it follows no election.
+        """
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         for name, feature in FEATURES.items():
             if feature.fills is not None and name in self.arrays:
@@ -248,12 +250,14 @@ class Inputs:
 
     @property
     def has_empty_rows(self) -> bool:
-        """Whether some row has no key."""
+        """True if some row is fully masked."""
         return bool(self.fully_masked_rows.any())
 
     def rows_along(self, rows: np.ndarray, axes: str) -> np.ndarray:
-        """Which elements along `axes` some of the rows, boolean (B, H, Lq), have a part in: boolean, with
-        size 1 along the axes that rows do not have."""
+        """The elements along `axes` that belong to at least one of the `rows` (B, H, Lq).
+
+        Boolean, with size 1 along axes that rows do not have.
+        """
         s = self.sizes
         if "g" in axes:
             rows = np.asarray(rows.reshape(s.B, s.Hkv, s.group, s.Lq).any(2))
@@ -267,7 +271,7 @@ class Inputs:
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of all values and of all that is asked of them, the same for equal inputs."""
+        """A digest of all values, options and settings, equal for equal inputs."""
         h = hashlib.blake2b(digest_size=16)
         case = self.case
         problem = (case.operator.name, case.dtype.name, case.mask_token, case.options, case.form)
@@ -278,17 +282,21 @@ class Inputs:
         return h.digest()
 
     def with_dense(self, **changes: Any) -> Inputs:
-        """A variation whose mask is the dense array, so that axes may be permuted freely."""
+        """A variation with the mask as a dense array, so axes can be permuted."""
         return self.replace(
             **{"mask_array": self.dense_mask, "mask": None, "form": "dense", **changes}
         )
 
     def select(self, axis: str, order: Sequence[int] | np.ndarray | slice, *more: str) -> Inputs:
-        """A variation in which every array and the mask have only `order` along the axis `axis`, a
-        letter, and along the axes `more`. Broadcast axes (size 1) stay as they are. Samples that are no
-        axis are chosen as the operator says."""
+        """A variation with only the indices `order` along `axis` (a letter) and the axes `more`.
+
+        Applies to every array and the mask; broadcast axes (size 1) stay. If samples are no axis of the
+        arrays, the operator selects them.
+        """
         if axis == "b" and self.operator.packing is not None:
-            assert not isinstance(order, slice), "samples that are no axis have numbers"
+            assert not isinstance(order, slice), (
+                "packed samples are selected by numbers, not by a slice"
+            )
             return self.operator.packing.choose(self, order)
         letters, sizes = (axis, *more), self.letters
         arrays = {}
@@ -306,7 +314,7 @@ class Inputs:
 
 
 def _letters(case: Case, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Sizes by letter as the arrays have them, the first array first."""
+    """The size of each axis by letter, from the first array that has the axis."""
     sizes: dict[str, int] = {}
     for name, axes in case.axes.items():
         shape = arrays[name].shape if name in arrays else ()
@@ -324,8 +332,7 @@ def _sizes(case: Case, arrays: Mapping[str, np.ndarray]) -> Sizes:
 def draw(case: Case, seed: int = 0) -> Inputs:
     """The inputs of a case: the same bytes for the same id and seed, on every machine.
 
-    Implementations are asked a case one after the other, and share what was drawn: its arrays are
-    read-only.
+    The arrays are read-only, because implementations share them.
     """
     rng = generator(case.id, seed)
     arrays = case.operator.draw(case, rng, seed)
@@ -345,14 +352,14 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
 
 def dtype_of(name: str, case: Case) -> DType:
-    """The dtype in which an array is given."""
+    """The dtype of an array in a call."""
     return case.dtype.widened if name in case.operator.array_kinds.wide else case.dtype
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
-    """What a case's output is differentiated with: unit normals of its shape in the case's dtype.
+    """A cotangent for an output of a case: unit normals in its shape and the case's dtype.
 
-    `name` is what the generator is called after, by default the case's id with "/cotangent".
+    `name` seeds the generator; default: the case's id with "/cotangent".
     """
     shape = tuple(case.letters[letter] for letter in case.operator.outputs(case)["output"])
     rng = generator(name or f"{case.id}/cotangent", seed)
@@ -360,7 +367,7 @@ def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
 
 
 def draw_tangents(case: Case, names: Sequence[str], seed: int = 0) -> dict[str, np.ndarray]:
-    """Along what the arrays called `names` move: unit normals of their shapes, in the case's dtype."""
+    """Tangents for the arrays `names`: unit normals in their shapes, in the case's dtype."""
     rng = generator(f"{case.id}/tangents", seed)
     sizes, axes = case.letters, case.axes
     return {

@@ -1,10 +1,12 @@
-"""Levels: the one table that says what is asked at which level, and why.
+"""Levels: the table of what is asked at which level, and why.
 
-An operator or a check lists patterns of ids, with {dt} where the dtype stands, each list with the level
-that asks it first and a row of `DTYPES_AT` (`Ask`). Promises that do not depend on values are asked on a
-share of such cases (`SHARES`), and costly implementations are asked a part of them later (`POSTPONED`).
-A level asks all that the levels before it ask. `python -m suite list --why ID` reads the tables for one
-case.
+An operator or a check lists patterns of ids, with {dt} for the dtype. Each list (`Ask`) names the first
+level that asks it and a row of `DTYPES_AT`. A level includes all levels before it.
+
+- `SHARES`: promises that do not depend on values are asked on a share of the cases only.
+- `POSTPONED`: costly implementations are asked some cases at a later level.
+
+`python -m suite list --why ID` explains one case.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from suite.spec.vocabulary import LEVELS
 ALL = tuple(DTYPES)
 HALF = ("f32", "bf16")
 TURNS: tuple[str, ...] = ("turns",)
-"""One dtype of `HALF` for each pattern of an operator, by turns."""
+"""One dtype of `HALF` per pattern, in turns."""
 OWN: tuple[str, ...] = ("own",)
-"""The dtypes that the rows of a covering array have."""
+"""The dtypes in the rows of a covering array."""
 
 
 class DtypesAt(NamedTuple):
-    """The dtypes in which patterns are asked at each level.
+    """The dtypes of patterns at each level.
 
-    `whole` says which patterns standard asks in all dtypes: "common", those whose sizes are among
-    `Asks.common_sizes`; "promise", those and the patterns of all that is no layer; "", none.
+    `whole` selects the patterns that standard asks in all dtypes:
+
+    - "common": those with sizes in `Asks.common_sizes`.
+    - "promise": those of "common", and all patterns of operators that are no layers.
+    - "": none.
     """
 
     smoke: tuple[str, ...]
@@ -43,44 +48,55 @@ class DtypesAt(NamedTuple):
 
 DTYPES_AT: Mapping[str, DtypesAt] = {
     "common": DtypesAt(
-        TURNS, HALF, ALL, "what depends on sizes alone shows in few dtypes", whole="common"
+        TURNS, HALF, ALL, "a fault that depends only on sizes shows in few dtypes", whole="common"
     ),
     "promise": DtypesAt(
-        TURNS, HALF, ALL, "a promise is cheap in sizes that are asked anyway", whole="promise"
+        TURNS, HALF, ALL, "a promise is cheap for sizes that are asked anyway", whole="promise"
     ),
-    "every": DtypesAt(TURNS, ALL, ALL, "a feature rounds otherwise in each dtype"),
+    "every": DtypesAt(TURNS, ALL, ALL, "a feature rounds differently in each dtype"),
     "half": DtypesAt(HALF, HALF, ALL, "a derivative costs three calls"),
-    "halves first": DtypesAt(HALF, ALL, ALL, "long rows lose keys in one dtype and not in another"),
+    "halves first": DtypesAt(HALF, ALL, ALL, "a long row may lose keys in one dtype only"),
     "float32": DtypesAt(("f32",), ("f32",), ALL, "float32 has the narrowest bounds"),
     "growing": DtypesAt(("f32",), HALF, ALL, "each case makes several calls, or compiles"),
-    "float32 first": DtypesAt(("f32",), ALL, ALL, "one dtype shows the kind at smoke"),
+    "float32 first": DtypesAt(("f32",), ALL, ALL, "one dtype shows the kind of fault at smoke"),
     "growing halves": DtypesAt(
-        ("f32",), ("f32", "bf16", "f16"), ALL, "dropout is drawn often, and scales in each dtype"
+        ("f32",),
+        ("f32", "bf16", "f16"),
+        ALL,
+        "dropout needs many draws, and scales weights in each dtype",
     ),
     "sixteen": DtypesAt(
-        ("bf16",), ("bf16", "f16"), ("bf16", "f16"), "the spread of roundings is known in 16 bits"
+        ("bf16",),
+        ("bf16", "f16"),
+        ("bf16", "f16"),
+        "the standard deviation of the error is known in 16 bits only",
     ),
-    "array": DtypesAt(OWN, OWN, OWN, "a covering array pairs dtypes with all else"),
-    "array x dtypes": DtypesAt(OWN, OWN, ALL, "a covering array, at full in every dtype"),
+    "array": DtypesAt(OWN, OWN, OWN, "a covering array pairs dtypes with every other axis"),
+    "array x dtypes": DtypesAt(OWN, OWN, ALL, "a covering array; at full every row in every dtype"),
 }
-"""The dtypes of each level, by the kind of patterns. Patterns without {dt} are asked as they stand."""
+"""The dtypes of each level, by kind of patterns. Patterns without {dt} are unchanged."""
 
 POSTPONED = {
     "variations": "smoke asks one answer to each case, standard variations of cases: the same code is "
     "asked them through another implementation",
     "dtypes": "smoke leaves the dtype out, standard asks smoke's cases in it, full all",
 }
-"""What an implementation may have asked later, by `Implementation.later`, and the reason."""
+"""Questions that an implementation may postpone to a later level (`Implementation.later`), with the
+reason."""
 
 OPTIMIZED = {"values": 6}
-"""Where programs are compiled quickly, one in so many cases of a check is compiled as people do."""
+"""One in this many cases of a check is compiled with full optimisation, if others are compiled with
+reduced optimisation."""
 
 
 class Share(NamedTuple):
-    """Which part of a pool of cases a check is asked, operator by operator.
+    """The share of a pool of cases that a check is asked, per operator.
 
-    At smoke one in `smoke` of the smoke cases in each of `dtypes`. From standard on also one in `again`
-    of all smoke cases, and one in `others` of the rest (in `layers` of layers'); 0: none.
+    - smoke: one in `smoke` of the smoke cases, in each of `dtypes`.
+    - standard: also one in `again` of the smoke cases, and one in `others` of the rest (`layers`: for
+      layers).
+
+    0 means none.
     """
 
     smoke: int
@@ -93,15 +109,15 @@ class Share(NamedTuple):
 
 SHARES: Mapping[str, Share] = {
     "contract": Share(2, 1, 4, "types, purity and determinism do not depend on values", layers=3),
-    "kept_answers": Share(8, 4, 0, "who owns an answer's memory depends on the kernel"),
-    "hidden": Share(2, 1, 1, "masks of one kind hide alike"),
+    "kept_answers": Share(8, 4, 0, "ownership of the output's memory depends on the kernel"),
+    "hidden": Share(2, 1, 1, "all masks of one kind hide in the same way"),
     "tangents": Share(1, 1, 8, "the derivative follows the rules of the gradient", dtypes=("f32",)),
 }
-"""The checks that are asked on a share of the cases."""
+"""The checks that are asked on a share of the cases only."""
 
 
 class Covering:
-    """A covering array of strength 2 over `axes`, made when it is first asked for."""
+    """A covering array of strength 2 over `axes`, computed on first use."""
 
     def __init__(
         self, axes: Mapping[str, Sequence[object]], compatible: Compatible,
@@ -111,12 +127,14 @@ class Covering:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows: every compatible pair of values of two axes stands in one of them."""
+        """The rows: together they contain every compatible pair of values of two axes."""
         return _rows(self)
 
     def ids(self, level: str, dtypes: tuple[str, ...] = OWN) -> list[str]:
-        """The ids of a level: at smoke of few rows in which every value of every axis occurs, else of all
-        rows; each row in its own dtype or in all of `dtypes`."""
+        """The ids of a level: at smoke a few rows with every value of every axis, else all rows.
+
+        Each row has its own dtype, or all of `dtypes`.
+        """
         rows = each_value(self.rows) if level == "smoke" else self.rows
         if dtypes == OWN:
             return [self.id_of(row) for row in rows]
@@ -129,8 +147,8 @@ def _rows(covering: Covering) -> tuple[Row, ...]:
 
 
 class Ask:
-    """Ids that a level asks: patterns, functions that give patterns, and covering arrays; the row of
-    `DTYPES_AT`; and the level that asks them first."""
+    """Ids for a level: patterns, functions that return patterns, or covering arrays; a row of
+    `DTYPES_AT`; and the first level."""
 
     def __init__(
         self, *ids: str | Callable[[], Iterable[str]] | Covering,
@@ -139,9 +157,9 @@ class Ask:
         self.ids, self.dtypes, self.since = ids, dtypes, since
 
     def at(self, level: str, whole: Callable[[str, str], bool]) -> dict[str, str]:
-        """The ids that a level adds, with the reasons.
+        """The ids that a level adds, with reasons.
 
-        `whole(kind, pattern)` says whether standard asks a pattern in all dtypes.
+        `whole(kind, pattern)` is True if standard asks a pattern in all dtypes.
         """
         if LEVELS.index(level) < LEVELS.index(self.since):
             return {}
@@ -170,13 +188,13 @@ class Ask:
 
 
 def filled(patterns: Iterable[str], dtypes: Iterable[str]) -> list[str]:
-    """The ids that `patterns` give with {dt} replaced by each of `dtypes`."""
+    """The ids of `patterns` with {dt} replaced by each of `dtypes`."""
     names = list(dtypes)
     return [pattern.replace("{dt}", dt) for pattern in patterns for dt in names]
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:
-    """The level and those before it. Raises ValueError with the valid levels."""
+    """All levels up to this one. Raises ValueError with the valid levels."""
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}; valid: {', '.join(LEVELS)}")
     return LEVELS[: LEVELS.index(level) + 1]
@@ -187,8 +205,9 @@ def postponed(
 ) -> str:
     """Why a level does not ask a cell yet: a reason of `POSTPONED`, or "".
 
-    `later` is what the implementation postpones, `variation` whether the check asks for answers to
-    variations of the case, `in_smoke` whether smoke has the case.
+    - `later`: what the implementation postpones.
+    - `variation`: True if the check runs variations of the case.
+    - `in_smoke`: True if smoke has the case.
     """
     if level == "smoke" and variation and "variations" in later:
         return POSTPONED["variations"]

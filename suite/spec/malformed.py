@@ -1,5 +1,4 @@
-"""Malformed problems: requests that have no meaning. An implementation must raise; silence is a
-failure."""
+"""Malformed problems: requests without a meaning. An implementation must raise; a silent answer fails."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from suite.spec.operators.sdpa import SDPA
 
 @dataclass(frozen=True)
 class MalformedCase:
-    """A malformed problem: a name, and the change that spoils a good one.
+    """A malformed problem: a name, and the change that spoils a well-formed problem.
 
-    A layer fits the good problem, and is called with the spoilt one; a mask of the form "raw" is handed
-    over as it stands. `needs` are the features without which the problem cannot even be asked.
+    A layer is built for the well-formed problem and called with the spoilt one. A mask of the form
+    "raw" is passed unchanged. `needs` are the features without which the problem cannot be passed.
     """
 
     name: str
@@ -44,15 +43,15 @@ class MalformedCase:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is asked, by name (see `suite.spec.case.Case.facts`)."""
+        """The facts of the problem by name (see `suite.spec.case.Case.facts`)."""
         return {"problem": self.name}
 
     def inputs(self, seed: int = 0) -> Inputs:
-        """The spoilt inputs."""
+        """The malformed inputs."""
         return self.spoil(draw(Case.parse(self.operator.questions.well_formed), seed))
 
     def describe(self) -> str:
-        """The malformed problem in a few lines for people."""
+        """A description of the malformed problem in a few lines."""
         return f"{self.id}\n  {self.text}; an implementation must raise"
 
     def __str__(self) -> str:
@@ -79,7 +78,7 @@ _RATES = (
     ("rate-above-one", "a rate of dropout of 2", _rate(2.0)),
     ("rate-negative", "a rate of dropout of -0.5", _rate(-0.5)),
 )
-"""A name, a text and what spoils."""
+"""Name, text and change of each malformed dropout rate."""
 
 _ATTENTION = (
     MalformedCase(

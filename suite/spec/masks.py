@@ -1,10 +1,10 @@
 """Masks as index predicates: which (query, key) pairs attend.
 
-A mask is a frozen value with a predicate over broadcastable index arrays. True means *attend*.
-Masks compose with `&` and `|`, have a short readable token (part of a case's id) and a lazy
-`dense` form, so that a mask over 32768 x 32768 pairs need never be stored whole.
+A mask is a frozen value with a predicate over broadcastable index arrays; True means *attend*. Masks
+compose with `&` and `|`, and have a token in case ids. `dense` evaluates a block of rows, so a mask
+over 32768 x 32768 pairs need not be stored.
 
-The idea of predicates over `(b, h, q, k)` follows attention-gym and torch's flex_attention.
+Source of predicates over `(b, h, q, k)`: attention-gym and torch's flex_attention.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from suite.spec.sizes import PairIndex, Sizes, uniform
 
 
 class Mask:
-    """Base of all masks. Subclasses are frozen dataclasses with `token` and `allowed`."""
+    """Base class of masks. Subclasses are frozen dataclasses with `token` and `allowed`."""
 
     @property
     def token(self) -> str:
-        """The mask's part of a case id; `parse_mask` reads it back."""
+        """The mask in a case id; `parse_mask` reads it."""
         raise NotImplementedError
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
@@ -37,11 +37,11 @@ class Mask:
 
     @property
     def rank(self) -> int:
-        """Rank of the dense form that frameworks are given: 2 for (Lq, Lk), else 4."""
+        """Rank of the dense mask in calls: 2 for (Lq, Lk), else 4."""
         return 4
 
     def dense(self, sizes: Sizes, seed: int = 0, rows: slice = slice(None)) -> np.ndarray:
-        """The predicate evaluated: rank 2 or 4, axes it does not depend on have size 1."""
+        """The evaluated mask, rank 2 or 4. Axes that the mask does not depend on have size 1."""
         block = np.asarray(self.allowed(PairIndex.of(sizes, seed, rows)))
         return block.reshape(block.shape[2:]) if self.rank == 2 else block
 
@@ -104,10 +104,10 @@ def _alternatives(mask: Mask) -> tuple[Mask, ...]:
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """Keys up to the query's own position.
+    """Keys up to the position of the query.
 
-    Top-left counts both from the start; bottom-right aligns the last query with the last key, so
-    that with Lq > Lk the first Lq - Lk rows have no key.
+    Top-left aligns the first query with the first key, bottom-right the last query with the last key.
+    With bottom-right and Lq > Lk the first Lq - Lk rows are fully masked.
     """
 
     bottom_right: bool = False
@@ -127,9 +127,9 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """Sliding window: keys from `left` before to `right` after the query; None is unbounded.
+    """Sliding window: from `left` keys before the query to `right` keys after; None is unbounded.
 
-    The window (w, 0) shows w + 1 keys: the query's own position counts besides `left`, as in
+    The window (w, 0) has w + 1 keys, because it includes the position of the query, as in
     flash-attention and `jax.nn.dot_product_attention`.
     """
 
@@ -158,7 +158,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """The first `length` keys are visible to every query (joined with causal: a prefix LM)."""
+    """Every query attends the first `length` keys. With causal: a prefix LM."""
 
     length: int
 
@@ -176,10 +176,10 @@ class Prefix(Mask):
 
 @dataclass(frozen=True)
 class Padding(Mask):
-    """Per-sample key lengths: sample b attends its first (or, `left`, its last) lengths[b] keys.
+    """Key lengths per sample: sample b attends its first (`left`: last) lengths[b] keys.
 
-    Lengths are between 1 and Lk and differ between samples; with `empty` the last sample has
-    length 0, so that all of its rows are fully masked.
+    Lengths are between 1 and Lk and differ between samples. With `empty` the last sample has length 0,
+    so its rows are fully masked.
     """
 
     left: bool = False
@@ -195,7 +195,7 @@ class Padding(Mask):
             return np.zeros(sizes.B, np.int64)
         samples = np.arange(sizes.B)
         start = uniform(seed + 101, np.zeros(1, np.int64))[0]
-        # A golden-ratio sequence: lengths spread over 1..Lk and differ from sample to sample.
+        # A golden-ratio sequence: lengths spread over 1..Lk and differ between samples.
         fraction = (start + samples * 0.618033988749895) % 1.0
         lengths = 1 + np.floor(fraction * sizes.Lk).astype(np.int64)
         if self.empty and sizes.B:
@@ -211,8 +211,8 @@ class Padding(Mask):
 class Segments(Mask):
     """`count` packed segments: a query attends the keys of its own segment.
 
-    Segment s ends at the fraction ((s + 1) / count) ** 1.3 of the queries and of the keys, so that
-    segments are unequal, and a long row of queries can meet a segment that has no key.
+    Segment s ends at the fraction ((s + 1) / count) ** 1.3 of the queries and of the keys. So segments
+    have different sizes, and with many queries a segment may have no key.
     """
 
     count: int
@@ -238,10 +238,10 @@ class Segments(Mask):
 class Boolean(Mask):
     """An arbitrary boolean mask of one broadcast rank.
 
-    `axes` names the dense form: "qk" is (Lq, Lk), "b11k" (B, 1, 1, Lk), "b1qk", "1hqk", "bhqk" and
-    "bhq1" (last dimension 1: a row attends every key or none). About 40 % of the pairs are hidden;
-    every row keeps one key at least, unless `empty`, when the first row and about a quarter of the
-    others are fully masked.
+    `axes` names the shape of the dense mask: "qk" (Lq, Lk), "b11k" (B, 1, 1, Lk), "b1qk", "1hqk",
+    "bhqk" and "bhq1" (a row attends every key or none). About 40 % of the pairs are hidden, and every
+    row has at least one key. With `empty` the first row and about a quarter of the other rows are fully
+    masked.
     """
 
     axes: str
@@ -292,7 +292,7 @@ _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
 
 
 def parse_mask(token: str) -> Mask | None:
-    """The mask whose token is `token`; "none" gives None. Raises ValueError for anything else.
+    """The mask of a token; None for "none". Raises ValueError for an unknown token.
 
     "or" binds tighter than "+": prefix3orcausal+pad is (prefix3 or causal) and pad.
     """
@@ -318,7 +318,7 @@ def _parse_atom(atom: str, token: str) -> Mask:
 
 
 def part_features(mask: Mask, form: str) -> list[str]:
-    """The features that the parts of a mask need, each for itself, in the form they are passed in."""
+    """The features that the parts of a mask need one by one, in the form they are passed in."""
     if form == "flag":
         return ["causal" if isinstance(part, Causal) else _feature(part) for part in mask.parts]
     return [_feature(part) if form == "native" else "mask" for part in mask.parts]

@@ -1,7 +1,6 @@
-"""An operator: one thing that implementations compute, and all that the suite must know to ask for it.
+"""Operators: what implementations compute, and all that the suite must know to ask for it.
 
-Every array has named axes, one letter each (`LETTERS`), so that checks can permute samples, keys or heads
-of any operator without knowing it.
+Every array axis has a letter (`LETTERS`), so checks can permute samples, keys or heads of any operator.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from suite.spec.inputs import Inputs
 
 Axes = Mapping[str, str]
-"""Arrays by name, with the letters of their axes."""
+"""Axis letters of each array, by array name."""
 
 LETTERS = {
     "b": "samples",
@@ -36,10 +35,10 @@ LETTERS = {
     "z": "features of the value",
     "o": "features of the output",
 }
-"""What the letters of axes mean; features are a layer's. The units of additive attention are d."""
+"""Meaning of axis letters. Features belong to layers. d is also the units of additive attention."""
 
 UNLEARNED = (*OPERANDS, "bias")
-"""Arrays that a layer is called with; it has learned all others."""
+"""Arrays in the call of a layer. All other arrays are learned parameters."""
 
 NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 """A number in an id, as a group of a regular expression."""
@@ -47,14 +46,15 @@ NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 
 @dataclass(frozen=True)
 class Option:
-    """Something a case may ask beyond sizes, dtype and mask: a token of its id, where it is not the
-    default.
+    """A property of a case beyond sizes, dtype and mask; a token in the id unless it has its default
+    value.
 
-    `pattern` is the token as a regular expression whose first group is the value; `read` makes the value
-    of it, `write` the token of the value. `values` are those that a random search asks for besides the
-    default: any of them, and any number between numbers; none where a check of its own judges the option.
-    An id with a number beyond `limits` is refused. Few interfaces have what is `rare`: a search that drew
-    it as often as others would ask whoever lacks it little.
+    - `pattern`: regular expression of the token; its first group is the value.
+    - `read`, `write`: convert this group to the value, and the value to the token.
+    - `values`: non-default values for random search (any of them, or any number between numbers). Empty
+      if a separate check judges the option.
+    - `limits`: smallest and largest number in an id.
+    - `rare`: few interfaces have this option, so random search draws it less often.
     """
 
     name: str
@@ -68,33 +68,35 @@ class Option:
 
 
 def flag(name: str, word: str, rare: bool = False) -> Option:
-    """An option that is on where the id has `word`."""
+    """An option that is on if the id contains `word`."""
     return Option(
         name, f"({word})", lambda text: True, lambda value: word, False, (True,), rare=rare
     )
 
 
 def choice(name: str, words: Iterable[str], prefix: str = "") -> Option:
-    """An option with one of `words`; the first one is the default and has no token."""
+    """An option with one of `words`. The first one is the default and has no token."""
     default, *others = words
     pattern = f"{prefix.replace('.', chr(92) + '.')}({'|'.join(others)})"
     return Option(name, pattern, str, lambda value: f"{prefix}{value}", default, tuple(others))
 
 
 def number(name: str, prefix: str, *values: float) -> Option:
-    """An option with a number; None is the default. `values` are those that a random search asks for."""
+    """An option with a number; the default is None. `values` are for random search."""
     return Option(name, prefix + NUMBER, float, lambda value: f"{prefix}{value!r}", values=values)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a call computes at least: pairs of a query and a key that attend, operations, bytes moved.
+    """The least work of a call: attending pairs of query and key, operations, bytes moved.
 
-    P pairs, summed over samples and heads, cost attention 2 P (D + Dv) operations forward, and 2.5 times
-    as many backward where the scores are computed again, as fused kernels do (Dao 2023, section 4: five
-    products for two). Bytes are those of every operand and the output, once. Published figures follow
-    other conventions (causal counted in full, or multiplications alone): they are not to be compared
-    with these.
+    - P pairs, summed over samples and heads, cost 2 P (D + Dv) operations forward.
+    - Backward costs 2.5 times as many, with recomputed scores (Dao 2023, section 4: five products for
+      two).
+    - Bytes count every operand and the output once.
+
+    Published figures use other conventions (full count for causal masks, multiplications only), so they
+    are not comparable.
     """
 
     pairs: int
@@ -109,12 +111,12 @@ def nothing(*_: Any) -> tuple[()]:
 
 @dataclass(frozen=True)
 class Asks:
-    """The cases of an operator (see `suite.spec.levels.Ask`), and what else is asked in their sizes.
+    """The cases of an operator (see `suite.spec.levels.Ask`).
 
-    Values are judged in `cases`, and derivatives in `gradients`; `compiled` and `compiled_gradients` are
-    the same for compilers. `plain` is the id, with {dt}, of a case without a mask whose sizes are asked
-    anyway: checks of memory layouts and of state ask it. Patterns with `common_sizes` are asked in every
-    dtype at standard.
+    - `cases`: values are judged. `gradients`: derivatives are judged.
+    - `compiled`, `compiled_gradients`: the same in compiled mode.
+    - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
+    - `common_sizes`: patterns with these sizes are asked in every dtype at standard.
     """
 
     cases: tuple[Ask, ...]
@@ -127,14 +129,14 @@ class Asks:
 
 @dataclass(frozen=True)
 class Questions:
-    """The elections that implementations of an operator are asked for, and the ids that they start from.
+    """The elections of an operator, and the ids they start from.
 
-    `probe` and `gradient_probe` are ids in which a mask and a dtype are filled in for {mask} and {dt}.
-    `well_formed` is the id of the problem that malformed problems are made of. `trials` are ids, with
-    {dt}, of sizes that most kernels take: a person's function is tried on them besides the probe.
-    `large_scores(inputs)` gives inputs whose scores pass 65504, the largest number of float16, for the
-    election large-scores. Ids of the questions and malformed problems in `unnamed` leave out the name of
-    the operator.
+    - `probe`, `gradient_probe`: ids with {mask} and {dt} for mask and dtype.
+    - `well_formed`: id of the problem that malformed problems are made of.
+    - `trials`: ids with {dt} of sizes that most kernels accept; user functions are tried on them, too.
+    - `large_scores(inputs)`: inputs with scores above 65504 (largest float16) for the election
+      large-scores.
+    - `unnamed`: questions and malformed problems whose ids leave out the operator's name.
     """
 
     elections: tuple[str, ...] = ()
@@ -148,10 +150,10 @@ class Questions:
 
 @dataclass(frozen=True)
 class ArrayKinds:
-    """The arrays that have no gradient, or another dtype than the case.
+    """Arrays without a gradient, and arrays with another dtype than the case.
 
-    `statistics` and `integers` have no gradient, and no dtype rounds `integers`. Arrays and outputs that
-    are `wide` are float32 where the dtype of the case is a 16-bit one.
+    - `statistics`, `integers`: no gradient. `integers` are not rounded to a dtype.
+    - `wide`: arrays and outputs that are float32 beside 16-bit operands.
     """
 
     statistics: tuple[str, ...] = ()
@@ -166,10 +168,10 @@ class ArrayKinds:
 
 @dataclass(frozen=True)
 class Packing:
-    """How samples are chosen and drawn where arrays have no axis of samples.
+    """How samples are selected and drawn if arrays have no sample axis.
 
-    `choose(inputs, order)` gives inputs with some of their samples, in an order. `completed(sizes,
-    numbers)` gives a random search the sizes and options of a case, made of two whole numbers or more.
+    - `choose(inputs, order)`: inputs with some of their samples, in an order.
+    - `completed(sizes, numbers)`: sizes and options of a random case, from two or more whole numbers.
     """
 
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
@@ -178,23 +180,20 @@ class Packing:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What can be asked of an implementation.
+    """What implementations compute, described as data.
 
-    `axes` gives the arrays of a case by name, `draw` their values before they are rounded to the
-    case's dtype, both in the order in which they are drawn. `outputs` gives what a case returns. Both
-    may hang on the case's options.
-
-    `needs(case, arrays, sizes, widths)` says which features an implementation must have to be asked the
-    case, or a variation of it with other arrays and sizes, besides those of masks and biases.
-
-    `ties(options)` says which axes have one size under options, by name: a tie is their letters, with
-    "1" among them where the size is 1. `validate` raises ValueError for a case that makes no sense
-    for another reason. `group` is the row of the conformance table a case is counted in.
-
-    `is_layer`: it takes sequences (B, L, width), and parameters. `has_keys`: its queries attend keys.
-    `squeezed_axis` is the axis that the option `squeezed` leaves out, "b" or "q". `packing` is None if
-    samples are an axis of the arrays. `work` counts operations and bytes of a direction; None if nobody
-    has counted them.
+    - `axes`: the arrays of a case by name; `draw`: their values before rounding to the case's dtype, in
+      the same order; `outputs`: the outputs of a case. All may depend on the options.
+    - `needs(case, arrays, sizes, widths)`: the required features besides those of masks and biases, for
+      a case or a variation of it.
+    - `ties(options)`: axes of equal size under these options, as strings of letters; "1" means size 1.
+    - `validate`: raises ValueError for a case that is invalid for another reason.
+    - `group`: the row of the conformance table that counts a case.
+    - `is_layer`: takes sequences (B, L, width) and has parameters.
+    - `has_keys`: queries attend keys.
+    - `squeezed_axis`: the axis that the option `squeezed` leaves out, "b" or "q".
+    - `packing`: None if samples are an axis of the arrays.
+    - `work`: operations and bytes of a direction; None if unknown.
     """
 
     name: str
@@ -219,42 +218,42 @@ class Operator:
     work: Callable[[Inputs, str], Work] | None = None
 
     def option(self, name: str) -> Option | None:
-        """The option called `name`; None where the operator has none of that name."""
+        """The option `name`, or None."""
         return next((option for option in self.options if option.name == name), None)
 
     @property
     def takes_masks(self) -> bool:
-        """Whether a mask, or a bias, says which keys a query attends. Not where there are no keys, nor
-        where samples are no axis, as in packed attention: there lengths say it."""
+        """True if a mask or bias says which keys a query attends. False without keys, and in packed
+        attention, where lengths say so."""
         return self.has_keys and self.packing is None
 
     @property
     def is_default(self) -> bool:
-        """Whether it is plain attention, which the others lie around.
+        """True for plain attention (sdpa), which has special rules:
 
-        Ids of its questions and malformed problems leave its name out, a mask of several parts is one
-        array, since flags may exclude each other, and a random search draws it as often as all others
-        together.
+        - Ids of its questions and malformed problems leave out its name.
+        - A mask of several parts is passed as one array, because flags may exclude each other.
+        - Random search draws it as often as all other operators together.
         """
         return self.name == "sdpa"
 
     def qualified(self, name: str) -> str:
-        """What one of its questions or malformed problems is called in ids: behind the operator's name,
-        or by itself (see `is_default` and `Questions.unnamed`)."""
+        """The id of a question or malformed problem: with the operator's name in front, except for
+        `is_default` and `Questions.unnamed`."""
         return name if self.is_default or name in self.questions.unnamed else f"{self.name}/{name}"
 
     def learned(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of its arrays that are parameters: a layer has learned them, and nothing else has any."""
+        """The names that are learned parameters of a layer; empty for other operators."""
         return tuple(name for name in names if self.is_layer and name not in UNLEARNED)
 
     def tied(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """All ties under these options: the operator's, and the axis that `squeezed` leaves out."""
+        """All ties under these options, including a squeezed axis (size 1)."""
         left_out = (f"1{self.squeezed_axis}",) if options.get("squeezed") else ()
         return (*self.ties(options), *left_out)
 
     @property
     def module(self) -> str:
-        """The name of the operator as a Python name."""
+        """The operator's name as a Python identifier."""
         return self.name.replace("-", "_")
 
     def __str__(self) -> str:

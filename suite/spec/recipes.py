@@ -1,8 +1,4 @@
-"""Input recipes: the values a case is asked with.
-
-Values are drawn from a generator seeded by the case id and `--seed`, then rounded to the case's
-dtype before anybody sees them, so that the reference and every framework get the same numbers.
-"""
+"""Input recipes: the values of cases. For seeds and rounding see `suite.spec.inputs`."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ Draw = Callable[[np.random.Generator, Sizes, DType], Operands]
 
 
 def _normal(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Unit normals. With uniform [0, 1) inputs attention is nearly uniform and hides a wrong scale."""
+    """Unit normals. Uniform [0, 1) inputs make attention nearly uniform, which hides a wrong scale."""
     return (
         rng.standard_normal((s.B, s.H, s.Lq, s.D)),
         rng.standard_normal((s.B, s.Hkv, s.Lk, s.D)),
@@ -32,19 +28,19 @@ def _normal(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _large(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Queries and keys four times as large: scores with a spread of 16, weights near one-hot."""
+    """Queries and keys times four: scores with a standard deviation of 16, weights near one-hot."""
     q, k, v = _normal(rng, s, fmt)
     return 4 * q, 4 * k, v
 
 
 def _ties(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Keys repeat with period 3, so that many scores of a row tie exactly."""
+    """Keys repeat with period 3, so many scores of a row tie exactly."""
     q, k, v = _normal(rng, s, fmt)
     return q, k[:, :, np.arange(s.Lk) % 3], v
 
 
 def _onehot(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """value[j] is the unit vector j mod Dv: the output reads the weights."""
+    """value[j] is the unit vector j mod Dv, so the output shows the weights."""
     q, k, _ = _normal(rng, s, fmt)
     v = np.zeros((s.B, s.Hkv, s.Lk, s.Dv))
     if s.Dv:
@@ -59,17 +55,17 @@ def _integers(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _tiny(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Values around the smallest normal number of the dtype: outputs partly subnormal."""
+    """Values near the smallest normal number of the dtype: some outputs are subnormal."""
     q, k, v = _normal(rng, s, fmt)
     return q, k, v * fmt.smallest_normal
 
 
 def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Every score of a row moved by the same large amount: a softmax must subtract the row's own
-    maximum, not a head's.
+    """Every score of a row has the same large offset. A softmax must subtract the maximum of the row,
+    not of the head.
 
-    The first component of a query is 8 and -8 in turn, of a key about 32 sqrt(D) (a power of two),
-    so that default-scaled scores sit around 256 and -256, beyond the range of exp in float32.
+    The first component of queries alternates between 8 and -8, of keys it is about 32 sqrt(D) (a power
+    of two). So scores with the default scale are near 256 and -256, beyond the range of exp in float32.
     """
     q, k, v = _normal(rng, s, fmt)
     if s.D:
@@ -79,10 +75,11 @@ def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _sunk(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Every score around -2^15: below the -30, -1e4 and the like that stand in for minus infinity.
+    """Every score is near -2^15, below the finite numbers (-30, -1e4 ...) that kernels use for minus
+    infinity.
 
-    The first component of a query is 64, of a key about -512 sqrt(D) (a power of two). Beyond the
-    range of float16, and in bfloat16 stored scores would lose all their digits.
+    The first component of queries is 64, of keys about -512 sqrt(D) (a power of two). float16
+    overflows, and stored bfloat16 scores lose all digits.
     """
     q, k, v = _normal(rng, s, fmt)
     if s.D:
@@ -92,22 +89,21 @@ def _sunk(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _overflow(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """query key^T beyond 65504 before the scale is applied, moderate after it.
+    """query key^T exceeds 65504 before scaling, and is moderate after scaling by 1/16384.
 
-    In float16 an implementation that stores the unscaled product overflows (pytorch#119131). Meant
-    for an explicit scale of 1/16384.
+    A float16 implementation that stores the unscaled product overflows (pytorch#119131).
     """
     q, k, v = _normal(rng, s, fmt)
     return 160 * q, 160 * k, v
 
 
 def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Few keys of each row hold nearly all its weight, in equal parts: the row reads them out.
+    """A few keys of each row hold nearly all its weight, in equal parts.
 
-    Keys are codes of random signs, nearly orthogonal where D is 64 or so, each code in turn for several
-    keys; a query is four times a code. Every key is read by some row: there are as many codes as rows
-    that share keys, and two keys of a code at least. A key that is dropped, counted twice or exchanged
-    moves rows by its share, however long they are, where the error of a worst-case sum would hide it.
+    Keys are random sign codes, nearly orthogonal for D near 64. Several keys share one code, and a
+    query is four times a code. There are as many codes as rows that share keys, and at least two keys
+    per code, so some row reads every key. A dropped, doubled or swapped key moves rows by its share,
+    even in long rows, where the worst-case bound of a sum would hide it.
     """
     q, _, v = _normal(rng, s, fmt)
     if not s.Hkv:
@@ -137,38 +133,39 @@ RECIPES = tuple(DRAWS)
 """Names of the input recipes."""
 
 FIXED_SCALE = ("large", "offset", "sunk", "needle")
-"""Recipes that set the size of the scores: they keep the default scale."""
+"""Recipes that set the size of the scores, so they need the default scale."""
 
 OVERFLOW_SCALE = 2.0**-14
-"""The scale that the recipe "overflow" is meant for."""
+"""The scale for the recipe "overflow"."""
 
 
 def recipes_of(names: Iterable[str], fmt: DType) -> list[str]:
-    """Those of the recipes that mean something in a dtype: scores of -32768 need 24 bits, and what
-    overflows before it is scaled overflows in float16 alone."""
+    """The recipes that make sense in a dtype. Scores of -32768 need 24 bits; "overflow" needs float16."""
     left_out = {"sunk"} if fmt.is_half else set()
     left_out |= set() if fmt.name == "f16" else {"overflow"}
     return [name for name in names if name not in left_out]
 
 
 def exponentials(values: np.ndarray) -> np.ndarray:
-    """e^x of float64, correctly rounded: the last bit of `np.exp` hangs on what vectors the CPU has, and
-    what is drawn must not."""
+    """e^x of float64, correctly rounded. The last bit of `np.exp` depends on the CPU, but drawn values
+    must not."""
     with localcontext(prec=40):
         powers = [float(Decimal(value).exp()) for value in values.ravel().tolist()]
     return np.array(powers).reshape(values.shape)
 
 
 def generator(name: str, seed: int) -> np.random.Generator:
-    """The generator that belongs to a name and a seed, the same on every machine."""
+    """The random generator of a name and a seed, the same on every machine."""
     digest = hashlib.sha256(f"{name}#{seed}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """ALiBi's slopes (heads,). Of a power of two n they are 2^(-8 i / n), i from 1 to n. Of any other
-    number they are those of the greatest power of two below it, and every other one, from the first, of
-    the power of two above (the code of Press, Smith, Lewis, ICLR 2022, function get_slopes).
+    """ALiBi slopes (heads,).
+
+    For a power of two n: 2^(-8 i / n), i from 1 to n. For other numbers: the slopes of the power of two
+    below, then every second slope, from the first, of the power of two above (get_slopes in the code of
+    Press, Smith, Lewis, ICLR 2022).
     """
     below = 2 ** max(heads.bit_length() - 1, 0)
     slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
@@ -177,8 +174,8 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 
 def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
-    """-slope times the distance of a row and a key, (1, H, rows, keys), of slopes (H,); the last row
-    stands at the last key."""
+    """ALiBi bias (1, H, rows, keys): -slope times the distance of row and key, for slopes (H,). The
+    last row is at the last key."""
     distance = np.abs(np.arange(rows)[:, None] + (keys - rows) - np.arange(keys))
     return -slopes[None, :, None, None] * distance.astype(slopes.dtype)
 
@@ -186,8 +183,10 @@ def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
 def draw_bias(
     kind: str, rng: np.random.Generator, sizes: Sizes, seed: int, lowest: float
 ) -> np.ndarray | None:
-    """The additive bias called `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none".
-    `lowest` is the lowest finite number of its dtype."""
+    """The additive bias `kind` (see `suite.spec.vocabulary.BIASES`), unrounded; None for "none".
+
+    `lowest` is the lowest finite number of the bias's dtype.
+    """
     s = sizes
     if kind == "none":
         return None

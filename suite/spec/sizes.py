@@ -11,8 +11,8 @@ import numpy as np
 class Sizes:
     """The sizes of one problem, always in this order.
 
-    B batch, H query heads, Hkv key/value heads, Lq queries, Lk keys, D size of a query and a key,
-    Dv size of a value.
+    B batch, H query heads, Hkv key/value heads, Lq queries, Lk keys, D size of a query and a key, Dv
+    size of a value.
     """
 
     B: int
@@ -25,13 +25,13 @@ class Sizes:
 
     @property
     def token(self) -> str:
-        """The sizes' part of a case id; Dv only where it differs from D."""
+        """The sizes in a case id; Dv only if it differs from D."""
         text = f"b{self.B}h{self.H}q{self.Lq}k{self.Lk}d{self.D}"
         return text + (f"v{self.Dv}" if self.Dv != self.D else "")
 
     @property
     def heads(self) -> str:
-        """mha, mqa or gqaN, N query heads to a key/value head."""
+        """mha, mqa or gqaN, with N query heads per key/value head."""
         if self.H == self.Hkv:
             return "mha"
         return "mqa" if self.Hkv == 1 else f"gqa{self.group}"
@@ -43,13 +43,13 @@ class Sizes:
 
     @property
     def group(self) -> int:
-        """Query heads to a key/value head; 1 where there are no heads."""
+        """Query heads per key/value head; 1 without heads."""
         return self.H // self.Hkv if self.Hkv else 1
 
 
 @dataclass(frozen=True)
 class PairIndex:
-    """Index arrays that broadcast to (B, H, rows, Lk), with the sizes and the seed they belong to."""
+    """Index arrays that broadcast to (B, H, rows, Lk), with their sizes and seed."""
 
     b: np.ndarray
     h: np.ndarray
@@ -72,10 +72,10 @@ class PairIndex:
 
 
 def uniform(seed: int, *indices: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) that depend on nothing but `seed` and the indices; shapes broadcast.
+    """Numbers in [0, 1) that depend only on `seed` and the indices; shapes broadcast.
 
-    splitmix64 (Steele, Lea, Flood, OOPSLA 2014) used as a hash, so that an arbitrary mask is a
-    predicate like any other and every block of it can be evaluated alone.
+    splitmix64 (Steele, Lea, Flood, OOPSLA 2014) as a hash. So an arbitrary mask is a predicate, and any
+    block of it can be evaluated separately.
     """
 
     def mix(z: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Text from anywhere, made fit for a terminal, a file or a page."""
+"""Text from any source, made safe for a terminal, a file or a page."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, TextIO
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters but tab and line feed, what changes the direction of text, and what UTF-8 has no
-bytes for."""
+"""Control characters except tab and line feed, characters that change text direction, and surrogates,
+which UTF-8 cannot encode."""
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what no terminal, file or page should be given: "\\x1b[31m"."""
+    """The text with unsafe characters escaped, as in "\x1b[31m"."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class PrintableStream:
-    """A stream of text that writes everything `printable`."""
+    """A text stream that writes `printable` text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write to the stream; returns the number of characters of what was given."""
+        """Writes printable text; returns the number of characters given."""
         self._stream.write(printable(text))
         return len(text)
 
@@ -35,7 +35,7 @@ class PrintableStream:
 
 
 def printed() -> contextlib.AbstractContextManager[object]:
-    """A context in which standard output and standard error are `PrintableStream`s."""
+    """A context with standard output and standard error as `PrintableStream`s."""
     stack = contextlib.ExitStack()
     stack.enter_context(contextlib.redirect_stdout(PrintableStream(sys.stdout)))
     stack.enter_context(contextlib.redirect_stderr(PrintableStream(sys.stderr)))

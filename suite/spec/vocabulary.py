@@ -1,28 +1,28 @@
-"""The words of the suite, each fact once: what statuses, kinds, classes, features and modes there are."""
+"""The words of the suite: levels, statuses, kinds, numerics classes, features and modes."""
 
 from __future__ import annotations
 
 LEVELS = ("smoke", "standard", "full")
-"""How many cases are asked, the fewest first."""
+"""Levels, the one with fewest cases first."""
 
 MODES = ("eager", "compiled")
-"""Implementations as they are called, or through their framework's compilers."""
+"""How implementations are called: directly, or through their framework's compilers."""
 
 DEVICES = ("cpu", "cuda")
 """Where implementations run."""
 
 DIRECTIONS = ("forward", "backward", "forward+backward")
-"""What is timed of a call: the call, its derivative alone once it was called, or both."""
+"""What is timed: the call, its derivative after the call, or both."""
 
 NUMERICS = ("exact", "fused", "eager", "stepwise", "working", "single")
-"""The numerics classes from the narrowest bound to the widest (`single` is float64's own). What each
-means is in `suite.judge.tolerance`."""
+"""The numerics classes from the narrowest bound to the widest (`single` is for float64).
+`suite.judge.tolerance` defines them."""
 
 GRADES = (*NUMERICS, "none")
-"""The narrowest class whose bound an answer keeps; "none": it keeps no bound."""
+"""The narrowest class whose bound an output keeps; "none": no bound."""
 
 INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
-"""How alike two answers to one problem are that were computed in different company."""
+"""How equal two outputs of one problem are, computed in different batches."""
 
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
@@ -30,77 +30,85 @@ BROKEN = ("fail", "error", "crash")
 """The statuses that fail a run."""
 
 REFUSED = "refused"
-"""The kind of an unsupported cell that a person's function refused."""
+"""The kind of an unsupported cell that a user function refused."""
 
 KINDS = {
-    "value": "an element is further from the oracle than rounding explains",
+    "value": "an element differs from the oracle by more than rounding explains",
     "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
     "type": "the answer is not an array of the framework under test",
-    "shape": "the answer has another shape than the problem asks for",
+    "shape": "the answer does not have the shape that the problem asks for",
     "dtype": "the answer has another dtype than the inputs",
     "device": "the answer is on another device than the inputs",
     "mutated-input": "an input was changed by the call",
     "not-deterministic": "a second call on the same inputs gave other bits",
     "overwritten": "a later call changed an earlier answer",
-    "stale": "the answer hangs on earlier calls, or on which arrays hold the arguments",
-    "leak": "what the mask hides has influence",
-    "leaked-state": "the call left a setting of the process or of the framework other than it was",
-    "unequal": "two forms of one problem give answers further apart than rounding explains",
-    "no-gradient": "an operand that the answer hangs on got no gradient",
-    "dropout": "dropout keeps, scales or repeats otherwise than its rate and seed say",
+    "stale": "the answer depends on earlier calls, or on which arrays hold the arguments",
+    "leak": "values that the mask hides influence the answer",
+    "leaked-state": "the call changed a setting of the process or of the framework",
+    "unequal": "two forms of one problem give answers that differ by more than rounding explains",
+    "no-gradient": "an operand that the answer depends on got no gradient",
+    "dropout": "dropout does not keep, scale or repeat as its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
-    REFUSED: "a person's function refused a case that its signature and its claims allow (unsupported)",
+    REFUSED: "a user function refused a case that its signature and its claims allow (unsupported)",
     "no-raise": "a malformed problem was answered silently",
     "election": "the observed answer is not the declared one",
-    "stale-claim": "a declared refusal that in fact computes the right answer",
+    "stale-claim": "a case declared unsupported is computed correctly",
     "unexpected-pass": "an expected failure passed",
     "other-failure": "an expected failure failed in another way",
     "crash": "the process running the cell died",
     "timeout": "the cell ran longer than allowed",
     "harness": "the adapter or the harness broke",
 }
-"""What can be wrong with a cell that did not pass."""
+"""Kinds of faults in a cell that did not pass."""
 
 OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leaked-state")
-"""The kinds that hang on what was called, in which order, and on no compiler."""
+"""Kinds that depend on the order of calls, and not on the compiler."""
 
 VALUES = "values"
-"""The check that holds answers against the reference."""
+"""The check that compares outputs with the reference."""
 
 GRADIENTS = ("gradients", "gradient_of_bias")
-"""The checks that hold gradients against their reference."""
+"""The checks that compare gradients with the reference."""
 
 SEARCHED = (VALUES, "gradients")
-"""The checks that cases drawn by the search are judged by."""
+"""The checks of random search."""
 
 BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "alibi", "alibikeys")
-"""Additive biases: finite unit normals of a broadcast rank ("qk" is (Lq, Lk)); "inf": (B, H, Lq, Lk)
-with about a third of the entries -inf and no row all -inf; "lowest": the same with the dtype's lowest
-finite number, as models write masks; "alibi": (1, H, Lq, Lk), -slope |q - k|
-with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR 2022); "alibikeys": (1, H, 1, Lk), slope
-(k - Lk + 1), what libraries add in its place, with the slopes that the authors' code has where H is no
-power of two."""
+"""Additive biases:
+
+- "qk" (Lq, Lk), "1hqk", "b1qk", "bhqk": finite unit normals of a broadcast rank.
+- "inf": (B, H, Lq, Lk), about a third of the entries -inf, no row all -inf.
+- "lowest": as "inf" with the dtype's lowest finite number, as many models write masks.
+- "alibi": (1, H, Lq, Lk), -slope |q - k| with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR
+  2022).
+- "alibikeys": (1, H, 1, Lk), slope (k - Lk + 1), which libraries add instead, with the slopes of
+  `alibi_slopes`.
+"""
 
 HIDING = ("inf", "lowest")
 """Biases that hide keys."""
 
 OPERANDS = ("query", "key", "value")
-"""The arrays that attention is made of."""
+"""The operands of attention."""
 
 AXIS_ORDERS = ("bhld", "blhd", "bhdl")
-"""Order of the axes in memory: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a
-query, key or value do not lie side by side."""
+"""Memory order of the axes: (B, H, L, D), (B, L, H, D), or (B, H, D, L), where the components of a
+query, key or value are not adjacent."""
 
 FORMS = ("native", "dense")
-"""How a mask is passed: by the framework's own flags where it has them, or as a boolean array."""
+"""How a mask is passed: by the framework's own flags if there are any, or as a boolean array."""
 
 VARIED_FORMS = ("raw", "flag-and-mask", "flag")
-"""Forms that variations have, and no id: a mask array as the caller made it, one beside a causal flag, or
-by flags with a causal mask that is what the flag means, however that is aligned."""
+"""Forms of variations, without an id:
+
+- raw: a mask array passed unchanged.
+- flag-and-mask: a mask array beside a causal flag.
+- flag: flags only, and the causal mask has the alignment of the flag.
+"""
 
 RETURNED = ("none", "average", "head")
-"""What a layer returns beside its output: no weights, their mean over the heads (B, Lq, Lk), or those of
-every head (B, H, Lq, Lk)."""
+"""What a layer returns beside its output: no weights, their mean over heads (B, Lq, Lk), or all (B, H,
+Lq, Lk)."""
 
 ARRANGEMENTS = {
     "contiguous": "C-contiguous",
@@ -113,7 +121,7 @@ ARRANGEMENTS = {
     "scalar": "one number with stride 0 along every axis",
     "odd-strides": "axes of size 1 with strides that no contiguous array has",
 }
-"""How values can lie in memory; what the gaps hold must not matter."""
+"""Memory layouts of values. The gaps between values must not matter."""
 
 FEATURES = {
     "mask": "boolean masks",
@@ -124,19 +132,19 @@ FEATURES = {
     "bias-with-mask": "a bias and a mask together",
     "scale": "an explicit scale",
     "grouped-heads": "fewer key/value heads than query heads",
-    "value-size": "values of another size than keys",
+    "value-size": "values and keys of different sizes (Dv != D)",
     "empty-batch": "a batch of size 0",
     "no-heads": "no heads at all (H = 0)",
     "empty-queries": "no queries (Lq = 0)",
-    "inner-stride": "components that do not lie side by side in memory",
-    "strides": "arrays that may lie anywhere in memory",
+    "inner-stride": "components that are not adjacent in memory",
+    "strides": "arrays at any memory address",
     "strided-operands": "operands that are not contiguous",
     "threads": "a number of threads that can be changed between calls",
     "mask-array": "masks given as arrays",
     "native-causal": "a causal flag of its own",
     "other-shapes": "a compiled call with other lengths than its first ones",
     "gradient": "an answer that can be differentiated",
-    "gradient-of-bias": "a bias that can be differentiated by",
+    "gradient-of-bias": "a gradient of the bias",
     "key-width": "keys of another width than queries",
     "value-width": "values of another width than queries",
     "output-width": "an output of another width than the queries",
@@ -156,7 +164,7 @@ FEATURES = {
     "raw-mask": "a mask array as the caller made it",
     "causal-alone": "a causal flag without a mask",
     "dropout": "dropout of the weights",
-    "pre-norm": "norms before what a residual leads past",
+    "pre-norm": "norms before attention and feed-forward network (pre-norm)",
     "gelu": "the activation gelu",
     "interleaved": "a rotation of neighbouring components",
     "halves": "a rotation of components half a head apart",
@@ -171,9 +179,9 @@ FEATURES = {
     "empty-parts": "partial answers without keys, to be merged",
     "several-parts": "more than two partial answers to be merged",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
-    "length-arrays": "lengths of packed segments as an array that is looked at",
+    "length-arrays": "lengths of packed segments as an array whose values are read",
     "empty-segments": "packed segments without a query, or without a token",
 }
-"""What a case, or a check, may need of an implementation beyond plain attention, besides the words of
-`suite.spec.features`. Masks that an implementation has no flag for are passed densely by its adapter, so
-that only what cannot be passed at all is lacking."""
+"""What a case or a check needs of an implementation beyond plain attention (see also
+`suite.spec.features`). An adapter passes a mask without a flag densely, so only masks that cannot be
+passed at all are missing."""

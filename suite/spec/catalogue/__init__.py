@@ -1,7 +1,7 @@
 """The catalogue: every case of the suite, by level, of all operators.
 
-smoke     every axis value at least once, and the coincidences that fooled released code
-standard  every axis value in pairs with every other that makes sense, and the designed cases
+smoke     every axis value at least once, and coinciding sizes that hid bugs in released code
+standard  every compatible pair of axis values, and designed cases
 full      standard, and products of axes
 """
 
@@ -23,9 +23,9 @@ AnyCase = Case | ElectionCase | MalformedCase
 
 
 class Selection:
-    """Cases by level: `selection(level)` gives them, each once; `why(level)` the reason of each.
+    """Cases by level: `selection(level)` returns each case once, `why(level)` the reason of each.
 
-    `select(level)` gives cases with reasons; it is called once a level while the operators are the same.
+    `select(level)` returns cases with reasons. Its results are cached while the operators are the same.
     """
 
     def __init__(self, select: Callable[[str], dict[Case, str]]) -> None:
@@ -37,18 +37,18 @@ class Selection:
         return tuple(self.why(level))
 
     def why(self, level: str) -> Mapping[Case, str]:
-        """The cases of a level with the reasons. Raises ValueError with the valid levels."""
+        """The cases of a level with their reasons. Raises ValueError with the valid levels."""
         key = (level, *OPERATORS)
         if key not in self._known:
             self._known[key] = self._select(level)
         return self._known[key]
 
     def where(self, keep: Callable[[Case], bool]) -> Selection:
-        """Those of the cases that `keep` holds for."""
+        """The cases for which `keep` is True."""
         return Selection(lambda at: {case: why for case, why in self.why(at).items() if keep(case)})
 
     def share(self, name: str) -> Selection:
-        """The share of the cases that `SHARES` gives to this name."""
+        """The share of the cases under this name in `SHARES`."""
         share = SHARES[name]
 
         def select(level: str) -> dict[Case, str]:
@@ -69,10 +69,11 @@ class Selection:
 def one_in(
     step: int, cases: Iterable[Case], by_dtype: bool = False, layers: int = 0
 ) -> tuple[Case, ...]:
-    """One in `step` of the cases of each operator (one in `layers` of a layer's), or of each dtype of it.
+    """One in `step` cases of each operator (one in `layers` of a layer), or of each dtype of the
+    operator.
 
-    A step of 0 gives none, any other at least one of each group. A checksum of the id decides, so that
-    most choices stay as cases are added. The id is read from its end, where ids differ most.
+    A step of 0 gives none; any other step at least one case per group. A checksum of the reversed id
+    selects cases, so most selections stay the same when cases are added.
     """
     if not step:
         return ()
@@ -89,14 +90,14 @@ def one_in(
 
 
 def asked(*asks: Ask | str) -> Selection:
-    """The cases that a check lists itself; a pattern by itself has the dtypes of a promise."""
+    """The cases that a check lists itself. A plain pattern has the dtypes of a promise."""
     patterns = tuple(ask for ask in asks if isinstance(ask, str))
     group = [Ask(*patterns, dtypes="promise"), *(ask for ask in asks if isinstance(ask, Ask))]
     return _selection(lambda: [group])
 
 
 def of_operator(operator: Operator, selection: Selection, level: str) -> list[Case]:
-    """The cases of a selection that are the operator's."""
+    """The cases of one operator in a selection."""
     return [case for case in selection(level) if case.operator is operator]
 
 
@@ -105,7 +106,7 @@ def _of_operators(pool: str) -> Selection:
 
 
 def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
-    """The cases of groups of asks: group by group, those of a level behind those of the levels before."""
+    """The cases of groups of asks: group by group, earlier levels first."""
 
     def select(level: str) -> dict[Case, str]:
         reasons: dict[str, str] = {}
@@ -120,47 +121,51 @@ def _selection(groups: Callable[[], Iterable[Sequence[Ask]]]) -> Selection:
 
 
 def whole(kind: str, pattern: str) -> bool:
-    """Whether a pattern is asked in all dtypes at standard (see `DtypesAt`)."""
+    """True if standard asks a pattern in all dtypes (see `DtypesAt`)."""
     operator = OPERATORS[part(pattern, "OPERATOR")]
     promise = kind == "promise" and not operator.is_layer
     return promise or part(pattern, "SIZES") in operator.asks.common_sizes
 
 
 def parsed(ids: Iterable[str]) -> tuple[Case, ...]:
-    """The cases with these ids, each once. Raises ValueError for what is no id."""
+    """The cases with these ids, each once. Raises ValueError for an invalid id."""
     return tuple(Case.parse(text) for text in dict.fromkeys(ids))
 
 
 cases = _of_operators("cases")
-"""The cases whose values are judged."""
+"""Cases whose values are judged."""
 
 gradient_cases = _of_operators("gradients")
-"""The cases that are differentiated."""
+"""Cases whose derivatives are judged."""
 
 compiled_cases = _of_operators("compiled")
-"""The cases that are asked of compiled implementations."""
+"""Cases for compiled implementations."""
 
 compiled_gradient_cases = _of_operators("compiled_gradients")
-"""The cases that compiled implementations are differentiated on."""
+"""Cases for derivatives of compiled implementations."""
 
 
 def with_plain(*asks: Ask | str, axes: str = "") -> Selection:
-    """The cases of `asked`; from standard on also the plain one of every operator that no pattern is of,
-    and whose output has the `axes`, letters, none of them tied to another axis."""
+    """The cases of `asked`, and from standard on the plain case of every other operator.
+
+    Plain cases are included only if their output has the `axes` (letters) and none of them is tied to
+    another axis.
+    """
     patterns = [ask for ask in asks if isinstance(ask, str)]
     plain = partial(plain_beside, patterns, lambda case: _apart(case, axes))
     return asked(*asks, Ask(plain, dtypes="promise", since="standard"))
 
 
 def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[str]:
-    """The plain ids, with {dt}, of the operators that none of `patterns` is of, where `keep` holds."""
+    """The plain ids, with {dt}, of operators without a pattern in `patterns`, if `keep` is True for the
+    case."""
     names = {part(pattern, "OPERATOR") for pattern in patterns}
     plain = [o.asks.plain for name, o in OPERATORS.items() if o.asks.plain and name not in names]
     return [pattern for pattern in plain if keep(Case.parse(pattern.replace("{dt}", "f32")))]
 
 
 def _apart(case: Case, axes: str) -> bool:
-    """Whether the output has the axes, each with a size of its own, and samples are an axis of arrays."""
+    """True if the output has the axes, all of different size, and samples are an axis of the arrays."""
     if axes and case.operator.packing is not None:
         return False
     tied = "".join(tie for tie in case.ties if "1" not in tie)
@@ -173,9 +178,9 @@ def everything(level: str = "standard") -> tuple[AnyCase, ...]:
 
 
 def find(case_id: str) -> AnyCase:
-    """The case with this id, in the catalogue or any other that the grammar of ids can express.
+    """The case with this id, in the catalogue or not.
 
-    Raises ValueError where the id names nothing.
+    Raises ValueError if the id names no case.
     """
     others: list[AnyCase] = [*ELECTION_CASES, *MALFORMED_CASES]
     named = (case for case in others if case.id == case_id)

@@ -1,8 +1,7 @@
-"""Workloads: cases with names people know, whose speed is measured, and the sweep for laws of cost.
+"""Workloads: named cases whose speed is measured, and the sweep over lengths.
 
-A workload is a case like any other: it has an id, inputs, an oracle. Sizes are those of the published
-models, in places with fewer heads or samples so that two CPU cores can compute them; `note` says what
-was taken away.
+A workload is a case with id, inputs and oracle. Sizes are those of published models, some with fewer
+heads or samples so that two CPU cores can compute them; `note` says so.
 """
 
 from __future__ import annotations
@@ -14,8 +13,12 @@ from suite.spec.case import Case
 
 @dataclass(frozen=True)
 class Workload:
-    """A named case. `pattern` is its id with {dt} for the dtype; `trained`: it is part of training, so
-    that its backward pass is measured, too; `swept`: it is one of the sweep over lengths."""
+    """A named case.
+
+    - `pattern`: its id with {dt} for the dtype.
+    - `trained`: True if the backward pass is measured, too.
+    - `swept`: True if the workload belongs to the sweep over lengths.
+    """
 
     name: str
     pattern: str
@@ -24,7 +27,7 @@ class Workload:
     swept: bool = False
 
     def case(self, dtype: str = "f32") -> Case:
-        """The case in a dtype, by its short name."""
+        """The case in a dtype (short name)."""
         return Case.parse(self.pattern.replace("{dt}", dtype))
 
 
@@ -35,7 +38,7 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         "bert-base-padded", "sdpa/pad/mha/{dt}/b4h12q128k128d64",
-        "BERT-base, four sentences of other lengths padded to 128", True,
+        "BERT-base, four sentences of different lengths padded to 128", True,
     ),
     Workload(
         "gpt2-prefill", "sdpa/causal/mha/{dt}/b1h12q1024k1024d64",
@@ -55,7 +58,7 @@ WORKLOADS: tuple[Workload, ...] = (
     ),
     Workload(
         "llama-decode-batch", "sdpa/pad/gqa4/{dt}/b8h8q1k2048d128",
-        "one token each of eight sequences of other lengths, 8 of 32 heads",
+        "one token each of eight sequences of different lengths, 8 of 32 heads",
     ),
     Workload(
         "falcon-decode", "sdpa/none/mqa/{dt}/b1h71q1k2048d64",
@@ -118,19 +121,19 @@ WORKLOADS: tuple[Workload, ...] = (
         "a decoder's step of additive attention (Bahdanau et al. 2015), 16 sentences of up to 50 words",
     ),
 )  # fmt: skip
-"""All workloads but the sweep."""
+"""All workloads except the sweep."""
 
 QUICK = ("gpt2-train", "bert-base-padded", "llama-decode")
-"""A first look: causal, padded, and one token against cached keys."""
+"""A quick selection: causal, padded, and decoding."""
 
 SWEEP = (64, 128, 192, 256, 384, 512, 768, 1024, 1536)
-"""Lengths of the sweep for laws of cost."""
+"""Lengths of the sweep."""
 
 _SWEPT = Workload("sweep", "sdpa/none/mha/{dt}/b1h4q{L}k{L}d64", "cost against length", swept=True)
 
 
 def sweep() -> tuple[Workload, ...]:
-    """Workloads that differ in length alone, "sweep-64" and so on."""
+    """Workloads that differ only in length, "sweep-64" and so on."""
     return tuple(
         replace(_SWEPT, name=f"{_SWEPT.name}-{L}", pattern=_SWEPT.pattern.replace("{L}", str(L)))
         for L in SWEEP
@@ -138,9 +141,9 @@ def sweep() -> tuple[Workload, ...]:
 
 
 def named(text: str) -> tuple[Workload, ...]:
-    """The workloads called `text`: a name, "all", "sweep", or the id of any case.
+    """The workloads for a text: a name, "all", "sweep", or the id of any case.
 
-    Raises ValueError that lists the names.
+    Raises ValueError with the valid names.
     """
     if text == "all":
         return WORKLOADS

@@ -1,7 +1,7 @@
-"""Features of attention: what a call may have beyond scale, mask and bias, each described once.
+"""Features of attention beyond scale, mask and bias, each described once in a file here.
 
-A feature is a file here. The operator `sdpa` takes its options, arrays, outputs and cases from these
-descriptors; inputs, calls, a person's function, vectors and the public functions take the names.
+The operator `sdpa` takes options, arrays, outputs and cases from these descriptors. Inputs, calls, user
+functions, vectors and public functions take the names.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ ARRAYS = tuple(name for name, feature in FEATURES.items() if feature.axes)
 """The features that are arrays."""
 
 WORDS = WORDS_OF_OTHERS | {feature.word: feature.text for feature in FEATURES.values()}
-"""Every word that says what an implementation must be able to do, with its meaning."""
+"""Every word for a required feature, with its meaning."""
 
 __all__ = ["ARRAYS", "FEATURES", "WORDS", "Feature"]

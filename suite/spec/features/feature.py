@@ -1,4 +1,4 @@
-"""What a feature is: everything that the suite must know to ask for it."""
+"""The descriptor of a feature: all that the suite must know to ask for it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class Feature:
     """A feature of attention.
 
-    `name` is the option of a case, the array among its inputs, and the parameter of a person's function.
-    `word` is what an implementation declares to be asked for it, `text` its meaning.
-
-    `option` is the token in ids; None for a feature that another part of an id says. A feature that is an
-    array has `axes`, letters of `suite.spec.operator.LETTERS`, and `draw(sizes, rng)` gives its values.
-    `outputs` are returned beside the output. Arrays and outputs that are `wide` are float32 beside 16-bit
-    operands. A `constant` array has no gradient. `fills` says of an array of numbers by head, (H,), in
-    which heads a row attends something though the mask leaves it without keys.
-
-    `cases` are asked of values, `gradients` differentiated. `group` is the row of the conformance table;
-    `validate` raises ValueError for a case that makes no sense.
+    - `name`: option of a case, array of its inputs, and parameter of a user function.
+    - `word`, `text`: what an implementation declares to support the feature, and its meaning.
+    - `option`: the token in ids; None if another part of the id expresses the feature.
+    - `axes`, `draw(sizes, rng)`: axis letters and values, if the feature is an array.
+    - `outputs`: further outputs.
+    - `wide`: True if arrays and outputs are float32 beside 16-bit operands.
+    - `constant`: True if the array has no gradient.
+    - `fills`: for an array (H,), the heads whose fully masked rows still attend something (a sink).
+    - `cases`, `gradients`: cases for values and for derivatives.
+    - `group`: the row of the conformance table.
+    - `validate`: raises ValueError for an invalid case.
     """
 
     name: str
@@ -49,9 +49,9 @@ class Feature:
     validate: Callable[[Case], object] = nothing
 
     def asked_by(self, case: Case) -> bool:
-        """Whether an option of the case asks for the feature."""
+        """True if the case uses the feature as an option."""
         return self.option is not None and case.option(self.name) != self.option.default
 
     def value(self, case: Case, arrays: Mapping[str, Any]) -> Any:
-        """The array, or the value of the option; None if neither is there."""
+        """The array or option value of the feature, or None."""
         return arrays.get(self.name) if self.axes else case.option(self.name)

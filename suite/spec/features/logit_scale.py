@@ -1,7 +1,7 @@
 """A logit scale per head: scores of query head h are scale * logit_scale[h] * q.k, before a softcap.
 
-Models with learned temperatures have one, of which the call is given the number itself (Liu et al., Swin
-Transformer V2, CVPR 2022, section 3.3).
+Models with learned temperatures pass the number itself (Liu et al., Swin Transformer V2, CVPR 2022,
+section 3.3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
 
 def validate(case: Case) -> None:
     if case.option("logit_scale") and case.option("lse"):
-        raise ValueError("no bound is derived of a log-sum-exp under logit scales: ask one of them")
+        raise ValueError(
+            "the log-sum-exp has no derived bound with logit scales: ask only one of both"
+        )
 
 
 LOGIT_SCALE = Feature(

@@ -1,6 +1,6 @@
-"""The log-sum-exp: a second output (B, H, Lq), log sum exp of a row's scores.
+"""The log-sum-exp: a second output (B, H, Lq), the log sum exp of a row's scores.
 
-Partial answers are merged by it (Dao et al., FlashAttention, 2022). Of 16-bit operands it is float32.
+Partial outputs are merged by it (Dao et al., FlashAttention, 2022). float32 for 16-bit operands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LSE = Feature(
             since="standard",
         ),
     ),
-    # The gradient of the output, while the log-sum-exp is returned beside it.
+    # The gradient of the output in a call that also returns the log-sum-exp.
     gradients=(
         Ask("sdpa/causal/gqa2/bf16/b2h4q11k9d6/lse"),
         Ask("sdpa/causal/gqa2/{dt}/b2h4q11k9d6/lse", since="standard"),

@@ -1,5 +1,7 @@
-"""Attention sinks: the softmax of head h has one more logit, sinks[h], whose value is 0 (Xiao et al.,
-Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025)."""
+"""Attention sinks: the softmax of head h has one more logit, sinks[h], with value 0.
+
+Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023; gpt-oss, 2025.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,13 @@ if TYPE_CHECKING:
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
-    """Sinks (H,) about as large as scores, so that a sink takes some of every row."""
+    """Sinks (H,) of the size of scores, so every row gives some weight to the sink."""
     return 1.0 + rng.standard_normal(sizes.H)
 
 
 def validate(case: Case) -> None:
     if case.option("sinks") and case.option("lse"):
-        raise ValueError(
-            "interfaces differ in whether a log-sum-exp counts the sink: ask one of them"
-        )
+        raise ValueError("frameworks disagree on sinks in the log-sum-exp: ask only one of both")
 
 
 SINKS = Feature(

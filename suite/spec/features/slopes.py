@@ -1,8 +1,7 @@
-"""ALiBi of slopes: the call makes its bias itself, -alibi_slopes[h] |i + Lk - Lq - j|.
+"""ALiBi from slopes: the call itself makes the bias -alibi_slopes[h] |i + Lk - Lq - j|.
 
-i is the row and j the key: the last row stands at the last key (Press, Smith, Lewis, ALiBi, ICLR 2022;
-the parameter of this name of flash-attention's functions). Slopes are float32 beside 16-bit operands,
-and have no gradient.
+i is the row and j the key; the last row is at the last key (Press, Smith, Lewis, ALiBi, ICLR 2022;
+`alibi_slopes` of flash-attention). Slopes are float32 beside 16-bit operands, and have no gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
 
 def validate(case: Case) -> None:
     if case.option("alibi_slopes") and case.option("bias") != "none":
-        raise ValueError("slopes are a bias that the call makes itself: ask it or another bias")
+        raise ValueError("slopes already are a bias: ask only one of both")
 
 
 SLOPES = Feature(

@@ -1,8 +1,13 @@
-"""A sliding window as an argument of the call: (left, right) keys besides the query's own position, None
-for no end. The mask of a case says it; without the argument it is passed densely."""
+"""A sliding window as an argument of the call: (left, right) keys besides the query's own position,
+None for unbounded.
+
+The mask of the case gives the window. Without this argument the window is passed as a dense mask.
+"""
 
 from __future__ import annotations
 
 from suite.spec.features.feature import Feature
 
-WINDOW = Feature(name="window", word="native-window", text="a sliding window of its own")
+WINDOW = Feature(
+    name="window", word="native-window", text="a sliding window as an argument of the call"
+)

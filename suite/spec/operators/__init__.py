@@ -1,7 +1,7 @@
-"""The operators: what can be asked, one file each.
+"""The operators, one file each.
 
-A new operator has a line in the table below, a file here, one in `references`, one of textbook code in
-`backends`, and its mutants.
+A new operator has a line in the table below, a file here, a reference, textbook code in `backends`, and
+mutants.
 """
 
 from __future__ import annotations

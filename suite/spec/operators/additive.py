@@ -35,7 +35,8 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """A score vector has variance 4 / U: scores spread over about one unit."""
+    """Arrays of the case. The score vector has variance 4 / U, so scores have a standard deviation near
+    one."""
     arrays, units, w = draw_sequences(case, rng), case.sizes.D, case.widths
     assert w is not None
     if "query_kernel" in case.axes:
@@ -57,11 +58,11 @@ def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def validate(case: Case) -> None:
     if case.option("vector") and not case.option("without_projections"):
-        raise ValueError(f"a score vector of its own is bare additive attention's: {case.id}")
+        raise ValueError(f"only additive attention without projections has this option: {case.id}")
 
 
 def work(inputs: Inputs, direction: str) -> Work:
-    """A sum, a tanh (counted as one) and a product with its sum for every unit of a pair."""
+    """One sum, one tanh (counted as one operation), one product and its sum per unit of a pair."""
     s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
     flops = 2.0 * s.B * (s.Lq * w.query + s.Lk * w.key) * s.D + pairs * (4.0 * s.D + 2.0 * s.Dv)
     factor, passes = layers.FACTORS[direction], layers.PASSES[direction]
@@ -81,7 +82,7 @@ ADDITIVE = Operator(
         plain="additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
         cases=(
             Ask(
-                # widths that are equal, so that exchanged projections fit
+                # equal widths, so that swapped projections fit
                 "additive/causal/mha/{dt}/b2h1q7k7d16v12/e12.12.12.12",
                 "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
                 "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",

@@ -1,5 +1,8 @@
-"""Batch norm: as layer norm, with the mean and variance of each feature over all samples and positions
-(Ioffe, Szegedy 2015) in training, and those it has learned in evaluation."""
+"""Batch norm (Ioffe, Szegedy 2015): like layer norm, with mean and variance per feature over samples
+and positions.
+
+Training computes these statistics; evaluation uses learned ones.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ if TYPE_CHECKING:
     from suite.spec.case import Case
 
 STATISTICS = ("mean", "variance")
-"""The parameters that are learned by averaging: they have no gradient."""
+"""Parameters that are running averages: they have no gradient."""
 
 AVERAGED = replace(number("averaged", "averaged"), limits=(1.0, 2.0))
-"""The statistics are averages that the layer made itself, of two batches of the query, each multiplied by
-at most this number."""
+"""The layer made the statistics itself, as running averages over two batches: the query times numbers
+up to this one."""
 
 
 def axes(case: Case) -> Axes:
@@ -38,9 +41,9 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def validate(case: Case) -> None:
     if case.option("training") and case.sizes.B * case.sizes.Lq == 1:
-        raise ValueError(f"one token has no variance to train with: {case.id}")
+        raise ValueError(f"training needs more than one token for a variance: {case.id}")
     if case.option("training") and case.option("averaged") is not None:
-        raise ValueError(f"training takes no statistics that were averaged before: {case.id}")
+        raise ValueError(f"only evaluation takes averaged statistics, not training: {case.id}")
 
 
 BATCH_NORM = Operator(

@@ -23,7 +23,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Scale and weight are near 1; the scale is drawn first."""
+    """Arrays of the case. Scale and weight are near 1; the scale is drawn first."""
     arrays = draw_sequences(case, rng)
     scale = {} if case.option("without_scale") else {"scale": np.array(0.5 + 0.25 * rng.random())}
     return arrays | {"concat_weight": np.array(0.75 + 0.25 * rng.random())} | scale
@@ -69,7 +69,7 @@ CONCAT = Operator(
     options=options("without_scale", "unscaled"),
     questions=Questions(
         elections=("padded-sample", "padded-sample-gradient", "large-scores"),
-        # A score is a sum of D numbers below 1, weighed.
+        # A score is a weighted sum of D numbers below 1.
         large_scores=lambda inputs: inputs.replace(
             concat_weight=inputs.parameters["concat_weight"] * 2.0**15
         ),

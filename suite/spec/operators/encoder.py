@@ -1,13 +1,13 @@
-"""A layer of a Transformer's encoder: self-attention of several heads and a feed-forward network, each
-with a residual and a layer norm (Vaswani et al. 2017, section 3.1):
+"""A Transformer encoder layer: multi-head self-attention and a feed-forward network, each with a
+residual and a layer norm.
 
-    y = norm1(x + attention(x)),    z = norm2(y + feedforward(y))          or, with the option `pre`,
-    y = x + attention(norm1(x)),    z = y + feedforward(norm2(y))          (Xiong et al. 2020)
+    y = norm1(x + attention(x)),    z = norm2(y + feedforward(y))      (Vaswani et al. 2017, 3.1)
+    y = x + attention(norm1(x)),    z = y + feedforward(norm2(y))      with `pre` (Xiong et al. 2020)
 
-feedforward(y) = activation(y W1 + b1) W2 + b2. The last width of an id is that of W1.
+feedforward(y) = activation(y W1 + b1) W2 + b2. The last width of an id is the width of W1.
 
-What the worst of all roundings does to so many steps is no bound in 16 bits, since a variance might be
-zero. There `spread` judges, by roundings that are drawn, answers and gradients.
+In 16 bits the worst case of so many roundings has no finite bound, because a variance might be zero.
+There the check `spread` judges outputs and gradients by random rounding.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Tokens of different levels, so that a norm that is left out stands out; parameters as layers and
-    norms have them."""
+    """Arrays of the case. Tokens have different means, so that a missing norm is seen."""
     arrays, n = draw_sequences(case, rng), case.letters
     arrays["query"] = arrays["query"] + rng.standard_normal((n["b"], n["q"], 1))
     arrays["key"] = arrays["value"] = arrays["query"]
@@ -75,7 +74,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 def validate(case: Case) -> None:
     if not case.option("self_attention"):
-        raise ValueError(f"{case.operator} attends to its own input alone: {case.id}")
+        raise ValueError(f"{case.operator} attends only to its own input: {case.id}")
 
 
 ENCODER = Operator(
@@ -95,7 +94,7 @@ ENCODER = Operator(
                 "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
                 "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
                 "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                # The activation to the last digits.
+                # float64 checks gelu to its last digits.
                 "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
             ),
             Ask(

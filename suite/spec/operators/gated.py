@@ -1,7 +1,7 @@
-"""Gated self-attention: (concat_h attention_h * sigmoid(X W^G + b)) W^O + b, element by element.
+"""Gated self-attention: (concat_h attention_h * sigmoid(X W^G + b)) W^O + b, * elementwise.
 
-The heads are those of multi-head self-attention (Qiu et al., Gated Attention for Large Language Models,
-2025: the gate behind the attention).
+The heads are those of multi-head self-attention. The gate follows the attention (Qiu et al., Gated
+Attention for Large Language Models, 2025).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMON_SIZES = ("b2h4q7k7d3",)
 
 
 PARAMETERS = {"gate_kernel": "xhv", "gate_bias": "hv"}
-"""The parameters besides those of multi-head attention, with their axes."""
+"""Parameters besides those of multi-head attention, with their axes."""
 
 
 def axes(case: Case) -> Axes:
@@ -40,14 +40,14 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
-    # The layer always takes one tensor: what other layers can only be asked is what it is.
+    # This layer always takes one tensor, so no feature is needed for that.
     return multi_head.needs(case, arrays, sizes, widths) | {"cross": False}
 
 
 def validate(case: Case) -> None:
     if not case.option("self_attention"):
         raise ValueError(
-            f"{case.operator} attends its own tensor: expected .../self, got {case.id}"
+            f"{case.operator} attends only to its own input: expected .../self, got {case.id}"
         )
 
 

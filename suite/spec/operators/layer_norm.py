@@ -1,5 +1,7 @@
-"""Layer norm: (x - mean) / sqrt(variance + epsilon) gain + offset, mean and variance of each token
-over its features (Ba, Kiros, Hinton 2016). It attends to nothing."""
+"""Layer norm (Ba, Kiros, Hinton 2016): (x - mean) / sqrt(variance + epsilon) gain + offset.
+
+Mean and variance of each token are over its features. There is no attention.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
     from suite.spec.case import Case
 
 EPSILON = 2.0**-10
-"""What norms add to a variance: a number of every dtype, so large that leaving it out or adding it after
-the root stands out."""
+"""The number that norms add to the variance. It is exact in every dtype, and large enough that leaving
+it out, or adding it after the root, is seen."""
 
 ADDED = Option(
     "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
 )
-"""Another number to be added: frameworks are asked their defaults, each as a path."""
+"""Another epsilon. Each framework's default is asked as a path."""
 
 COMMON_SIZES = ("b32h1q3k3d64",)
 
@@ -37,7 +39,8 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Features and tokens of different means and spreads, or no axis could be told from another."""
+    """Arrays of the case. Means and variances differ between features and tokens, so that a wrong axis
+    is seen."""
     arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
     spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
     level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
@@ -52,7 +55,9 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def validate(case: Case) -> None:
     if case.option("training"):
-        raise ValueError(f"{case.operator} is not asked in training: {case.id}")
+        raise ValueError(
+            f"{case.operator} is the same in training: leave out the option train in {case.id}"
+        )
 
 
 LAYER_NORM = Operator(

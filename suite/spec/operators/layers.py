@@ -1,7 +1,7 @@
-"""What the layers around attention share: options, parameters, draws and needs.
+"""What layers share: options, parameters, draws and needs.
 
-A layer takes sequences (B, L, width) and parameters, and returns an output (B, Lq, width) and, where
-it is asked to, weights.
+A layer takes sequences (B, L, width) and parameters. It returns an output (B, Lq, width) and, if
+requested, weights.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ PARAMETERS = {
     "mean": "(E,), batch norm: the mean it has learned, used in evaluation",
     "variance": "(E,), batch norm: the variance it has learned",
 }
-"""Canonical parameters with their shapes: y = x kernel + bias, features of a head last. Eq, Ek, Ev, Eo
-are the widths of query, key, value and output, H and Hkv the heads, D and Dv their sizes."""
+"""Canonical parameters with their shapes: y = x kernel + bias, with the features of a head last.
+
+Eq, Ek, Ev, Eo are the widths of query, key, value and output, H and Hkv the heads, D and Dv their
+sizes.
+"""
 
 SEQUENCES: dict[str, str] = {"query": "bqx", "key": "bky", "value": "bkz"}
-"""The operands of a layer."""
+"""The operands of a layer, with their axes."""
 
 WEIGHTS_OF_ONE_HEAD = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bqk"}}
-"""What layers of one head return beside the output, by the option `returned`."""
+"""Further outputs of layers of one head, by the option `returned`."""
 
 RATE = Option(
     "rate", r"drop(-?\d\.\d+)", float, lambda value: f"drop{value!r}", 0.0, limits=(0.0, 1.0)
@@ -54,17 +57,21 @@ RATE = Option(
 """Dropout of the weights."""
 
 TRAINING = flag("training", "train")
-"""Whether the call is one of training."""
+"""True for a training call."""
 
 UNSEARCHED_TRAINING = replace(TRAINING, values=())
-"""The same where training without dropout computes what evaluation does."""
+"""The option `training` for layers that compute the same in training and evaluation, without dropout.
+"""
 
 
 def options(without: str, word: str, *more: Option, trains: bool = False) -> tuple[Option, ...]:
-    """The options of a layer. `without`, in ids under `word`, leaves out what it can do without;
-    `self_attention` hands one tensor in as query, key and value; `squeezed` leaves out an axis
-    (`Operator.squeezed_axis`); `trains`: training computes something else than evaluation, without
-    dropout, too."""
+    """The options of a layer.
+
+    - `without`, in ids under `word`: leaves out an optional part of the layer.
+    - `self_attention`: passes one tensor as query, key and value.
+    - `squeezed`: leaves out an axis (`Operator.squeezed_axis`).
+    - `trains`: True if training differs from evaluation even without dropout.
+    """
     return (
         choice("bias", BIASES, "bias."),
         flag(without, word),
@@ -78,7 +85,7 @@ def options(without: str, word: str, *more: Option, trains: bool = False) -> tup
 
 
 ONE_HEAD = ("1hg", "zvo", "xyd")
-"""The ties of a layer of one head that projects nothing."""
+"""The ties of a layer of one head without projections."""
 
 
 def ties(*always: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
@@ -87,7 +94,7 @@ def ties(*always: str) -> Callable[[Mapping[str, Any]], tuple[str, ...]]:
 
 
 def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Query, key and value: unit normals, one array thrice where they are one tensor."""
+    """Query, key and value: unit normals. With self-attention all three are one array."""
     s, w = case.sizes, case.widths
     assert w is not None
     query = rng.standard_normal((s.B, s.Lq, w.query))
@@ -98,12 +105,12 @@ def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray
 
 
 def kernel(rng: np.random.Generator, fan_in: int, *shape: int) -> np.ndarray:
-    """Normals of variance 1 / fan-in, so that projections of unit normals are unit normals again."""
+    """Normals of variance 1 / fan-in, so that projections of unit normals are unit normals."""
     return rng.standard_normal(shape) / np.sqrt(fan_in)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
-    """What every layer may need."""
+    """The features that any layer may need."""
     return {
         "grouped-heads": sizes.H != sizes.Hkv,
         "key-width": widths.key != widths.query,
@@ -124,14 +131,14 @@ def one_head_outputs(axis: str) -> Callable[[Case], Axes]:
 
 
 def moved_bytes(inputs: Inputs) -> int:
-    """Bytes of the operands, the parameters and the output of a layer, each moved once."""
+    """Bytes of operands, parameters and output of a layer, each moved once."""
     numbers = sum(array.size for name, array in inputs.arrays.items() if name != "bias")
     numbers += int(np.prod(inputs.full_shape("output")))
     return numbers * inputs.dtype.itemsize
 
 
 def projections_work(inputs: Inputs, direction: str) -> Work:
-    """Operations of four projections and of attention between them, forward."""
+    """Forward operations of four projections and the attention between them."""
     s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
     projected = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
     projected += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
@@ -140,7 +147,8 @@ def projections_work(inputs: Inputs, direction: str) -> Work:
 
 
 FACTORS = {"forward": 1.0, "backward": 2.0, "forward+backward": 3.0}
-"""Operations by direction: every product of the forward pass gives two of the backward pass."""
+"""Operations by direction: every product of the forward pass has two products in the backward pass.
+"""
 
 PASSES = {"forward": 1, "backward": 2, "forward+backward": 2}
 """How often operands are moved: read, and in the backward pass written as gradients."""

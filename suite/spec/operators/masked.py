@@ -1,4 +1,4 @@
-"""Scaled dot-product attention without heads, with separate causal and padding masks; no parameters."""
+"""Scaled dot-product attention without heads and parameters, with separate causal and padding masks."""
 
 from __future__ import annotations
 

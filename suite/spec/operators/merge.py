@@ -1,13 +1,14 @@
-"""Merging of partial answers: attention over some of the keys, and attention over others, become
-attention over all of them.
+"""Merge of partial outputs over different keys into attention over all keys.
 
-partial_output (P, B, H, Lq, Dv) holds the answers of P parts, partial_lse (P, B, H, Lq) the log-sum-exps
-of their scores; P stands where plain attention has the keys, Lk. The merged answer weighs the parts by
-w_i = exp(l_i) / sum_j exp(l_j): output = sum_i w_i o_i, lse = log sum_i exp(l_i) (Dao et al.,
-FlashAttention, 2022; Ye et al., FlashInfer, 2025). Log-sum-exps of 16-bit answers are float32.
+    partial_output (P, B, H, Lq, Dv)    outputs of P parts; in ids P stands in place of Lk
+    partial_lse (P, B, H, Lq)           log-sum-exps of their scores, float32 beside 16-bit outputs
 
-A part that saw no key of a row has the answer 0 and the log-sum-exp -inf, and changes nothing; where all
-parts are such, so is the merged one.
+    output = sum_i w_i o_i,   lse = log sum_i exp(l_i),   w_i = exp(l_i) / sum_j exp(l_j)
+
+A part without keys in a row has output 0 and log-sum-exp -inf there, and changes nothing. If all parts
+are such, so is the result.
+
+Source: Dao et al., FlashAttention, 2022; Ye et al., FlashInfer, 2025.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from suite.spec.case import Case
 
 HEIGHTS = {"level": 0.0, "high": 200.0, "low": -200.0}
-"""About where the log-sum-exps of a case lie: those far from 0 overflow, or underflow, where the largest
-is not taken off first."""
+"""Mean of the log-sum-exps of a case. Means far from 0 overflow or underflow unless the maximum is
+subtracted first."""
 
 SPREAD, APART = 3.0, 40.0
-"""The standard deviation of log-sum-exps, and that of those that are apart: most parts weigh nothing."""
+"""Standard deviation of the log-sum-exps, normally and with the option `apart`, where most parts have
+no weight."""
 
 COMMON_SIZES = ("b2h3q5k2d8",)
 
@@ -39,8 +41,8 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Unit normals, and log-sum-exps of a height and a spread. Where parts are empty, a third of them is;
-    the last row of every head is empty in all of them."""
+    """Unit normals, and log-sum-exps of a mean and a standard deviation. With empty parts, a third of
+    the parts is empty, and the last row of every head is empty in all parts."""
     s = case.sizes
     output = rng.standard_normal((s.Lk, s.B, s.H, s.Lq, s.Dv))
     spread = APART if case.option("apart") else SPREAD
@@ -64,7 +66,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 def validate(case: Case) -> None:
     if case.sizes.Lk < 1:
-        raise ValueError(f"{case.operator} needs a part: {case.id}")
+        raise ValueError(f"{case.operator} needs at least one part (k): {case.id}")
 
 
 MERGE = Operator(

@@ -1,6 +1,10 @@
-"""Multi-head attention with projections: concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b)
-W^O + b (Vaswani et al. 2017, section 3.2), also with grouped queries (Ainslie et al. 2023), and with
-queries and keys that a layer norm of every head normalises (Dehghani et al. 2023, section 2)."""
+"""Multi-head attention with projections (Vaswani et al. 2017, section 3.2).
+
+    concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b) W^O + b
+
+Options: grouped queries (Ainslie et al. 2023), and a layer norm of queries and keys per head (Dehghani
+et al. 2023, section 2).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 # B, Lq, Lk, H, Hkv, D, Dv and the widths of query, key, value, output; whether query, key and value are
 # one tensor. Few, and alike where they can be, since JAX compiles a program for every shape.
 SHAPES: dict[str, tuple[tuple[int, ...], str, bool]] = {
-    # What every library's layer can do: one tensor, heads that split its width.
+    # Every library's layer supports one tensor, and heads that split its width.
     "own": ((2, 7, 7, 4, 4, 3, 3), "e12.12.12.12", True),
     # B == H, B == Lq, H == Lk... an odd number of heads
     "equal": ((3, 3, 3, 3, 3, 4, 4), "e12.12.12.12", True),
@@ -50,8 +54,8 @@ AXES: dict[str, tuple[object, ...]] = {
 
 
 def compatible(a: str, x: object, b: str, y: object) -> bool:
-    """Whether two axis values make sense together: a mask no layer has a flag for is passed densely, and
-    no mask has no dense form."""
+    """True if two axis values make sense together: a mask without a flag is passed densely, and no mask
+    has no dense form."""
     pair = {a: x, b: y}
     if "mask" in pair and "form" in pair:
         mask = str(pair["mask"])
@@ -78,7 +82,7 @@ def id_of(row: Row) -> str:
 
 
 SMOKE = (
-    # widths that are equal, so that exchanged projections fit
+    # equal widths, so that swapped projections fit
     "multi-head/pad/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single/average",
     # a mask of every head beside padding, with as many samples as heads, and not
     "multi-head/pad+bool.bhqk/mha/{dt}/b4h4q7k7d3/e12.12.12.12/self",
@@ -173,8 +177,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Kernels of variance 1 / fan-in, an output's last; biases of unit normals in the same order; gains
-    about 1."""
+    """Kernels of variance 1 / fan-in, the output kernel last; biases of unit normals in the same order;
+    gains near 1."""
     n = case.letters
     fan_in = {
         "query_kernel": n["x"],
@@ -212,7 +216,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 def validate(case: Case) -> None:
     if case.option("epsilon") != ADDED.default and not case.option("qk_norm"):
-        raise ValueError(f"{case.operator} without qknorm adds no epsilon to anything: {case.id}")
+        raise ValueError(f"{case.operator} has an epsilon only with qknorm: {case.id}")
 
 
 COVERING = Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of)

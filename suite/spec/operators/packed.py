@@ -1,12 +1,13 @@
-"""Packed attention: sequences of different lengths one after the other in one array, without padding.
+"""Packed attention: sequences of different lengths, concatenated in one array without padding.
 
-query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), Lq and Lk the lengths of all segments together;
-query_lengths and key_lengths (B,) are those of each of the B segments. The queries of a segment attend
-its keys, as in plain attention, and nothing else; output (Lq, H, Dv). Interfaces take the lengths summed
-up, from 0 on, (B + 1,), called `cu_seqlens` (Dao, FlashAttention-2, 2023, "varlen").
+    query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), output (Lq, H, Dv)
+    query_lengths, key_lengths (B,)      lengths of the B segments, with sums Lq and Lk
 
-Segments may be empty. One that has queries must have keys: rows without keys are asked of plain
-attention.
+The queries of a segment attend only keys of this segment. Interfaces take cumulative lengths from 0 on,
+(B + 1,), `cu_seqlens` (Dao, FlashAttention-2, 2023, "varlen").
+
+Segments may be empty. A segment with queries must have keys, because plain attention covers fully
+masked rows.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ if TYPE_CHECKING:
     from suite.spec.inputs import Inputs
 
 LENGTHS = r"seg(\d+(?:\.\d+)*(?:x\d+(?:\.\d+)*)?)"
-"""Lengths of segments in an id: "seg5.7.12" of queries and keys, "seg2.0.3x9.4.7" of both apart."""
+"""Lengths of segments in an id: "seg5.7.12" for queries and keys, "seg2.0.3x9.4.7" for queries x keys.
+"""
 
 ALIGNMENTS = ("all", "causal", "causalbr")
-"""Which keys of its segment a query attends: all; those up to its own place; or so that the last query
-attends all (bottom-right). Where queries and keys are as many, the latter two are one, called causal."""
+"""The keys of its segment that a query attends.
+
+- all: all keys.
+- causal: keys up to its own position (top-left).
+- causalbr: as causal, with the last query aligned to the last key. Not used if both have equal numbers.
+"""
 
 COMMON_SIZES = ("b3h4q24k24d8",)
 
@@ -52,7 +58,7 @@ Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def lengths(text: str) -> Lengths:
-    """Lengths of queries and of keys by segment, of "5.7.12" or "2.0.3x9.4.7"."""
+    """Lengths of queries and of keys by segment, from "5.7.12" or "2.0.3x9.4.7"."""
     queries, _, keys = text.partition("x")
     read = [tuple(int(n) for n in part.split(".")) for part in (queries, keys or queries)]
     return read[0], read[1]
@@ -65,26 +71,25 @@ def written(pair: Lengths) -> str:
 
 
 def segments(case: Case) -> Iterator[tuple[slice, slice]]:
-    """Which queries and which keys each segment has."""
+    """The query slice and key slice of each segment."""
     edges = (pairwise(summed(part).tolist()) for part in case.option("segments"))
     return ((slice(*rows), slice(*keys)) for rows, keys in zip(*edges, strict=True))
 
 
 def summed(part: Collection[int] | np.ndarray) -> np.ndarray:
-    """Lengths summed up, from 0 on, (B + 1,) of int64: where segments begin, and where the last ends."""
+    """Cumulative lengths from 0 on, (B + 1,) int64: the start of each segment, and the final end."""
     return np.concatenate([[0], np.cumsum(np.asarray(part, np.int64))]).astype(np.int64)
 
 
 def allowed_pairs(queries: int, keys: int, alignment: str) -> np.ndarray:
-    """Which keys of its segment a query attends, boolean (queries, keys)."""
+    """The mask of one segment, boolean (queries, keys), True attends."""
     if alignment == "all":
         return np.ones((queries, keys), bool)
     return np.tri(queries, keys, keys - queries if alignment == "causalbr" else 0, dtype=bool)
 
 
 def hidden_pairs(case: Case) -> np.ndarray:
-    """Which pairs of a query and a key do not attend, boolean (Lq, Lk): those of two segments, and those
-    that the alignment hides."""
+    """Hidden pairs, boolean (Lq, Lk): pairs of two segments, and pairs that the alignment hides."""
     hidden = np.ones((case.sizes.Lq, case.sizes.Lk), bool)
     for rows, keys in segments(case):
         count, of = rows.stop - rows.start, keys.stop - keys.start
@@ -156,15 +161,17 @@ def validate(case: Case) -> None:
     queries, keys = pair
     alignment = case.option("alignment")
     if alignment == "causalbr" and queries == keys:
-        raise ValueError(f"as many queries as keys: causal, not causalbr: {case.id}")
+        raise ValueError(
+            f"with equal numbers of queries and keys write causal, not causalbr: {case.id}"
+        )
     for count, of in zip(queries, keys, strict=True):
         if of < (count if alignment == "causalbr" else min(count, 1)):
-            raise ValueError(f"rows without keys are asked of plain attention alone: {case.id}")
+            raise ValueError(f"every segment with queries needs keys: {case.id}")
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Segments of these lengths: an even number of them is half of queries and half of keys, which are
-    more; an odd one of both at once."""
+    """Random segments. An even count of numbers is read as pairs: the smaller number for queries, the
+    larger for keys. An odd count is for both."""
     queries = keys = tuple(numbers)
     if len(numbers) % 2 == 0:
         pairs = tuple(zip(numbers[::2], numbers[1::2], strict=True))

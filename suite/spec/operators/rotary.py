@@ -1,8 +1,8 @@
-"""Rotary position embedding: each pair of components of a query is turned by an angle, its token's
-position times a frequency (Su et al. 2021). Keys are turned alike. It attends to nothing.
+"""Rotary position embedding (Su et al. 2021): rotates each pair of components of a query by position
+times frequency.
 
-Frequencies are theta_i = base^(-2i/r), r the components that are turned, or a scaled variant of them
-(`SCALINGS`). Positions are whole numbers, exact in every dtype, as integer arrays are.
+Keys are rotated in the same way. There is no attention. Frequencies are theta_i = base^(-2i/r) for r
+rotated components, or a scaled variant (`SCALINGS`). Positions are integers.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
     from suite.spec.case import Case
 
 BASE = 10000.0
-"""The base of frequencies where a case names none."""
+"""The base of frequencies if a case names none."""
 
 SCALINGS = {
     "none": "no scaling",
     "linear": "positions divided by a factor (Chen et al. 2023)",
     "ntk": "a base that grows with the length beyond the original one (dynamic NTK)",
-    "llama3": "low frequencies divided by a factor, high ones kept, those between mixed (Llama 3.1)",
-    "yarn": "the same by dimension, with a factor on sine and cosine (Peng et al. 2023)",
-    "longrope": "a factor for every frequency, and one on sine and cosine (Ding et al. 2024)",
+    "llama3": "low frequencies divided by a factor, high ones kept, others interpolated (Llama 3.1)",
+    "yarn": "as llama3 but by dimension, with a factor on sine and cosine (Peng et al. 2023)",
+    "longrope": "a factor per frequency, and a factor on sine and cosine (Ding et al. 2024)",
 }
-"""How frequencies are changed for sequences that are longer than those of the training."""
+"""How frequencies change for sequences longer than in training."""
 
 ORIGINAL_LENGTH = 256
-"""The length of the training, of every scaled variant."""
+"""The training length of every scaled variant."""
 
 FACTOR = 4.0
-"""By how much sequences may be longer, in every scaled variant."""
+"""The factor by which sequences may be longer, in every scaled variant."""
 
 LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
-"""llama3: how often what turns slowly, and what turns fast, turns within the original length."""
+"""llama3: rotations within the original length of slow and of fast components."""
 
 BETA_SLOW, BETA_FAST = 1.0, 32.0
-"""yarn: turns within the original length below which a dimension is divided by the factor, and above
-which it is kept."""
+"""yarn: rotations within the original length. Below the first, a frequency is divided by the factor;
+above the second, it is kept."""
 
 FAR = 100003
-"""A position far out: a prime number, beyond what 16 bits can hold."""
+"""A far position: a prime number beyond 16-bit integers."""
 
 REACH = 3
-"""Gathered positions are drawn from so many times the length of a sequence."""
+"""Random positions are drawn up to this many times the sequence length."""
 
 COMMON_SIZES = ("b2h3q17k1d16",)
 
@@ -73,10 +73,10 @@ _ROTATED = Option("rotated", r"rot(\d+)", int, lambda value: f"rot{value}", 0, (
 
 @dataclass(frozen=True)
 class Rotation:
-    """How a case turns: components, pairs, base and scaled variant.
+    """The rotation of a case: components, pairs, base and scaled variant.
 
-    Pairs are components i and i + size / 2 ("halves"), or 2i and 2i + 1 (`interleaved`); components
-    from `size` on are left as they are.
+    Pairs are components i and i + size / 2 ("halves"), or 2i and 2i + 1 (`interleaved`). Components
+    from `size` on are copied.
     """
 
     size: int
@@ -86,7 +86,7 @@ class Rotation:
 
     @classmethod
     def of(cls, case: Case, size: int) -> Rotation:
-        """The rotation of a case whose queries have `size` components."""
+        """The rotation of a case for queries with `size` components."""
         return cls(
             size=case.option("rotated") or size,
             interleaved=case.option("interleaved"),
@@ -95,17 +95,16 @@ class Rotation:
         )
 
     def short_factors(self) -> np.ndarray:
-        """longrope: what each frequency is divided by up to the original length, (size / 2,)."""
+        """longrope: divisors of the frequencies up to the original length, (size / 2,)."""
         return 1.0 + np.arange(self.size // 2) / 8.0
 
     def long_factors(self) -> np.ndarray:
-        """longrope: the same beyond the original length."""
+        """longrope: divisors of the frequencies beyond the original length, (size / 2,)."""
         return 1.0 + np.arange(self.size // 2) / 2.0
 
 
 def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
-    """The scaled variant as configurations of models say it (`rope_scaling` of transformers); None for
-    none."""
+    """The scaled variant as in model configurations (`rope_scaling` of transformers), or None."""
     if rotation.scaling == "none":
         return None
     words: dict[str, dict[str, Any]] = {
@@ -128,7 +127,7 @@ def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
 
 
 def table_length(case: Case) -> int:
-    """How many positions, from 0 on, a table must have for a case, whatever the seed draws."""
+    """The number of positions, from 0 on, that a table needs for a case with any seed."""
     length = max(case.sizes.Lq, 1)
     return int(case.option("offset")) + (REACH * length if case.option("gathered") else length)
 
@@ -138,7 +137,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Unit normals; positions one after the other, or drawn with repetitions in any order."""
+    """Unit normals; positions in order, or random with repetitions."""
     s, first = case.sizes, case.option("offset")
     query = rng.standard_normal((s.B, s.H, s.Lq, s.D))
     if case.option("gathered"):
@@ -165,11 +164,11 @@ def validate(case: Case) -> None:
     size = Rotation.of(case, case.sizes.D).size
     if size % 2 or size > case.sizes.D:
         raise ValueError(
-            f"{case.operator} turns pairs: an even number of components, at most {case.sizes.D} here, "
-            f"got {size}: {case.id}"
+            f"{case.operator} rotates pairs: expected an even number of components, at most "
+            f"{case.sizes.D} here, got {size}: {case.id}"
         )
     if case.option("scaling") == "ntk" and size < 4:
-        raise ValueError(f"a base that grows needs two frequencies: {case.id}")
+        raise ValueError(f"ntk scaling needs at least two frequencies: {case.id}")
 
 
 SMOKE = (
@@ -204,7 +203,7 @@ STANDARD = (
 
 ROTARY = Operator(
     name="rotary",
-    text="rotary position embedding: pairs of components turned by position times frequency",
+    text="rotary position embedding: pairs of components rotated by position times frequency",
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqd"},

@@ -1,12 +1,15 @@
 """Scaled dot-product attention.
 
-query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), H a multiple of Hkv.
-scores = scale query key^T, then softcap tanh(scores / softcap), then + bias, then the mask; weights =
-softmax over keys; output = weights value, (B, H, Lq, Dv). Scale None means 1 / sqrt(D). A row without any
-key gives zeros. What else a call may have is described in `suite.spec.features`.
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv), H a multiple of Hkv
+    scores  = scale query key^T, then softcap tanh(scores / softcap), then + bias, then the mask
+    weights = softmax(scores) over keys
+    output  = weights value, (B, H, Lq, Dv)
 
-With a rate of dropout, in training, each weight is dropped with this probability, behind the softmax,
-and what is kept is divided by 1 - rate (Srivastava et al., Dropout, 2014; Vaswani et al., 2017).
+The default scale is 1 / sqrt(D). Fully masked rows give zeros. `suite.spec.features` describes further
+options.
+
+Dropout in training drops each weight after the softmax with probability `rate`, and divides the rest by
+1 - rate (Srivastava et al., Dropout, 2014; Vaswani et al., 2017).
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from suite.spec.inputs import Inputs
 
 BLOCK = 256
-"""Query rows whose mask is held at a time."""
+"""Query rows per block of the mask."""
 
 
 def asked_features(case: Case) -> list[Feature]:
@@ -76,7 +79,7 @@ def validate(case: Case) -> None:
 
 
 def group(case: Case) -> str:
-    """A feature, bias (ALiBi with it), or the kind of mask."""
+    """A feature, a bias (including ALiBi), or the kind of mask."""
     groups = [f.group for f in reversed(asked_features(case)) if f.group]
     groups.sort(key="bias".__eq__)  # a bias last
     if groups:
@@ -85,7 +88,7 @@ def group(case: Case) -> str:
 
 
 def pairs(inputs: Inputs) -> int:
-    """Pairs of a query and a key that attend, over samples and heads; a bias of -inf hides, too."""
+    """Attending pairs of query and key, over samples and heads. A bias of -inf hides pairs, too."""
     s = inputs.sizes
     if inputs.bias is not None and np.isneginf(inputs.bias).any():
         return int(inputs.attends.sum())
@@ -102,7 +105,8 @@ def pairs(inputs: Inputs) -> int:
 def work(inputs: Inputs, direction: str) -> Work:
     """Forward 2 P (D + Dv) operations for P pairs; backward 2.5 times as many, with recomputation.
 
-    Operands and output are moved once; backward reads them and the cotangent, and writes three gradients.
+    Operands and output are moved once. Backward reads them and the cotangent, and writes three
+    gradients.
     """
     s, count = inputs.sizes, pairs(inputs)
     factor = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}[direction]

@@ -1,9 +1,9 @@
 """The cases of plain attention, by level.
 
-smoke     every axis value at least once, and the coincidences that fooled released code
-standard  every axis value in pairs with every other that makes sense (a covering array), and the
-          designed cases: tails around block sizes, coincident sizes, zero sizes, head counts
-full      standard, and the products of masks, dtypes, heads, recipes and tail lengths
+smoke     every axis value at least once, and coinciding sizes that hid bugs in released code
+standard  every compatible pair of axis values (a covering array), and designed cases: tails around
+          block sizes, coinciding sizes, zero sizes, head counts
+full      standard, and products of masks, dtypes, heads, recipes and tail lengths
 """
 
 from __future__ import annotations
@@ -66,24 +66,25 @@ AXES: dict[str, tuple[object, ...]] = {
     "shape": SHAPES,
     "heads": HEADS,
     "dtype": tuple(DTYPES),
-    # numbered keys are designed cases: they came later
+    # the other biases are in designed cases
     "bias": tuple(b for b in BIASES if b not in ("alibikeys", "lowest")),
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
-    # overflow has a meaning in float16 with a small scale only, sunk in float32 and float64
+    # overflow makes sense only in float16 with a small scale, sunk only in float32 and float64
     "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk", "needle")),
-    # an inner stride is a designed case: frameworks without views have none
+    # bhdl is in designed cases only: frameworks without views lack it
     "axis_order": ("bhld", "blhd"),
     "form": ("native", "dense"),
 }
 
 
 def compatible(a: str, x: object, b: str, y: object) -> bool:
-    """Whether two axis values make sense together.
+    """True if two axis values make sense together.
 
-    A mask that no flag expresses is passed densely; no mask has no dense form. Recipes that set the
-    size of the scores keep the default scale. A bias that hides keys goes with no mask, since a row
-    emptied by both would belong to two elections.
+    - A mask without a flag is passed densely; no mask has no dense form.
+    - Recipes that set the size of scores use the default scale.
+    - A bias that hides keys has no mask beside it, because a row emptied by both would belong to two
+      elections.
     """
     pair = {a: x, b: y}
     if "mask" in pair and "form" in pair:
@@ -100,7 +101,7 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
 
 
 def id_of(row: Row) -> str:
-    """The id of one row of a covering array, or of a product."""
+    """The id of one row of a covering array or product."""
     B, Lq, Lk, D, Dv = cast(tuple[int, ...], row["shape"])
     H, Hkv = cast(tuple[int, int], row["heads"])
     sizes = Sizes(B, H, Hkv, Lq, Lk, D, Dv)
@@ -161,8 +162,8 @@ ALIBI = (
     "sdpa/none/mha/{dt}/b1h12q5k24d8/bias.alibikeys",
     "sdpa/causal/mha/{dt}/b1h2q513k513d8/bias.alibikeys",
 )
-"""ALiBi as libraries make it: head counts that are no powers of two, slopes that are none, and more keys
-than 8 bits can number."""
+"""ALiBi as libraries make it: head counts and slopes that are not powers of two, and more than 256
+keys."""
 
 SIZES = (
     # the largest head of many models; the usual heads under masks that all heads share
@@ -180,7 +181,7 @@ SIZES = (
     "sdpa/none/mha/{dt}/b2h0q3k5d8",
     "sdpa/pad/mha/{dt}/b2h0q3k5d8",
 )
-"""Sizes by which kernels choose their path."""
+"""Sizes that make kernels choose different paths."""
 
 SMOKE_LOWEST = ("sdpa/none/mha/{dt}/b2h3q17k23d8/bias.lowest",)
 
@@ -198,7 +199,7 @@ def _designed() -> list[str]:
     ids = []
     for n, length in enumerate(TAILS):
         dt = ("f32", "bf16", "f16")[n % 3]
-        # Few shapes a length: JAX compiles for each.
+        # Few shapes per length, because JAX compiles for each shape.
         ids.append(f"sdpa/none/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/causal/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/win{length - 2}.0/mha/{dt}/b1h2q{length}k{length}d8")
@@ -263,4 +264,4 @@ CASES = (
     Ask(*SIZES, since="standard"),
     *(ask for feature in FEATURES.values() for ask in feature.cases),
 )
-"""What is asked of values."""
+"""Cases whose values are judged."""

@@ -1,11 +1,11 @@
-"""The cases of plain attention that are differentiated, and those that go through compilers.
+"""Cases of plain attention for derivatives and for compilers.
 
-They are of the same grammar as the others, but of fewer and smaller shapes: a backward pass costs
-three forward ones, and a compiled case is a program of its own, from 0.1 s (XLA) to some 3 s
-(inductor, with its derivative 6 s), so that the level leaves out what does not hang on a compiler:
-most sizes, recipes, head counts and axis orders. What it keeps: masks in either form, every dtype
-(float64 in single cases), biases, scales, softcap, grouped heads, values of another size, one query,
-a tail, sizes that all coincide, an empty batch.
+These are fewer and smaller than the other cases: a backward pass costs three forward passes, and
+compiling costs from 0.1 s (XLA) to 3 s per case (inductor; 6 s with derivatives). Left out is what does
+not depend on a compiler: most sizes, recipes, head counts and axis orders. Kept are:
+
+- masks in both forms, biases, scales, softcap, every dtype (float64 in single cases);
+- grouped heads, values of another size, one query, a tail, all sizes equal, an empty batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GRADIENT_AXES: dict[str, tuple[object, ...]] = {
 }
 
 SMOKE_GRADIENTS = (
-    # what every kernel takes; all sizes equal, and a key that is no transposed query
+    # sizes that every kernel supports; all sizes equal, with a key that is no transposed query
     "sdpa/none/mha/{dt}/b2h3q5k13d8v10",
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "sdpa/causal/mha/{dt}/b4h4q4k4d4",
@@ -47,7 +47,7 @@ DESIGNED_GRADIENTS = (
     "sdpa/none/mqa/{dt}/b1h5q129k127d16",
     "sdpa/none/mqa/{dt}/b2h5q1k65d16",
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
-    # weights that are subnormal as exp gives them, and again as they are divided
+    # subnormal weights, after exp and after the division
     "sdpa/none/mqa/{dt}/b1h8q11k30d96/bias.bhqk/scale2.5/bhdl",
     "sdpa/none/mha/{dt}/b0h3q5k7d8",
     "sdpa/none/mha/{dt}/b0h3q5k7d8/bias.qk",
@@ -61,19 +61,19 @@ SIZES = (
     "sdpa/causal/mha/{dt}/b1h2q76k1d8",
     "sdpa/bool.b1qk/mha/{dt}/b3h2q2k17d8/dense",
 )
-"""Sizes by which kernels choose their path."""
+"""Sizes that make kernels choose different paths."""
 
 
 def paired(a: str, x: object, b: str, y: object) -> bool:
-    """`compatible`, with one head count to a shape: grouped heads with values of the keys' size, which
-    every kernel takes, and as many heads as keys' with values of another size."""
+    """`compatible`, with one head count per shape: grouped heads have Dv = D, which every kernel
+    supports; equal head counts have Dv != D."""
     if (a, b) == ("shape", "heads"):
         return (x == GRADIENT_AXES["shape"][0]) == (y == GRADIENT_AXES["heads"][0])
     if a in ("shape", "heads") and b == "dtype":
         # Each dtype in one of the shapes, float32 in both; all in both at full.
         return y == "f32" or (x == GRADIENT_AXES[a][0]) == (y != "f16")
     if (a, b) == ("dtype", "recipe") and y == "offset":
-        # In 16 bits scores of 256 are stored to a whole unit: any weight is right, and any gradient.
+        # In 16 bits scores of 256 are rounded to integers, so any weight and gradient is within bounds.
         return x in ("f32", "f64")
     return compatible(a, x, b, y)
 
@@ -89,7 +89,7 @@ GRADIENTS = (
     Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),
     *(ask for feature in FEATURES.values() for ask in feature.gradients),
 )
-"""What is differentiated."""
+"""Cases whose derivatives are judged."""
 
 
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
@@ -108,7 +108,7 @@ COMPILED_AXES: dict[str, tuple[object, ...]] = {
     "form": ("native", "dense"),
 }  # fmt: skip
 
-# Where all sizes coincide a rewrite by pattern can take a permuted key for a transposed one.
+# If all sizes are equal, pattern rewriting can mistake a permuted key for a transposed one.
 SMOKE_COMPILED = (
     "sdpa/none/mha/f32/b2h3q11k9d6",
     "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
@@ -128,7 +128,7 @@ DESIGNED_COMPILED = (
     "sdpa/none/mha/f64/b4h4q4k4d4/cap2.0",
 )
 
-# Masks that adapters pass as arrays, like others that stand in `COMPILED_AXES`.
+# Adapters pass these masks as arrays, like masks in `COMPILED_AXES`.
 FULL_COMPILED = (
     "sdpa/causalbr/mha/f32/b2h3q5k13d8v10",
     "sdpa/seg3/gqa2/bf16/b2h4q11k9d6/bias.qk",
@@ -157,10 +157,10 @@ COMPILED = (
     Ask(COMPILED_COVERING, dtypes="array x dtypes", since="standard"),
     Ask(*FULL_COMPILED, since="full"),
 )
-"""What is asked of values through compilers."""
+"""Cases for values of compiled implementations."""
 
 COMPILED_GRADIENTS = (
     Ask(*DIFFERENTIATED[:2]),
     Ask(*DIFFERENTIATED[2:], since="standard"),
 )
-"""What is differentiated through compilers."""
+"""Cases for derivatives of compiled implementations."""

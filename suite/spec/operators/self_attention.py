@@ -1,4 +1,4 @@
-"""One head of self-attention: projections with biases, no output projection, weights returned."""
+"""Self-attention of one head: projections with biases, no output projection, weights returned."""
 
 from __future__ import annotations
 
