@@ -179,7 +179,7 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 
 def feature_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """The features that are arrays, sinks say, as the framework's arrays, where there are any."""
+    """The features that are arrays, as the framework's arrays, where there are any."""
     return {
         name: backend.array(inputs.arrays[name], dtype_of(name, inputs.case))
         for name in ARRAYS

@@ -63,10 +63,11 @@ def test_backends_without_words_give_the_case_alone() -> None:
 @pytest.mark.parametrize("dt", ["f32", "bf16", "f16", "f64"])
 def test_inputs_of_a_script_are_those_of_the_case(case: str, dt: str) -> None:
     """Written out, or drawn by the lines of the script: the same bytes."""
-    inputs = draw(Case.parse(f"sdpa/causal/mha/{dt}/{case}/bias.bhqk/sinks"))
+    inputs = draw(Case.parse(f"sdpa/causal/mha/{dt}/{case}/bias.bhqk/sinks/logitscale"))
     values: dict[str, Any] = {"np": np}
     exec(definition.arrays_text(inputs, None), values)
-    for name in ("query", "key", "value", "bias", "sinks"):
+    assert {"bias", "sinks", "logit_scale"} < inputs.arrays.keys()
+    for name in inputs.arrays:
         assert values[name].tobytes() == inputs.arrays[name].tobytes(), name
     assert (values["mask"] == inputs.dense_mask).all()
 
@@ -128,6 +129,8 @@ class TestTorch:
             ("eager", "sdpa/pad/gqa2/bf16/b2h4q5k7d8/cap2.0"),
             ("eager", "sdpa/none/mha/f64/b2h2q5k7d8/bias.qk/scale0.3"),
             ("eager", "sdpa/bool.qk.empty/gqa2/f32/b2h4q5k7d8/bias.qk/sinks/dense"),
+            ("eager", "sdpa/causal/gqa2/f32/b2h4q11k9d6/logitscale"),
+            ("eager", "sdpa/causal/gqa2/bf16/b2h4q11k9d6/slopes"),
             ("sdpa", "sdpa/causal/gqa2/f32/b2h4q5k7d8/blhd"),
             ("sdpa-math", "sdpa/causalbr/mha/f16/b2h2q7k5d8/bias.bhqk"),
             ("sdpa-flash", "sdpa/none/mha/bf16/b2h2q64k65d16/large"),

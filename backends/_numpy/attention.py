@@ -52,7 +52,7 @@ class Definition(Implementation):
 
 def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any]) -> PreparedCall:
     """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`, which takes
-    `sinks` and `alibi_slopes` where there are any, and `lse` where that is asked for.
+    the arrays of features where there are any, and `lse` where that is asked for.
 
     It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv), and with them the
     log-sum-exp (B, H, Lq).

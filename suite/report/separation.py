@@ -74,7 +74,7 @@ def axes(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _worded(name: str, value: Any) -> str:
-    """A fact in words: "mask causal", "sinks on", "no softcap"."""
+    """A fact in words: "mask causal", "lse on", "no bias"."""
     if pd.isna(value):
         return f"no {name}"
     if isinstance(value, bool):

@@ -1,17 +1,19 @@
-"""Attention by its definition as text for scripts: the steps of one problem alone, and its inputs."""
+"""Attention by its definition as text for scripts: textbook attention in NumPy, and its inputs."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from backends.textbook.attention import attention
 from suite.search.literals import IMPORTS, LITERALS, literal
 from suite.spec.case import Case
-from suite.spec.features import ARRAYS
+from suite.spec.features import ARRAYS, FEATURES
 from suite.spec.inputs import Inputs
 from suite.spec.recipes import DRAWS, generator
 
@@ -24,103 +26,76 @@ ROUNDED = {
 }
 """Functions that round to a dtype, by its short name."""
 
+SMALL = 1e-200
+"""The complex step: so small that its square is nothing beside any number."""
 
-def definition(inputs: Inputs, gradients: bool, uniform: bool) -> str:
-    """Attention as a function `definition`, and where asked its gradients.
 
-    `uniform`: rows without keys weigh all keys alike; otherwise they give zeros.
+def operations(work, no_keys):
+    """The operations of `attention` in NumPy; `no_keys` is what a row without keys weighs every key."""
+
+    def softmax(scores):
+        top = scores.real.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(scores - np.where(np.isneginf(top), 0, top))
+        total = weights.sum(-1, keepdims=True)
+        return np.where(total == 0, no_keys, weights / np.where(total == 0, 1, total))
+
+    return SimpleNamespace(
+        softmax=softmax,
+        tanh=np.tanh,
+        concat=np.concatenate,
+        transpose=np.transpose,
+        reshape=np.reshape,
+        repeat=np.repeat,
+        broadcast=np.broadcast_to,
+        number=lambda value, array: value,
+        like=lambda array, other: array,
+        counted=lambda n, array: np.arange(n, dtype=work),
+        hide=lambda scores, mask: np.where(mask, scores, -np.inf),  # True attends
+    )
+
+
+def definition(inputs: Inputs, what: str, at: tuple[int, ...], uniform: bool) -> str:
+    """Lines that set `want`: textbook attention written out, its output or one element of a gradient.
+
+    `what` is "output", or the array of the gradient, whose element `at` is the complex derivative (Squire
+    and Trapp, SIAM Review 1998). `uniform`: fully masked rows weigh all keys alike; otherwise they give
+    zeros.
     """
-    work = "np.longdouble" if inputs.dtype.name == "f64" else "np.float64"
+    extended = inputs.dtype.name == "f64"
+    work, complex_ = ("np.longdouble", "np.clongdouble") if extended else ("np.float64", "complex")
     s = inputs.sizes
-    operands = "query, key, value, cotangent" if gradients else "query, key, value"
-    scale = f"1 / np.sqrt({work}({s.D}))" if inputs.scale is None else repr(inputs.scale)
+    settings = {
+        "scale": f"1 / np.sqrt({work}({s.D}))" if inputs.scale is None else repr(inputs.scale),
+        "mask": "mask",
+        **({} if "bias" in inputs.arrays else {"bias": "None"}),
+    }
+    for name, feature in FEATURES.items():
+        value = inputs.feature(name)
+        if value is not None and not feature.axes and not feature.outputs:
+            settings[name] = repr(value)
+    given = ", ".join(f"{name}={text}" for name, text in settings.items())
+    arrays = ", ".join(f'"{name}": {name}.astype({work})' for name in inputs.arrays)
+    no_keys = f"1 / {work}({s.Lk})" if uniform else "0"
     lines = [
-        f"def definition({operands}):",
-        f'    """{"The output and its gradients" if gradients else "The output"}, computed in {work}."""',
-        f"    {operands} = (x.astype({work}) for x in ({operands}))",
-        f"    scale, group = {scale}, {s.group}",
-        "    k, v = np.repeat(key, group, 1), np.repeat(value, group, 1)",
-        "    scores = scale * (query @ k.swapaxes(-1, -2))",
+        "\nfrom types import SimpleNamespace\n\n",
+        inspect.getsource(operations),
+        "\n" + inspect.getsource(attention),
+        "\ndef definition(arrays):",
+        f'    """The output, computed in {work}."""',
+        f"    return attention(operations({work}, {no_keys}), {given}, **arrays)\n\n",
+        f"arrays = {{{arrays}}}",
     ]
-    softcap = inputs.feature("softcap")
-    if softcap is not None:
-        lines += [
-            f"    capped = np.tanh(scores / {softcap!r})",
-            f"    scores = {softcap!r} * capped",
+    if what == "output":
+        return "\n".join([*lines, "want = definition(arrays)"])
+    return "\n".join(
+        [
+            *lines,
+            f'moved = arrays["{what}"].astype({complex_})',
+            f"moved[{at}] += {SMALL}j  # the derivative is what becomes imaginary",
+            f'answer = definition(arrays | {{"{what}": moved}}) * cotangent',
+            f"want = {{{at}: answer.sum().imag / {SMALL}}}",
         ]
-    if inputs.bias is not None:
-        lines.append("    scores = scores + bias")
-    if inputs.feature("alibi_slopes") is not None:
-        lines += [
-            f"    distance = abs(np.arange({s.Lq})[:, None] + {s.Lk - s.Lq} - np.arange({s.Lk}))",
-            f"    scores = scores - alibi_slopes.astype({work})[:, None, None] * distance",
-        ]
-    if inputs.dense_mask is not None:
-        lines.append("    scores = np.where(mask, scores, -np.inf)  # True attends")
-    lines += _weights(inputs)
-    if uniform:
-        lines.append(f"    weights = np.where(total == 0, 1 / {work}({s.Lk}), weights)  # no keys")
-    if not gradients:
-        return "\n\n" + "\n".join([*lines, "    return weights @ v"]) + "\n"
-    return "\n\n" + "\n".join([*lines, *_gradients(inputs, uniform)]) + "\n"
-
-
-def _weights(inputs: Inputs) -> list[str]:
-    if inputs.feature("sinks") is not None:
-        return [
-            "    sink = sinks.reshape(-1, 1, 1)  # one more logit a head, whose value is 0",
-            "    top = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)",
-            "    weights = np.exp(scores - top)",
-            "    total = weights.sum(-1, keepdims=True) + np.exp(sink - top)",
-            "    weights, sunk = weights / total, np.exp(sink - top) / total",
-        ]
-    hides = inputs.dense_mask is not None
-    hides = hides or (inputs.bias is not None and bool(np.isneginf(inputs.bias).any()))
-    if hides:
-        return [
-            "    top = scores.max(-1, keepdims=True, initial=-np.inf)",
-            "    weights = np.exp(scores - np.where(np.isneginf(top), 0, top))",
-            "    total = weights.sum(-1, keepdims=True)",
-            "    weights = weights / np.where(total == 0, 1, total)  # no keys: zeros",
-        ]
-    return [
-        "    weights = np.exp(scores - scores.max(-1, keepdims=True))",
-        "    weights = weights / weights.sum(-1, keepdims=True)",
-    ]
-
-
-def _gradients(inputs: Inputs, uniform: bool) -> list[str]:
-    s = inputs.sizes
-    variables = {"query": "dquery", "key": "dkey", "value": "dvalue"}
-    lines = [
-        "    output, back = weights @ v, cotangent @ v.swapaxes(-1, -2)",
-        "    dscores = weights * (back - (weights * back).sum(-1, keepdims=True))",
-    ]
-    if uniform:
-        lines.append("    dscores = np.where(total == 0, 0, dscores)")
-    if inputs.feature("sinks") is not None:
-        variables["sinks"] = "dsinks"
-        lines.append(
-            "    dsinks = -(sunk * (weights * back).sum(-1, keepdims=True)).sum((0, 2, 3))"
-        )
-    if inputs.bias is not None:
-        variables["bias"] = "dbias"
-        full = (1,) * (4 - inputs.bias.ndim) + inputs.bias.shape
-        whole = (s.B, s.H, s.Lq, s.Lk)
-        axes = tuple(a for a in range(4) if full[a] == 1 and whole[a] != 1)
-        lines.append(f"    dbias = dscores.sum({axes}).reshape({inputs.bias.shape})")
-    factor = " * (1 - capped**2)" if inputs.feature("softcap") is not None else ""
-    named = ", ".join(f'"{name}": {variable}' for name, variable in variables.items())
-    return [
-        *lines,
-        f"    dproduct = scale * dscores{factor}",
-        "    dquery, dkey = dproduct @ k, dproduct.swapaxes(-1, -2) @ query",
-        "    dvalue = weights.swapaxes(-1, -2) @ cotangent",
-        f"    grouped = ({s.B}, {s.Hkv}, group)",
-        "    dkey, dvalue = (x.reshape(*grouped, *x.shape[2:]).sum(2) for x in (dkey, dvalue))",
-        f"    found = {{{named}}}",
-        "    return output, found",
-    ]
+    )
 
 
 def arrays_text(inputs: Inputs, cotangent: np.ndarray | None) -> str:
@@ -166,8 +141,13 @@ def _drawn(case: Case, arrays: dict[str, np.ndarray | None], seed: int) -> tuple
         "bhqk": (s.B, s.H, s.Lq, s.Lk),
     }  # fmt: skip
     bias = case.option("bias")
-    if "sinks" in arrays:
-        lines.append(f"sinks = rounded(1.0 + rng.standard_normal({s.H}))")
+    for name, feature in FEATURES.items():
+        if name in arrays and feature.draw is not None and not feature.constant:
+            text = inspect.getsource(feature.draw)
+            lines.append(
+                re.sub(r"def draw\([^)]*\)[^:]*:", f"\ndef draw_{name}(sizes, rng):", text)
+            )
+            lines.append(f"{name} = rounded(draw_{name}(s, rng))")
     if bias in shapes:
         lines.append(f"bias = rounded(rng.standard_normal({shapes[bias]}))")
     if "cotangent" in arrays:

@@ -75,12 +75,8 @@ def script(cell: Cell, verdict: Verdict) -> str:
     else:
         parts.append(arrays_text(inputs, cell.cotangent if gradients else None))
         if worst is not None:
-            parts.append(definition(inputs, gradients, cell.rows(inputs) == "uniform"))
-            operands = ", ".join([*OPERANDS, *(["cotangent"] if gradients else [])])
-            of = (
-                "" if not gradients else "[0]" if worst.what == "output" else f"[1][{worst.what!r}]"
-            )
-            parts.append(f"want = definition({operands}){of}")
+            uniform = cell.rows(inputs) == "uniform"
+            parts.append(definition(inputs, worst.what, worst.at, uniform))
         parts.append(_call(cell, prepared, dialect))
     parts.append(_assertion(cell, prepared, worst, dialect))
     return re.sub(r"\n{4,}", "\n\n\n", "\n\n".join(parts)) + "\n"
@@ -218,7 +214,7 @@ def _cotangent(axis_order: str, backend: Backend, fmt: DType) -> str:
 def _argument(
     name: str, values: np.ndarray, kept: dict[str, np.ndarray | None], dialect: Dialect, fmt: DType
 ) -> str:
-    """An array argument: mask, bias or sinks under the own name where it is that, else its values."""
+    """An array argument: the name of the array in the script if one is equal to it, else its values."""
     text = ""
     for own, array in kept.items():
         if array is None or array.size != values.size or array.dtype != values.dtype:
