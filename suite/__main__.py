@@ -3,7 +3,7 @@
 import os
 import sys
 
-# As in `suite.plugin`, and before NumPy is imported.
+# Before NumPy is imported, as in `suite.plugin`.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from suite.run.commands import main

@@ -1,4 +1,4 @@
-"""All checks of the suite, gathered from the modules `suite.test_*`."""
+"""All checks of the suite, from the modules `suite.test_*`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.judge.check import CHECKS, Check
 
 @lru_cache(maxsize=1)
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of modules and of definition. No framework is imported."""
+    """Every check, in the order of modules and of definition. Imports no framework."""
     names = sorted(info.name for info in pkgutil.iter_modules(suite.__path__))
     modules = [importlib.import_module(f"suite.{n}") for n in names if n.startswith("test_")]
     return tuple(

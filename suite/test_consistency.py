@@ -1,9 +1,8 @@
-"""Promise: what a person's function elects hangs together. Asked of functions, and of the questions whose
-answers nobody promised.
+"""Promise: the elections of a user function are consistent. Only for questions without a declared
+answer.
 
-Where the field has no single right answer every answer is one that somebody elects, alone. Together some
-are nobody's: they come from a kernel that forgot something. An answer that was promised (--elect), and
-one that the framework's own attention gives in the same way, are right.
+Each answer alone is used by some framework, but some combinations come only from a kernel with a fault.
+A declared answer (--elect), or one that the framework's own attention also gives, is right.
 """
 
 from __future__ import annotations
@@ -19,47 +18,47 @@ from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, ElectionCase
 
 ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
-"""The questions of what a row without keys gives; each has one of its gradient."""
+"""Questions about fully masked rows; each has a question about its gradient."""
 
 FINITE = ("zeros", "uniform", "unmasked", "other")
-"""Answers of rows without keys that are numbers."""
+"""Finite answers for fully masked rows."""
 
 
 def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
-    """The cases that put these questions."""
+    """The cases of these questions."""
     cases = [case for case in ELECTION_CASES if case.question.name in names]
     return lambda level: cases
 
 
-def persons(declared: Declared) -> bool:
-    """Whom these checks are asked of."""
+def user_functions(declared: Declared) -> bool:
+    """True for user functions, the only ones under these checks."""
     return declared.is_user_code
 
 
 def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:
-    """What the function answers to questions, as observed.
+    """The observed answers of the function.
 
-    Raises NotApplicable where one of them is promised, or not asked of the operator.
+    Raises NotApplicable if an answer is declared, or the operator does not have the question.
     """
     implementation, dtype = cell.implementation, dtype or cell.dtype
     for name in names:
         if name not in implementation.operator.questions.elections:
-            raise NotApplicable(f"{implementation.operator} is not asked {name}")
+            raise NotApplicable(f"{implementation.operator} does not have the question {name}")
         if implementation.elected(name, dtype) is not None:
-            raise NotApplicable(f"the answer to {name} is promised")
+            raise NotApplicable(f"the answer to {name} is declared")
         if dtype.name not in implementation.declared.dtypes:
             raise NotApplicable(f"dtype {dtype.long_name} is not supported")
     return tuple(elections.observe(name, implementation, dtype) for name in names)
 
 
 def like_native(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
-    """Whether the framework's own attention gives the same answers to the same questions."""
+    """True if the framework's own attention gives the same answers."""
     own = cell.implementation
     return [elections.of_native(name, own, dtype) for name, dtype in questions] == list(got)
 
 
 def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], what: str) -> None:
-    """Raise Deviation "election" unless the answers are right, or those of the framework's own
+    """Raise Deviation "election" unless the answers are right or those of the framework's own
     attention."""
     if right or like_native(cell, [(name, cell.dtype) for name in names], got):
         return
@@ -68,9 +67,13 @@ def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], wh
                     f"--elect {names[0]}={got[0]}")  # fmt: skip
 
 
-@check(of_questions(["causal-with-mask", "causal-alone"]), applies_to=persons, single_answer=True)
+@check(
+    of_questions(["causal-with-mask", "causal-alone"]),
+    applies_to=user_functions,
+    single_answer=True,
+)
 def test_mask_beside_flag(cell: Cell) -> None:
-    """The causal flag counts, alone and beside a mask, and so does the mask; or the call raises."""
+    """The causal flag and a boolean mask both count, or the call raises."""
     names = (question_of(cell),)
     (got,) = answers(cell, names)
     alone = got == "ignored"
@@ -79,27 +82,31 @@ def test_mask_beside_flag(cell: Cell) -> None:
     expect(cell, not ignored, names, (got,), f"{what} is silently ignored")
 
 
-@check(of_questions(["minus-inf-row"]), applies_to=persons, single_answer=True)
+@check(of_questions(["minus-inf-row"]), applies_to=user_functions, single_answer=True)
 def test_forms_of_empty_rows(cell: Cell) -> None:
-    """A row without keys gives the same whether a boolean mask empties it or a bias of -inf."""
+    """A fully masked row gives the same for a boolean mask and for a bias of -inf."""
     names = ("fully-masked-row", "minus-inf-row")
     got = answers(cell, names)
-    what = "one mask in two forms gives rows without keys of two kinds"
+    what = "boolean mask and -inf bias give different fully masked rows"
     expect(cell, got[0] == got[1], names, got, what)
 
 
-@check(of_questions([f"{name}-gradient" for name in ROWS]), applies_to=persons, single_answer=True)
+@check(
+    of_questions([f"{name}-gradient" for name in ROWS]),
+    applies_to=user_functions,
+    single_answer=True,
+)
 def test_gradient_of_finite_rows(cell: Cell) -> None:
-    """Where a row without keys is a number, no gradient is NaN."""
+    """If a fully masked row is finite, no gradient is NaN."""
     question = question_of(cell)
     names = (question, question.removesuffix("-gradient"))
     gradient, row = answers(cell, names)
     right = not (gradient == "nan" and row in FINITE)
-    expect(cell, right, names, (gradient, row), "a finite row without keys has gradients of NaN")
+    expect(cell, right, names, (gradient, row), "a finite fully masked row has NaN gradients")
 
 
 def in_several_dtypes(level: str) -> list[ElectionCase]:
-    """Questions that are put in more than one dtype and have one answer in all of them."""
+    """Questions with one answer in all dtypes that are asked in more than one dtype."""
     return [
         case
         for case in ELECTION_CASES
@@ -107,9 +114,9 @@ def in_several_dtypes(level: str) -> list[ElectionCase]:
     ]
 
 
-@check(in_several_dtypes, applies_to=persons, single_answer=True)
+@check(in_several_dtypes, applies_to=user_functions, single_answer=True)
 def test_one_answer_in_all_dtypes(cell: Cell) -> None:
-    """A question has one answer in all dtypes."""
+    """The answer is the same in all dtypes."""
     question = question_of(cell)
     (got,) = answers(cell, [question])
     others = [name for name in QUESTIONS[question].dtypes if DTYPES[name] is not cell.dtype]
@@ -130,7 +137,7 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
 
 
 def question_of(cell: Cell) -> str:
-    """The name of the question that the cell's case puts."""
+    """The name of the question in the cell's case."""
     if not isinstance(cell.case, ElectionCase):
-        raise HarnessError(f"{cell.case.id} asks no question")
+        raise HarnessError(f"expected an election case, got {cell.case.id}")
     return cell.case.question.name

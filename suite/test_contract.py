@@ -1,6 +1,9 @@
-"""Promise: a call is a function of its arguments: the framework's own arrays of the right shape,
-dtype and device; the same bits on a second call and from a fresh instance; and nothing handed in is
-changed, nor anything attached to it."""
+"""Promise: a call is a function of its arguments.
+
+- It returns the framework's own arrays of the right shape, dtype and device.
+- A second call and a fresh instance give the same bits.
+- Arguments, and masks attached to them, stay unchanged.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
 LATER = 8
-"""Calls after which an answer is looked at again: kernels may hand out a few buffers in turn."""
+"""Calls before an output is read again: kernels may reuse a few buffers in turn."""
 
 
 def attached(array: Any) -> Any:
-    """What Keras keeps on a tensor: the mask that travels with it."""
+    """The mask that Keras attaches to a tensor."""
     return getattr(array, "_keras_mask", None)
 
 
@@ -33,7 +36,7 @@ def test_contract(cell: Cell) -> None:
     before = {name: backend.to_numpy(a).copy() for name, a in arrays.items()}
     masks = {name: attached(a) for name, a in arrays.items()}
     first = cell.read(cell.call(prepared), inputs, prepared)
-    # A kernel may hand out one buffer again and again: what was read first must be kept apart.
+    # A kernel may reuse one output buffer, so the first output is copied.
     kept = {name: array.copy() for name, array in first.arrays.items()}
     for name, array in arrays.items():
         after = backend.to_numpy(array)
@@ -63,10 +66,10 @@ def test_contract(cell: Cell) -> None:
 
 @check(cases.share("kept_answers"))
 def test_kept_answers(cell: Cell) -> None:
-    """An answer stays what it was while later ones are held: nobody else has its memory."""
+    """An output stays the same while later outputs are held: no two outputs share memory."""
     inputs = cell.inputs
     if not cell.implementation.declared.takes_parameters:
-        raise NotApplicable("it makes parameters of its own")
+        raise NotApplicable("the layer makes its own parameters")
     prepared = cell.prepare(inputs)
     first = cell.read(cell.call(prepared), inputs, prepared)
     kept = first.values.copy()
@@ -78,8 +81,7 @@ def test_kept_answers(cell: Cell) -> None:
 
 
 def other_values(inputs: Inputs) -> Inputs:
-    """The inputs with the signs of the values turned; of what has none, of the query, or of its first
-    array."""
+    """The inputs with negated values; without values, with a negated query or first array."""
     last = [name for name in OPERANDS if name in inputs.arrays]
     last = last or list(inputs.arrays)[:1]
     last = last if inputs.self_attention else last[-1:]

@@ -1,11 +1,14 @@
-"""Promise: dropout of the weights keeps each with probability 1 - rate and scales it by 1 / (1 - rate),
-in training alone; the gradient is that of the pattern that was drawn.
+"""Promise: in training, dropout keeps each weight with probability 1 - rate, times 1 / (1 - rate).
 
-The call is made to show its weights: scores are zero, so that weights are uniform, the values are unit
-vectors, each feature there twice (so that dropout of the output is told from dropout of the weights),
-and every projection of a layer after them is the identity. What is random is judged by the exact tail of
-the binomial distribution, and means by Bernstein's inequality, with a probability of `FALSE_ALARM` for
-each comparison to fail where the implementation is right.
+The gradient uses the same pattern as the output. The inputs make the output show the weights:
+
+- scores are zero, so weights are uniform;
+- values are unit vectors with every feature twice, to tell dropout of the weights from dropout of the
+  output;
+- every later projection of a layer is the identity.
+
+Random counts are judged by exact binomial tails, and means by Bernstein's inequality. A right
+implementation fails a comparison with probability `FALSE_ALARM`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ FALSE_ALARM = 1e-9
 RATE = 0.25
 
 MEAN_RATE, SEEDS = 0.5, 96
-"""The rate of which a mean is taken, and of how many patterns."""
+"""Rate and number of patterns in a mean."""
 
 ATTENTION = "sdpa/none/mha/{dt}/b32h2q4k4d8"
 LAYERS = (
@@ -49,8 +52,10 @@ CASES = asked(
 
 
 def readable(inputs: Inputs, rate: float) -> Inputs:
-    """Inputs whose output, (B, Lq, H, 2, Lk) flattened, is the weights, twice: uniform before dropout.
-    The output of attention itself is the same with heads before queries."""
+    """Inputs whose output shows the weights twice, (B, Lq, H, 2, Lk) flattened; uniform before dropout.
+
+    The output of plain attention has heads before queries.
+    """
     s = inputs.sizes
     unit = np.tile(np.eye(s.Lk), 2)
     if "output_kernel" not in inputs.arrays:
@@ -78,12 +83,12 @@ def twice(output: np.ndarray, inputs: Inputs) -> np.ndarray:
 
 
 def tail(n: int, p: float, count: int) -> float:
-    """Two-sided tail probability of `count` successes of `n` with probability `p`."""
+    """Two-sided tail probability of `count` successes out of `n` with probability `p`."""
     return float(2 * min(bdtr(count, n, p), bdtrc(count - 1, n, p)))
 
 
 def expect_probable(n: int, p: float, count: int, what: str) -> None:
-    """Raise Deviation "dropout" where `count` of `n` is less likely than `FALSE_ALARM`."""
+    """Raise Deviation "dropout" if `count` out of `n` is less likely than `FALSE_ALARM`."""
     chance = tail(n, p, count)
     if chance < FALSE_ALARM:
         raise Deviation(
@@ -95,23 +100,25 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
 def kept(
     cell: Cell, inputs: Inputs, path: str = "", call: PreparedCall | None = None
 ) -> np.ndarray:
-    """Which weights were kept, boolean (B, Lq, H, Lk), of those that a mask leaves; in the call of a
-    path, where one is given. Raises Deviation where others are off."""
+    """Which attended weights were kept, boolean (B, Lq, H, Lk).
+
+    Uses the prepared `call` of a `path`, if given. Raises Deviation if a kept weight is wrong.
+    """
     answer = cell.run(inputs) if call is None else cell.read(cell.call(call), inputs, call)
     both = twice(answer.values, inputs)
-    said = f"{path}: " if path else ""
+    prefix = f"{path}: " if path else ""
     if not np.array_equal(both[:, :, :, 0], both[:, :, :, 1]):
-        raise Deviation("dropout", f"{said}two features of one value are not dropped together")
+        raise Deviation("dropout", f"{prefix}two features of one value are not dropped together")
     got, attended = both[:, :, :, 0], attended_of(inputs)
     want = attended / (attended.sum(-1, keepdims=True) * (1.0 - inputs.rate))
-    # Weight, rescaling and the product with ones: at most three roundings above those of the bound.
+    # Weight, rescaling and the product with ones add at most three roundings to the bound.
     limit = twice(cell.bound(inputs.replace(rate=0.0, training=False)), inputs)[:, :, :, 0]
     limit = limit / (1.0 - inputs.rate) + 3 * cell.dtype.unit_roundoff * want
     zero, whole = got == 0, attended & (np.abs(got - want) <= limit)
     _expect(
         zero | whole,
         lambda at: (
-            f"{said}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
+            f"{prefix}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
             "(1 - rate)"
         ),
     )
@@ -119,17 +126,17 @@ def kept(
 
 
 def attended_of(inputs: Inputs) -> np.ndarray:
-    """The pairs that a mask leaves, (B, Lq, H, Lk)."""
+    """The attended pairs, (B, Lq, H, Lk)."""
     s = inputs.sizes
     pairs = np.broadcast_to(inputs.attends, (s.B, s.H, s.Lq, s.Lk))
     return pairs.transpose(0, 2, 1, 3)
 
 
-def _expect(right: np.ndarray, said: Callable[[tuple[int, ...]], str]) -> None:
-    """Raise Deviation "dropout" with what is `said` of the first place that is not right."""
+def _expect(right: np.ndarray, message: Callable[[tuple[int, ...]], str]) -> None:
+    """Raise Deviation "dropout" with the message for the first wrong place."""
     if not right.all():
         at = tuple(int(i) for i in np.argwhere(~right)[0])
-        raise Deviation("dropout", f"{said(at)}; {int((~right).sum())} of {right.size}")
+        raise Deviation("dropout", f"{message(at)}; {int((~right).sum())} of {right.size}")
 
 
 @check(CASES, ("dropout",))
@@ -140,7 +147,9 @@ def test_dropout(cell: Cell) -> None:
     heads = first.shape[2]
     alone = first[:1, :, :1] if pattern == "shared" else first
     if pattern == "shared" and not (first == alone).all():
-        raise Deviation("dropout", "declared one pattern for all samples and heads, got several")
+        raise Deviation(
+            "dropout", "expected the declared one pattern for all samples and heads, got several"
+        )
     expect_probable(alone.size, 1 - rate, int(alone.sum()), "weights kept")
     pairs = {
         "queries": (alone[:, ::2], alone[:, 1::2]),
@@ -152,7 +161,7 @@ def test_dropout(cell: Cell) -> None:
             pairs["heads"] = first[:, :, 0], first[:, :, -1]
     alike = rate**2 + (1 - rate) ** 2
     for what, (one, other) in pairs.items():
-        expect_probable(one.size, alike, int((one == other).sum()), f"alike between two {what}")
+        expect_probable(one.size, alike, int((one == other).sum()), f"equal between two {what}")
     if not np.array_equal(kept(cell, inputs), first):
         raise Deviation("dropout", "the same seed gave another pattern")
     if np.array_equal(kept(cell, inputs.replace(dropout_seed=1)), first):
@@ -160,7 +169,7 @@ def test_dropout(cell: Cell) -> None:
     for masked in with_masks(cell, inputs):
         got = twice(cell.run(masked).values, masked)[:, :, :, 0]
         if got[~attended_of(masked)].any():
-            raise Deviation("leak", "while dropout is on a hidden pair has a weight")
+            raise Deviation("leak", "with dropout, a hidden pair has a weight")
     if inputs.operator.is_layer:
         return
     half = inputs.select("q", slice(0, inputs.sizes.Lq // 2))
@@ -171,7 +180,7 @@ def test_dropout(cell: Cell) -> None:
 
 
 def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
-    """Every other way of making the call drops and scales the weights that a mask leaves."""
+    """Every path of the implementation drops and scales the attended weights."""
     attended = attended_of(inputs)
     shared = cell.implementation.declared.dropout == "shared"
     one = (slice(1), slice(None), slice(1)) if shared else ...
@@ -182,7 +191,7 @@ def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
 
 
 def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
-    """The inputs under those of a causal and a padding mask that the implementation takes."""
+    """The inputs with a causal and with a padding mask, if the implementation supports these."""
     masks = (parse_mask(token) for token in ("causal", "pad"))
     variations = [elections.aligned(inputs.replace(mask=m), cell.implementation) for m in masks]
     return [x for x in variations if cell.implementation.missing(x.needs) is None]
@@ -190,8 +199,8 @@ def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
 
 @check(CASES, ("dropout",))
 def test_dropout_off(cell: Cell) -> None:
-    """In evaluation, and at rate 0, dropout changes nothing, with masks or without; at rate 1 it leaves
-    zeros."""
+    """In evaluation, and at rate 0, dropout changes nothing, with or without masks. At rate 1 the
+    output is zero."""
     inputs = cell.inputs
     for plain in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
@@ -211,17 +220,17 @@ def test_dropout_off(cell: Cell) -> None:
 
 @check(OF_ATTENTION, ("gradient", "dropout"))
 def test_dropout_gradients(cell: Cell) -> None:
-    """The gradients are those of the pattern that the same seed shows forward.
+    """The gradients use the same dropout pattern as the output of the same seed.
 
-    With the kept pairs M as ones and zeros, P = 1 / Lk, dP = M dO V^T / (1 - rate) and
-    dS = P (dP - sum P dP): dV = M^T P dO / (1 - rate), dQ = scale dS K, dK = scale dS^T Q. Weights stay
-    uniform while queries or keys are zero, so that dQ is asked beside keys, and dK beside queries.
+    With the kept pairs M as ones and zeros, P = 1 / Lk, dP = M dO V^T / (1 - rate) and dS = P (dP - sum
+    P dP): dV = M^T P dO / (1 - rate), dQ = scale dS K, dK = scale dS^T Q. Weights are uniform if
+    queries or keys are zero, so dQ is tested with nonzero keys, and dK with nonzero queries.
     """
     fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
     seen = readable(cell.inputs, RATE)
     factor = kept(cell, seen).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
     s = seen.sizes
-    # The dot products, two sums over keys, one over queries; softmax, rescaling, scale and storing.
+    # Roundings: dot products, two sums over keys, one over queries, softmax, rescaling, scale, store.
     relative = gamma(s.Dv + 2 * s.Lk + s.Lq + 16, fmt.unit_roundoff)
     for name, other in (("query", "key"), ("key", "query")):
         operand = round_to(getattr(cell.inputs, other), fmt).astype(float)
@@ -235,8 +244,11 @@ def test_dropout_gradients(cell: Cell) -> None:
 
 
 def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np.ndarray:
-    """The gradient by one operand for uniform weights times a factor, from dO, V, the factor and the
-    operand; of magnitudes, and with `sign` 1, what its rounding errors are relative to."""
+    """The gradient of one operand for uniform weights times a factor, from dO, V, the factor and the
+    operand.
+
+    With magnitudes as arrays and `sign` 1: the size that rounding errors are relative to.
+    """
     dO, V, factor, operand = arrays
     P = 1.0 / factor.shape[-1]
     if wrt == "value":
@@ -247,7 +259,7 @@ def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np
 
 
 def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
-    """Raise Deviation "dropout" where a number is further off than its limit, or none."""
+    """Raise Deviation "dropout" if a number exceeds its limit or is NaN."""
     _expect(
         np.abs(got - want) <= limit,
         lambda at: (
@@ -258,12 +270,12 @@ def _expect_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: s
 
 @check(OF_ATTENTION, ("dropout",))
 def test_dropout_mean(cell: Cell) -> None:
-    """Over many seeds the mean is the answer without dropout, whatever the weights are.
+    """The mean over many seeds is the output without dropout, for any weights.
 
-    An element is the sum of p_j v_j x_j / (1 - rate), x_j 1 with probability 1 - rate. Bernstein's
-    inequality for n seeds: P(|sum - n mean| >= t) <= 2 exp(-t^2 / 2 / (n var + m t / 3)), with
-    var = sum (p_j v_j)^2 rate / (1 - rate) and m the largest that one term can be off
-    (Boucheron, Lugosi and Massart, Concentration Inequalities, 2013, theorem 2.10).
+    An element is the sum of p_j v_j x_j / (1 - rate), with x_j = 1 with probability 1 - rate.
+    Bernstein's inequality for n seeds: P(|sum - n mean| >= t) <= 2 exp(-t^2 / 2 / (n var + m t / 3)),
+    with var = sum (p_j v_j)^2 rate / (1 - rate) and m the largest deviation of one term (Boucheron,
+    Lugosi and Massart, Concentration Inequalities, 2013, theorem 2.10).
     """
     plain = cell.inputs
     outputs = [
@@ -278,7 +290,7 @@ def test_dropout_mean(cell: Cell) -> None:
     exponent = np.log(2 * variance.size / FALSE_ALARM)
     third = exponent * largest / 3
     spread = third + np.sqrt(third**2 + 2 * exponent * variance)
-    # What is kept is larger by 1 / (1 - rate), and so are its errors; two roundings more of each.
+    # Kept terms and their errors grow by 1 / (1 - rate), with two more roundings each.
     rounding = cell.bound(plain) + 2 * cell.dtype.unit_roundoff * terms.sum(-2)
     limit = spread / SEEDS + rounding / (1 - MEAN_RATE)
     _expect_within(np.mean(outputs, 0), weights @ v, limit, f"the mean over {SEEDS} seeds")

@@ -1,4 +1,4 @@
-"""Promise: where the field has no single right answer, an implementation gives the one it declares."""
+"""Promise: implementation-defined behaviour (an election) is the one that the implementation declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROWS = (
     "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
     "padded-sample-gradient", "causal-with-mask", "causal-alignment",
 )  # fmt: skip
-"""What a compiler's rewriting may change: the questions that compiled implementations are asked."""
+"""Questions for compiled implementations: answers that a compiler's rewriting may change."""
 
 
 def of_compiled(level: str) -> list[ElectionCase]:
@@ -29,7 +29,7 @@ def of_compiled(level: str) -> list[ElectionCase]:
 )
 def test_election(cell: Cell) -> None:
     if not isinstance(cell.case, ElectionCase):
-        raise HarnessError(f"{cell.case.id} asks no question")
+        raise HarnessError(f"expected an election case, got {cell.case.id}")
     question = cell.case.question
     observed = elections.observe(question.name, cell.implementation, cell.dtype)
     cell.measured.observed = observed

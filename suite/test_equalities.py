@@ -1,6 +1,6 @@
-"""Promise: forms of one problem that must agree do agree. No reference is needed for these.
+"""Promise: equivalent forms of one problem give equal outputs. No reference is needed.
 
-Two answers may differ by the sum of their bounds; where the arithmetic is the same they are equal.
+Two outputs may differ by the sum of their bounds. With identical arithmetic they are equal.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ def same(array: np.ndarray) -> np.ndarray:
 
 
 def expect_equal(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo = same) -> None:
-    """Two forms agree within the sum of their bounds; `undo` maps the second answer to the first.
+    """Two forms agree within the sum of their bounds; `undo` maps the second output to the form of the
+    first.
 
-    A layer with parameters of its own has no bounds. It is asked in float64, and its two answers must
-    agree to float32's roundoff of the largest output: rounding would have to be amplified by 2^29 to
-    get there, and no fault is that small.
+    A layer that makes its own parameters has no bounds, so it is tested in float64 only, to float32's
+    roundoff of the largest output. Rounding errors are 2^29 times smaller, and faults are larger.
     """
     own = not cell.implementation.declared.takes_parameters
     if own and cell.dtype.name != "f64":
-        raise NotApplicable("the layer takes no parameters: forms are compared in float64 alone")
+        raise NotApplicable(
+            "the layer makes its own parameters: forms are compared in float64 only"
+        )
     first = cell.run(one).values.copy()
     second = undo(cell.run(other).values)
     if own:
@@ -48,7 +50,8 @@ def expect_equal(cell: Cell, one: Inputs, other: Inputs, what: str, undo: Undo =
 
 
 def reordered(inputs: Inputs, letter: str, order: np.ndarray) -> Undo:
-    """What puts an output back whose axis `letter` was reordered; outputs without the axis stay."""
+    """A function that undoes a new order of the axis `letter` in an output; outputs without this axis
+    stay."""
     axes = inputs.operator.outputs(inputs.case)["output"]
     back = np.argsort(order)
     return (lambda a: np.take(a, back, axes.index(letter))) if letter in axes else same
@@ -76,7 +79,7 @@ def test_boolean_equals_additive(cell: Cell) -> None:
     )
 )
 def test_mask_ranks(cell: Cell) -> None:
-    """A mask of a smaller broadcast rank equals the same mask written out as (B, H, Lq, Lk)."""
+    """A mask of smaller broadcast rank equals the same mask expanded to (B, H, Lq, Lk)."""
     s = cell.inputs.sizes
     full = np.broadcast_to(np.asarray(cell.inputs.dense_mask), (s.B, s.H, s.Lq, s.Lk)).copy()
     expect_equal(
@@ -106,7 +109,7 @@ def test_flag_equals_dense(cell: Cell) -> None:
     )
 )
 def test_groups_equal_repeated_heads(cell: Cell) -> None:
-    """Grouped queries equal key/value heads repeated one by one (0, 0, 1, 1)."""
+    """Grouped queries equal repeated key/value heads (0, 0, 1, 1)."""
     group = cell.inputs.sizes.group
     key, value = (np.repeat(x, group, axis=1) for x in (cell.inputs.key, cell.inputs.value))
     expect_equal(
@@ -134,8 +137,8 @@ LAYERS = (
     )
 )
 def test_key_permutation(cell: Cell) -> None:
-    """The order of keys has no meaning; where query, key and value are one tensor, rows move with
-    them."""
+    """The order of keys has no influence. If query, key and value are one tensor, rows move with the
+    keys."""
     inputs = cell.inputs
     order = generator(cell.case.id + "/order", cell.seed).permutation(inputs.sizes.Lk)
     if inputs.self_attention:
@@ -155,7 +158,7 @@ def test_key_permutation(cell: Cell) -> None:
     )
 )
 def test_batch_independence(cell: Cell) -> None:
-    """A sample's answer does not depend on its place in the batch."""
+    """The output of a sample does not depend on its place in the batch."""
     inputs = cell.inputs
     order = np.arange(inputs.sizes.B)[::-1]
     expect_equal(
@@ -171,12 +174,12 @@ def test_batch_independence(cell: Cell) -> None:
     )
 )
 def test_head_independence(cell: Cell) -> None:
-    """Heads in another order, with what belongs to them, give the same answer."""
+    """Permuted heads, with their parameters and masks, give permuted outputs."""
     inputs, s = cell.inputs, cell.inputs.sizes
     if s.H == 1:
         raise NotApplicable("has one head")
     if not cell.implementation.declared.takes_parameters:
-        raise NotApplicable("the layer takes no parameters whose heads could be exchanged")
+        raise NotApplicable("the layer makes its own parameters, so heads cannot be permuted")
     groups = np.arange(s.Hkv)[::-1]
     order = np.arange(s.H).reshape(s.Hkv, -1)[::-1].ravel()
     other = inputs.select("g", groups).select("h", order)
@@ -185,10 +188,10 @@ def test_head_independence(cell: Cell) -> None:
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/gqa2/{dt}/b2h6q17k23d8"))
 def test_padding_invariance(cell: Cell) -> None:
-    """Nine more keys that the mask hides change nothing but rounding."""
+    """Nine more keys that the mask hides change the output only by rounding."""
     inputs, s = cell.inputs, cell.inputs.sizes
     rng = generator(cell.case.id + "/padding", cell.seed)
-    # Existing keys appended again: values exact in the dtype, and plausible enough to be taken.
+    # Copies of existing keys: exact in the dtype, and of normal size, so a fault would use them.
     more = rng.integers(0, s.Lk, 9)
     key, value = (np.concatenate([x, x[:, :, more]], 2) for x in (inputs.key, inputs.value))
     visible = np.ones((s.Lq, s.Lk), bool) if inputs.dense_mask is None else inputs.dense_mask
@@ -200,12 +203,12 @@ def test_padding_invariance(cell: Cell) -> None:
 
 @check(asked("sdpa/win40.40/mha/{dt}/b2h3q17k23d8", "sdpa/win29.0/gqa2/{dt}/b2h6q17k23d8"))
 def test_wide_window(cell: Cell) -> None:
-    """A window at least as wide as the sequence equals no window (or causal, where it ends at 0)."""
+    """A window at least as wide as the sequence equals no window, or causal if the window ends at 0."""
     window = cell.inputs.mask
     ends = isinstance(window, Window) and window.right == 0
     plain = cell.inputs.replace(mask=Causal() if ends else None)
     if ends and elections.alignment(plain, cell.implementation) not in ("", "top-left"):
-        raise NotApplicable("a window that ends at 0 is aligned otherwise than its causal flag")
+        raise NotApplicable("a window that ends at 0 has another alignment than the causal flag")
     expect_equal(cell, cell.inputs, plain, "wide window and none")
 
 
@@ -217,7 +220,7 @@ def test_wide_window(cell: Cell) -> None:
     )
 )
 def test_default_scale(cell: Cell) -> None:
-    """No scale equals the scale 1 / sqrt(D)."""
+    """The default scale equals the explicit scale 1 / sqrt(D)."""
     explicit = cell.inputs.replace(scale=float(1.0 / np.sqrt(cell.inputs.sizes.D)))
     expect_equal(cell, cell.inputs, explicit, "default and explicit scale")
 
@@ -230,7 +233,7 @@ def test_default_scale(cell: Cell) -> None:
     )
 )
 def test_constant_value(cell: Cell) -> None:
-    """Weights sum to one: a constant value comes back as that constant."""
+    """Weights sum to one: constant values give this constant."""
     constant = cell.inputs.replace(value=np.full_like(cell.inputs.value, 0.75))
     got = cell.run(constant).values
     expect_close(got, np.full_like(got, 0.75), cell.bound(constant), "constant value")
@@ -238,9 +241,9 @@ def test_constant_value(cell: Cell) -> None:
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8", "sdpa/causal/mqa/{dt}/b2h5q17k23d8"))
 def test_equal_rows(cell: Cell) -> None:
-    """Queries that are equal and see the same keys give answers that are equal."""
+    """Equal queries with equal masks give equal outputs."""
     inputs = cell.inputs
-    # Row 0 repeated, and every row given row 0's mask.
+    # Every row is row 0, with the mask of row 0.
     query = np.repeat(inputs.query[:, :, :1], inputs.sizes.Lq, axis=2)
     mask = inputs.dense_mask
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Promise: at the edges answers are exact: one key, one-hot weights, dyadic means, nothing at all."""
+"""Promise: outputs are exact for one key, one-hot weights, dyadic means, and empty arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.spec.recipes import generator
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Every element is the expected one (a zero of either sign)."""
+    """Every element equals the expected one; a zero may have either sign."""
     wrong = ~(got == want)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -26,10 +26,10 @@ def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> 
 
 @check(asked("sdpa/none/mha/{dt}/b2h3q17k16d8", "sdpa/none/mqa/{dt}/b2h5q17k16d8"))
 def test_one_hot_weights(cell: Cell) -> None:
-    """Scores so far apart that all other weights underflow: the answer is one value, exactly.
+    """All weights but one underflow, so the output is exactly one value.
 
-    Scores are multiples of a gap under which exp is below half an ulp of any sum (2^-160; 2^-1075
-    for float64), and the largest stays within float16's range.
+    Scores are multiples of a gap with exp(-gap) below half an ulp of any sum (2^-160; 2^-1075 for
+    float64). The largest score is within float16's range.
     """
     inputs, s = cell.inputs, cell.inputs.sizes
     gap = 1024.0 if cell.dtype.name == "f64" else 128.0
@@ -48,7 +48,7 @@ def test_one_hot_weights(cell: Cell) -> None:
     single_answer=True,
 )
 def test_single_key(cell: Cell) -> None:
-    """With one key the weight is 1 and the answer its value, exactly."""
+    """With one key the weight is 1, so the output is exactly the value."""
     s = cell.inputs.sizes
     got = cell.run().values
     value = np.repeat(cell.inputs.value, s.group, axis=1)
@@ -60,10 +60,10 @@ def test_single_key(cell: Cell) -> None:
     single_answer=True,
 )
 def test_first_row(cell: Cell) -> None:
-    """Under a causal mask the first row sees the first key alone: its value, exactly."""
+    """Under a causal mask the first row attends only the first key: its output is exactly that value."""
     s = cell.inputs.sizes
     if not (cell.inputs.attends[:, :, 0].sum(-1) == 1).all():
-        raise NotApplicable("its causal flag shows the first row several keys, or none")
+        raise NotApplicable("with the causal flag the first row does not attend exactly one key")
     got = cell.run().values[:, :, 0]
     want = np.repeat(cell.inputs.value, s.group, axis=1)[:, :, 0]
     expect_exactly(cell, got, want, "first causal row")
@@ -73,10 +73,10 @@ def test_first_row(cell: Cell) -> None:
     asked("sdpa/none/mha/{dt}/b2h3q17k16d8/integers", "sdpa/none/mqa/{dt}/b2h5q17k16d8/integers")
 )
 def test_dyadic_mean(cell: Cell) -> None:
-    """Zero queries average the values, integers over 2^n keys.
+    """Zero queries average integer values over 2^n keys, within the bound.
 
-    Within the bound, not exactly: kernels that merge chunks of keys by their log-sum-exp, as
-    split-KV decoding does, round log(2^n).
+    The output need not be exact: kernels that merge chunks of keys by log-sum-exp (split-KV decoding)
+    round log(2^n).
     """
     inputs, s = cell.inputs, cell.inputs.sizes
     zeros = inputs.replace(query=np.zeros_like(inputs.query))
@@ -88,14 +88,15 @@ def test_dyadic_mean(cell: Cell) -> None:
 
 @check(asked(Ask(*filled(["sdpa/none/mha/{dt}/b2h3q17k16d8"], ("bf16", "f16")))))
 def test_nearest(cell: Cell) -> None:
-    """A mean three quarters of an ulp up is rounded up: the answer is rounded, not cut off.
+    """A mean three quarters of an ulp up is rounded up: the output is rounded to nearest, not
+    truncated.
 
-    Zero queries over 16 keys make every weight 1/16. Of the values 4 are a number of the dtype and 12
-    the next one, so that products and sums are exact in float32 and the output alone is rounded. Asked
-    in 16 bits, of those that do not sum in 16 bits.
+    Zero queries over 16 keys make every weight 1/16. 4 of the values are a number of the dtype, and 12
+    the next number, so products and sums are exact in float32 and only the output is rounded. Only for
+    16-bit dtypes, and implementations that sum in float32.
     """
     if not cell.dtype.is_half:
-        raise NotApplicable("the sum is exact of numbers with 16 bits alone")
+        raise NotApplicable("the sum is exact only for 16-bit dtypes")
     if cell.numerics == "working":
         raise NotApplicable("sums in the case's dtype, where this sum is not exact")
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -118,7 +119,7 @@ def test_nearest(cell: Cell) -> None:
     single_answer=True,
 )
 def test_empty(cell: Cell) -> None:
-    """No samples or no queries give an empty answer of the right shape."""
+    """No samples or no queries give an empty output of the right shape."""
     got = cell.run().values
     if got.size:
-        raise Deviation("shape", f"expected an empty answer, got shape {got.shape}")
+        raise Deviation("shape", f"expected an empty output, got shape {got.shape}")

@@ -1,5 +1,7 @@
-"""Promise: gradients lie within bounds that are derived like those of the answer, whichever array
-asks for one, and what a mask hides has neither a gradient nor a part in any."""
+"""Promise: gradients are within derived bounds, for any set of differentiated arrays.
+
+Hidden slots have no gradient, and no influence on other gradients.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ from suite.test_masking import last_seen_by_some, never_attended, touched, with_
 @check(gradient_cases, ("gradient",), compiled_gradient_cases, single_answer=True)
 def test_gradients(cell: Cell) -> None:
     if not cell.implementation.declared.takes_parameters:
-        raise NotApplicable("the layer takes no parameters: its gradients are no one's to know")
+        raise NotApplicable("the layer makes its own parameters: its gradients are unknown")
     answer, gradients = vjp(cell)
     plain = cell.inputs.replace(returned="none") if cell.inputs.returned != "none" else cell.inputs
     cell.judge(answer, plain)
@@ -52,16 +54,16 @@ def biased(case: Case) -> bool:
 
 @check(gradient_cases.where(biased), ("gradient", "gradient-of-bias"))
 def test_gradient_of_bias(cell: Cell) -> None:
-    """The bias alone asks for a gradient (pytorch#148476)."""
+    """Only the bias requires a gradient (pytorch#148476)."""
     _, gradients = vjp(cell, wrt=("bias",))
     judge_gradients(cell, gradients)
 
 
 @check(gradient_cases.share("tangents"), ("gradient",))
 def test_tangents(cell: Cell) -> None:
-    """The directional derivative as query, key and value move together."""
+    """The JVP for tangents of query, key and value together."""
     if not cell.implementation.declared.takes_parameters:
-        raise NotApplicable("the layer takes no parameters: its derivatives are no one's to know")
+        raise NotApplicable("the layer makes its own parameters: its derivatives are unknown")
     _, names = asked_of(cell)
     operands = [name for name in OPERANDS if name in names]
     tangents = draw_tangents(cell.inputs.case, operands, cell.seed)
@@ -82,10 +84,9 @@ OF_LSE = (
     ("gradient",),
 )
 def test_gradient_of_lse(cell: Cell) -> None:
-    """The log-sum-exp moves with the scores as the weights say: what merges partial answers by it has
-    gradients only so. Asked of those whose log-sum-exp has gradients, and not of rows without keys."""
+    """The log-sum-exp has gradients, as merging of partial outputs needs. Not for fully masked rows."""
     if cell.elected("lse-gradient") != "flows":
-        raise NotApplicable("elects that its log-sum-exp has no gradient")
+        raise NotApplicable("by its election the log-sum-exp has no gradient")
     cell.require(cell.inputs)
     cotangent = np.where(cell.inputs.fully_masked_rows, 0.0, cell.cotangent[..., 0])
     prepared, native = cell.attempt(lambda: vjp_of_lse(cell.implementation, cell.inputs, cotangent))
@@ -101,7 +102,7 @@ ALONE = (
 
 
 def apart(case: Case) -> bool:
-    """Whether query, key and value are three arrays."""
+    """True if query, key and value are three arrays."""
     return set(OPERANDS) <= case.axes.keys() and not case.option("self_attention")
 
 
@@ -109,12 +110,13 @@ alone = asked(
     Ask(*ALONE, dtypes="growing"),
     Ask(lambda: plain_beside(ALONE, apart), dtypes="growing", since="standard"),
 )
-"""Plain attention; from standard on the plain case of every other operator of three arrays, too."""
+"""Plain attention; from standard on also the plain case of every other operator with three arrays.
+"""
 
 
 @check(alone, ("gradient",))
 def test_gradient_alone(cell: Cell) -> None:
-    """One operand asks for a gradient and the others do not; then the second time is like the first."""
+    """Only one operand requires a gradient. A second gradient equals the first."""
     for name in OPERANDS:
         _, gradients = vjp(cell, wrt=(name,))
         judge_gradients(cell, gradients)
@@ -126,7 +128,7 @@ def test_gradient_alone(cell: Cell) -> None:
 
 @check(alone, ("gradient",))
 def test_gradient_cotangents(cell: Cell) -> None:
-    """Cotangents that are the same for every sample, and that ask for one component alone."""
+    """Cotangents that are equal for all samples, and cotangents with one nonzero component."""
     alike = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
     single = np.where(np.arange(cell.cotangent.shape[-1]) == 1, cell.cotangent, 0.0)
     for cotangent in (alike, single):
@@ -136,8 +138,8 @@ def test_gradient_cotangents(cell: Cell) -> None:
 
 @check(alone, ("gradient", "strides"))
 def test_gradient_arrangements(cell: Cell) -> None:
-    """Cotangents however they lie in memory: with stride 0, transposed, with gaps; and of one number,
-    as the derivative of a sum hands them on."""
+    """Cotangents in every memory layout: stride 0, transposed, with gaps; and one number, as from a
+    sum."""
     alike = np.broadcast_to(cell.cotangent[:1], cell.cotangent.shape)
     number = np.broadcast_to(cell.cotangent.flat[0], cell.cotangent.shape)
     for arranged, cotangent in (
@@ -153,7 +155,7 @@ def test_gradient_arrangements(cell: Cell) -> None:
 
 @check(alone, ("gradient",))
 def test_gradient_contract(cell: Cell) -> None:
-    """Nothing handed in is changed, and the answer is the one given without gradients."""
+    """Differentiation changes no argument, and gives the same output as without gradients."""
     backend, inputs = cell.implementation.backend, cell.inputs
     prepared, _ = asked_of(cell)
     before = {
@@ -173,7 +175,7 @@ def test_gradient_contract(cell: Cell) -> None:
 
 
 def hides(case: Case) -> bool:
-    """Whether ordinary values stand in slots that are hidden from all rows, or from many."""
+    """True if ordinary values are in slots that are hidden from all rows, or from many."""
     return (
         case.mask is not None
         and not case.operator.is_layer
@@ -184,12 +186,14 @@ def hides(case: Case) -> bool:
 
 @check(gradient_cases.where(hides), ("gradient",))
 def test_gradient_hidden(cell: Cell) -> None:
-    """Other keys and values in hidden slots change no gradient of a row that does not see them, and
-    slots that no row sees get exactly no gradient: large numbers, and NaN where that is elected to be
-    blocked."""
+    """Other keys and values in hidden slots change no gradient of rows that do not attend them.
+
+    Slots that no row attends have a gradient of exactly zero. They hold large numbers, and NaN if the
+    election says that gradients block NaN.
+    """
     inputs = cell.inputs
     if inputs.has_empty_rows and elected_gradient(cell, inputs) != "nothing":
-        raise NotApplicable("elects that rows without keys take part in gradients")
+        raise NotApplicable("by its election fully masked rows take part in gradients")
     slots = never_attended(inputs)
     nowhere = bool(slots.any())
     if not nowhere:
@@ -201,8 +205,11 @@ def test_gradient_hidden(cell: Cell) -> None:
 
 
 def poisons(cell: Cell, nowhere: bool) -> dict[str, tuple[float, float]]:
-    """What is put in hidden keys and values, by name: NaN only where no row sees a slot (`nowhere`), and
-    where the election was declared, or observed of the boolean mask that the case has."""
+    """Values for hidden keys and values, by name.
+
+    NaN is included only if no row attends a slot (`nowhere`), and the election was declared, or
+    observed for boolean masks.
+    """
     chosen = {"other values": (50.0, -80.0)}
     implementation, inputs = cell.implementation, cell.inputs
     if not nowhere or implementation.missing(["mask"]) is not None:
@@ -223,8 +230,10 @@ def expect_unmoved(
     cell: Cell, before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray],
     slots: np.ndarray, nowhere: bool, poison: str,
 ) -> None:  # fmt: skip
-    """Raise Deviation "leak" where a gradient changed that the hidden slots (B, Hkv, Lk) have no part in;
-    where no row sees these (`nowhere`), their own must be zero."""
+    """Raise Deviation "leak" if a gradient changed that the hidden slots (B, Hkv, Lk) have no part in.
+
+    If no row attends the slots (`nowhere`), their own gradients must be zero.
+    """
     judged = ~touched(cell, cell.inputs, slots)[..., None]
     rows = np.broadcast_to(judged, before["query"].shape)
     expect_bitwise(
@@ -236,7 +245,7 @@ def expect_unmoved(
     for name in ("key", "value"):
         places = np.broadcast_to(slots[..., None], before[name].shape)
         if (before[name][places] != 0).any() or (after[name][places] != 0).any():
-            raise Deviation("leak", f"a hidden {name} has a gradient that is not zero")
+            raise Deviation("leak", f"a hidden {name} has a nonzero gradient")
         expect_bitwise(
             after[name], before[name], "leak",
             f"the {name}'s gradient, with {poison} in hidden slots",

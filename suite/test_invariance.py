@@ -1,14 +1,13 @@
-"""Promise: a row's answer hangs on the row and the keys it sees, not on what is computed beside it.
+"""Promise: the output of a row depends only on the row and its keys, not on other work in the call.
 
-Each check compares answers to one problem that are computed in different company, and grades them:
+Each check compares two outputs of one problem, and grades them:
 
     bitwise        the same bits
-    within bound   other bits, as near as the bounds of both answers allow: another order of sums
-    broken         further apart: a failure ("unequal", or "not-deterministic" for a second call)
+    within bound   different bits within both bounds, from another order of sums
+    broken         beyond the bounds: a failure ("unequal", or "not-deterministic" for a second call)
 
-The worst grade of a cell is what it observed; the table `invariance` of a report shows it. Bitwise is
-not promised except of a second call: whoever needs it (replay, speculative decoding, caches) reads the
-table. Sizes are few and shared, since JAX compiles for every new shape.
+The cell observes its worst grade, which the report table `invariance` shows. Bitwise is promised only
+for a second call. Sizes are few and shared, because JAX compiles for every new shape.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
 THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
 
 THREADS = (1, 2, 3, 4)
-"""How many threads are compared."""
+"""Numbers of threads to compare."""
 
 SWITCHES = (1, 8, 16, 32, 64, 128)
-"""Numbers of rows around which kernels switch to another tile, or another kernel."""
+"""Numbers of rows at which kernels switch to another tile or kernel."""
 
 CHUNK = 8
 """Rows of the last chunk of a prefill."""
 
 
 def long(pattern: str) -> Ask:
-    """A long form of the cases, at full alone."""
+    """Longer cases, at full only."""
     return Ask(pattern, since="full")
 
 
 def expect_within(
     cell: Cell, got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str
 ) -> None:
-    """Grade two answers to one problem, and raise Deviation "unequal" beyond the sum of their bounds.
+    """Grade two outputs of one problem. Raise Deviation "unequal" beyond the sum of their bounds.
 
     The cell observes the worst grade of all its comparisons.
     """
@@ -82,8 +81,10 @@ def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.n
 
 
 def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
-    """The inputs with the signs of all arrays turned that have the axis, but for its indices `kept`
-    (boolean); positions and lengths stay."""
+    """The inputs with negated values along `axis`, except at its indices `kept` (boolean).
+
+    Applies to every array with this axis, except positions and lengths.
+    """
     arrays = {}
     for name in inputs.arrays:
         if axis not in inputs.axes(name) or name in inputs.operator.array_kinds.constants:
@@ -96,7 +97,7 @@ def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
 
 @check(with_plain(NARROW, *LAYERS, long(LONG)))
 def test_invariant_rerun(cell: Cell) -> None:
-    """The same call again gives the same bits: on arrays made anew, and after a call on other values.
+    """A second call gives the same bits: on new copies of the arrays, and after a call on other values.
 
     An implementation that is not declared deterministic may differ within the bounds.
     """
@@ -117,7 +118,7 @@ def test_invariant_rerun(cell: Cell) -> None:
 
 @check(with_plain(NARROW, *LAYERS, long(LONG), axes="b"))
 def test_invariant_batch(cell: Cell) -> None:
-    """A sample's answer is the same alone, elsewhere in the batch, and beside other samples."""
+    """A sample has the same output alone, at another place in the batch, and beside other samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     order = np.roll(np.arange(s.B), 1)
@@ -136,9 +137,9 @@ def test_invariant_batch(cell: Cell) -> None:
 
 
 def counts(Lq: int) -> list[int]:
-    """How many of `Lq` rows are asked alone: around the sizes at which kernels switch.
+    """Numbers of rows to compute alone, around the sizes at which kernels switch.
 
-    Two where there are few rows, since JAX compiles for each.
+    At most two if `Lq` is small, because JAX compiles for each.
     """
     around = [n + d for n in SWITCHES for d in (-1, 0, 1)]
     return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
@@ -146,7 +147,7 @@ def counts(Lq: int) -> list[int]:
 
 @check(with_plain(NARROW, *LAYERS, long(LONG), axes="q"))
 def test_invariant_rows(cell: Cell) -> None:
-    """A row's answer is the same among fewer rows (mlx#3573), at another place, and beside others."""
+    """A row has the same output among fewer rows (mlx#3573), at another place, and beside other rows."""
     inputs, s = cell.inputs, cell.inputs.sizes
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     back = np.arange(s.Lq)[::-1]
@@ -167,7 +168,7 @@ def test_invariant_rows(cell: Cell) -> None:
 
 @check(asked(*THREADED), needs=("threads",))
 def test_invariant_threads(cell: Cell) -> None:
-    """The answer is the same on one thread and on more."""
+    """The output is the same for any number of threads."""
     inputs, backend = cell.inputs, cell.implementation.backend
     bound = cell.bound(inputs)
     answers = []
@@ -179,7 +180,7 @@ def test_invariant_threads(cell: Cell) -> None:
 
 
 def seen_by(inputs: Inputs, row: int) -> int:
-    """How many keys a row of a causal problem sees; keys before the first row are a cache."""
+    """Number of keys that a row of a causal problem attends. Keys before the first row are a cache."""
     s = inputs.sizes
     bottom_right = isinstance(inputs.mask, Causal) and inputs.mask.bottom_right
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
@@ -187,10 +188,10 @@ def seen_by(inputs: Inputs, row: int) -> int:
 
 @check(asked(GROWING, GROWING_LAYER, long(LONG_GROWING)))
 def test_invariant_decode(cell: Cell) -> None:
-    """A prefill gives what decoding one token at a time gives: row i, as the only query, over the keys
-    that row i sees and no mask; and its last 8 rows are those of a chunk over the keys that it sees.
+    """Prefill equals decoding. Row i equals a single query over its keys without a mask, and the last 8
+    rows equal a chunk over their keys.
 
-    Decoded are the first and the last row, and where there are many those around which kernels switch:
+    Decoded are the first and the last row, and in long cases rows around which kernels switch, because
     JAX compiles for every number of keys.
     """
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -211,15 +212,13 @@ def test_invariant_decode(cell: Cell) -> None:
 
 @check(asked(ONE_ROW, long(LONG_ROW)))
 def test_invariant_split(cell: Cell) -> None:
-    """The answer over all keys is that over two parts of them, merged by their log-sum-exps.
+    """The output over all keys equals the merge of outputs over two parts of the keys.
 
-    With l1 and l2 the log-sum-exps of the scores of the parts and w_i = exp(l_i) / (exp(l1) + exp(l2)),
-    the exact answers obey o = w1 o1 + w2 o2. The implementation's answers lie within their bounds b, b1
-    and b2 of these, so that the merge of its parts lies within b + w1 b1 + w2 b2 of its whole. No
-    framework's interface hands out the log-sum-exp in all implementations: the weights are those of
-    the reference, in float64 (extended precision for float64), and so is the merge, whose rounding is
-    some 2^-29 (2^-11) of the smallest bound. Keys go to the parts one by one, so that the parts weigh
-    differently, and at another place than they had.
+    With l1 and l2 the log-sum-exps of the parts and w_i = exp(l_i) / (exp(l1) + exp(l2)), exact outputs
+    obey o = w1 o1 + w2 o2. With bounds b, b1 and b2 the difference is at most b + w1 b1 + w2 b2.
+    Weights and merge come from the reference, in float64 (extended precision for float64), because many
+    implementations return no log-sum-exp. This rounding is about 2^-29 (2^-11) of the smallest bound.
+    Keys alternate between the parts, so the parts have different weights, and keys new places.
     """
     inputs = cell.inputs
     whole, limit = cell.run().values.copy(), cell.bound(inputs)
@@ -243,7 +242,7 @@ def test_invariant_split(cell: Cell) -> None:
 
 @check(asked(PACKED, f"{PACKED}/causal"))
 def test_invariant_segments(cell: Cell) -> None:
-    """A segment's answer is the same alone, and with the segments in another order."""
+    """A segment has the same output alone, and with the segments in another order."""
     inputs = cell.inputs
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     parts = list(segments(inputs.case))

@@ -1,8 +1,8 @@
-"""Promise: where an operand lies in memory has no meaning: each one alone in every arrangement that is
-not contiguous, the others contiguous.
+"""Promise: the memory layout of an operand has no influence.
 
-Lengths are tails around blocks of 32 (31, 33, 65), where kernels read past what is theirs, and axes of
-size 1, whose strides mean nothing.
+Each operand alone has every non-contiguous arrangement; the other operands are contiguous. Lengths are
+tails around blocks of 32 (31, 33, 65), where kernels may read out of bounds, and 1, where strides have
+no meaning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
-"""Arrangements in which components lie side by side: a window, and strides of 0 or of axes of size 1."""
+"""Arrangements with adjacent components: a window, and strides of 0 or of axes of size 1."""
 
 CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
@@ -49,7 +49,7 @@ DIFFERENTIATED = with_plain(
 
 
 def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
-    """The inputs with the operand's slices made equal along the axis in which they shall be one."""
+    """The inputs with equal slices of the operand along the axis that gets stride 0."""
     if how not in EXPANDED:
         return inputs
     array = inputs.dense_mask if operand == "mask" else inputs.arrays[operand]
@@ -62,20 +62,20 @@ def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
 
 
 def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
-    """The operands, the first alone where query, key and value are one tensor."""
+    """The operands; only the first one if query, key and value are one tensor."""
     return inputs.operands[:1] if inputs.self_attention else inputs.operands
 
 
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall:
-    """The call for `inputs` with one operand in memory as `how` says.
+    """The call for `inputs` with one operand in the memory layout `how`.
 
-    Raises NotApplicable where the call is not given the operand as an array.
+    Raises NotApplicable if the call does not take the operand as an array.
     """
     backend = cell.implementation.backend
     prepared = cell.prepare(inputs)
     argument = prepared.argument(operand)
     if prepared.arguments.get(argument) is None:
-        raise NotApplicable(f"the call is given no {operand} as an array")
+        raise NotApplicable(f"the call takes no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
     dtype = None if operand == "mask" else dtype_of(operand, inputs.case)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
@@ -89,7 +89,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall
 def arrangements(
     cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
 ) -> Iterator[tuple[str, str, Inputs, PreparedCall]]:
-    """Operand, arrangement, inputs and call for each operand alone in each of the arrangements."""
+    """Operand, arrangement, inputs and call, for each operand in each arrangement."""
     for operand in operands:
         for how in kinds:
             if how == "expanded-heads" and cell.inputs.operator.is_layer:
@@ -100,7 +100,7 @@ def arrangements(
 
 @contextmanager
 def naming(operand: str, how: str) -> Iterator[None]:
-    """A context whose deviations say which operand lay where."""
+    """A context that adds operand and layout to deviations."""
     try:
         yield
     except Deviation as deviation:
@@ -109,7 +109,7 @@ def naming(operand: str, how: str) -> Iterator[None]:
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the answer to every arrangement against the oracle."""
+    """Judge the output of every arrangement."""
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
             cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
@@ -117,40 +117,39 @@ def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[s
 
 @check(CASES, needs=("strides", "strided-operands"))
 def test_layouts(cell: Cell) -> None:
-    """Query, key and value out of a larger array, with stride 0 along the first and the second axis,
-    attention's samples and heads (pytorch#191937), and with the odd strides of axes of size 1
-    (pytorch#116333)."""
+    """Query, key and value from a larger array, with stride 0 along samples or heads (pytorch#191937),
+    and with odd strides of axes of size 1 (pytorch#116333)."""
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), OUTER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
-    """Query, key and value whose components do not lie side by side (pytorch#187506, ROCm#3230)."""
+    """Query, key and value with components that are not adjacent (pytorch#187506, ROCm#3230)."""
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), INNER)
 
 
 def added(cell: Cell) -> tuple[str]:
-    """What the case adds to scores or hides them by: its mask or its bias."""
+    """The mask or bias of the case."""
     return ("mask",) if cell.inputs.bias is None else ("bias",)
 
 
 @check(MASKED, needs=("strides",))
 def test_mask_layouts(cell: Cell) -> None:
-    """A boolean mask, or a bias, out of a larger array and with strides of 0."""
+    """A boolean mask or bias from a larger array, and with strides of 0."""
     expect_in_every_layout(cell, added(cell), OUTER)
 
 
 @check(MASKED, needs=("strides",))
 def test_inner_mask_layouts(cell: Cell) -> None:
-    """A boolean mask, or a bias, whose entries for one row do not lie side by side.
+    """A boolean mask or bias whose entries in a row are not adjacent.
 
-    Asked of implementations without "inner-stride", too: that speaks of queries, keys and values.
+    Also for implementations without "inner-stride", which is about queries, keys and values.
     """
     expect_in_every_layout(cell, added(cell), INNER)
 
 
 def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None:
-    """Judge the gradients by all operands for every arrangement of each of them."""
+    """Judge the gradients of all operands, for every arrangement of each operand."""
     _, names = asked_of(cell)
     operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
@@ -161,11 +160,11 @@ def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None
 
 @check(DIFFERENTIATED, ("gradient", "strides", "strided-operands"))
 def test_gradient_layouts(cell: Cell) -> None:
-    """Gradients by operands out of larger arrays and with strides of 0."""
+    """Gradients for operands from larger arrays and with strides of 0."""
     expect_gradients_in_every_layout(cell, OUTER)
 
 
 @check(DIFFERENTIATED, ("gradient", "strides", "strided-operands", "inner-stride"))
 def test_inner_gradient_layouts(cell: Cell) -> None:
-    """Gradients by operands whose components do not lie side by side."""
+    """Gradients for operands with components that are not adjacent."""
     expect_gradients_in_every_layout(cell, INNER)

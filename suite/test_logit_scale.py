@@ -1,6 +1,6 @@
 """Promise: a logit scale multiplies the scores of its query head, and nothing else.
 
-(That answers and gradients with them lie within their bounds is asked by `values` and `gradients`.)
+The checks `values` and `gradients` judge bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale"
 
 @check(asked(PLAIN, GROUPED))
 def test_logit_scale_equals_scaled_query(cell: Cell) -> None:
-    """Logit scales that are powers of two equal queries that are multiplied by them."""
+    """Logit scales that are powers of two equal scaled queries."""
     powers = 2.0 ** (np.arange(cell.inputs.sizes.H) % 3 - 1)
     scaled = cell.inputs.replace(logit_scale=powers)
     query = cell.inputs.query * powers[:, None, None]

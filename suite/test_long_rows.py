@@ -1,9 +1,8 @@
-"""Promise: a row of many keys attends all of them, each once, in its own place.
+"""Promise: a row of many keys attends every key once, in its own place.
 
-A sum of thousands of alike terms has a bound so wide that one term more or less lies within it: in
-float32 an answer of 4,097 normal keys errs by some 1e-4 of its bound. So few keys at a time carry a row
-here (the recipe `needle`), every key is carried by some row, and one at fault moves that row far beyond
-its bound.
+A sum of thousands of similar terms has a bound wider than one term, so a missing key would pass. The
+recipe `needle` gives nearly all weight of a row to a few keys, and every key to some row. So a wrong
+key moves its row far beyond the bound.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ STANDARD = (
     "sdpa/bool.b11k/mqa/{dt}/b1h2q129k2049d64v16/needle/dense",
     "sdpa/none/mqa/{dt}/b1h2q129k4097d64v16/needle",
 )
-# Two minutes for its reference.
+# The reference takes two minutes.
 FULL = ("sdpa/causalbr/mqa/f32/b1h4q257k32769d64v16/needle",)
 
 

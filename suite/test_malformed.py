@@ -1,4 +1,4 @@
-"""Promise: a problem that has no meaning is refused with an exception, never answered."""
+"""Promise: a malformed problem raises an exception."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 
 @check(lambda level: MALFORMED_CASES, applies_to=lambda declared: declared.validates)
 def test_bad_problem(cell: Cell) -> None:
-    """An implementation may raise as a layer is built, as it is called, or as the answer is read.
+    """An implementation may raise when a layer is built, when it is called, or when the output is read.
 
-    A person's function is asked where it stands in for the framework's own attention, and held to what
-    that refuses.
+    A user function is tested only as a drop-in replacement for the framework's own attention, and only
+    with problems that the latter refuses.
     """
     if not isinstance(cell.case, MalformedCase):
-        raise HarnessError(f"{cell.case.id} is not malformed")
+        raise HarnessError(f"expected a malformed problem, got {cell.case.id}")
     inputs = cell.case.inputs(cell.seed)
     answer = answer_to(cell.implementation, inputs)
     if not answer:
@@ -39,15 +39,15 @@ ARGUMENTS = (
     "layer-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
 )
-"""Problems that other checks ask, too: what is wrong is an argument that only some frameworks have."""
+"""Problems of other checks; the malformed part is an argument that only some frameworks have."""
 
 
 @check(asked(Ask(*ARGUMENTS)), applies_to=lambda declared: not declared.is_user_code)
 def test_bad_argument(cell: Cell) -> None:
-    """An implementation raises for each of the arguments that its adapter says have no meaning."""
+    """An implementation raises for each argument that its adapter declares as malformed."""
     backend, calls = cell.implementation.backend, cell.implementation.refused(cell.inputs)
     if not calls:
-        raise NotApplicable("names no arguments that it refuses")
+        raise NotApplicable("the adapter declares no malformed arguments")
     answered = []
     for name, call in calls.items():
         try:
@@ -65,10 +65,10 @@ def test_bad_argument(cell: Cell) -> None:
 
 
 def answer_to(implementation: Implementation, inputs: Inputs) -> str:
-    """What a malformed problem is answered with, in words; "" where the implementation raises.
+    """A description of the answer to a malformed problem; "" if the implementation raises.
 
-    Raises NotApplicable where the adapter cannot even convert it: the framework was not asked. A layer is
-    built by the framework as the call is prepared.
+    Raises NotApplicable if the adapter cannot pass the problem to the framework. The framework builds a
+    layer when the call is prepared.
     """
     backend = implementation.backend
     try:
@@ -76,12 +76,12 @@ def answer_to(implementation: Implementation, inputs: Inputs) -> str:
     except Exception as error:
         if inputs.operator.is_layer:
             return ""
-        reason = f"the adapter cannot hand it over: {first_line(error)}"
+        reason = f"the adapter cannot pass the problem: {first_line(error)}"
         raise NotApplicable(reason) from error
     try:
         output = parts(prepared(), prepared)["output"]
         if not backend.is_array(output):
-            return "something that is no array"
+            return "an object that is not an array"
         # Lazy frameworks may raise only when the answer is read.
         backend.to_numpy(output)
     except Exception:

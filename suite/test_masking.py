@@ -1,5 +1,7 @@
-"""Promise: what a mask hides has exactly no influence, finite poison or NaN; the future changes
-nothing in the past. Neither needs a reference, nor a layer's parameters."""
+"""Promise: hidden slots have exactly no influence, whether they hold large numbers or NaN.
+
+The future does not change the past. No reference and no parameters are needed.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,20 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators import packed
 
 RECIPES = ("normal", "ties", "integers", "onehot")
-"""Ordinary values: poison must be what stands out."""
+"""Recipes with ordinary values, from which poison differs."""
 
 
 def masked(case: Case) -> bool:
-    """Whether a mask hides some of several keys of ordinary values."""
+    """True if a mask hides some of several keys with ordinary values."""
     ordinary = case.mask is not None and case.recipe in RECIPES
     return ordinary and case.sizes.Lk > 1 and min(case.sizes.B, case.sizes.Lq) > 0
 
 
 def rows_that_see(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
-    """How many of the `rows`, of all heads that share it, attend each slot: (B, Hkv, Lk); where keys are
-    not of a head, rows of which some head attends it: (B, 1, Lk)."""
+    """Number of the `rows` that attend each slot, over all heads that share it: (B, Hkv, Lk).
+
+    If keys have no head axis: number of rows that attend the slot in some head, (B, 1, Lk).
+    """
     s, attends = inputs.sizes, inputs.attends[:, :, rows]
     if "g" not in inputs.axes("key"):
         return attends.any(1, keepdims=True).sum(2)
@@ -37,12 +41,12 @@ def rows_that_see(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
 
 
 def never_attended(inputs: Inputs) -> np.ndarray:
-    """The slots that no row attends, boolean like `rows_that_see`."""
+    """Slots that no row attends, boolean, in the shape of `rows_that_see`."""
     return rows_that_see(inputs) == 0
 
 
 def last_seen_by_some(inputs: Inputs) -> np.ndarray:
-    """The slot of every sample and head that fewest rows attend, but some."""
+    """Per sample and head, the slot with the fewest rows that attend it, at least one."""
     rows = rows_that_see(inputs)
     chosen = np.argmin(np.where(rows > 0, rows, np.iinfo(np.int64).max), axis=-1)
     return np.arange(inputs.sizes.Lk) == chosen[..., None]
@@ -52,9 +56,9 @@ def with_slots(
     inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
     value: Callable | float | np.ndarray,
 ) -> Inputs:  # fmt: skip
-    """Inputs whose `slots` hold other keys and values: numbers, or functions of what stood there.
+    """Inputs with other keys and values in `slots`: numbers, or functions of the old values.
 
-    Where query, key and value are one tensor the query changes with them.
+    If query, key and value are one tensor, the query changes, too.
     """
     arrays = {}
     for name, new in (("key", key), ("value", value)):
@@ -66,8 +70,8 @@ def with_slots(
 
 
 def touched(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
-    """Rows (B, H, Lq) that may see one of the slots, as elected, or are one of them where rows and keys
-    are one."""
+    """Rows (B, H, Lq) that may attend one of the slots, by the election. With self-attention also the
+    rows of the slots."""
     s = inputs.sizes
     heads = np.repeat(slots, s.H // max(slots.shape[1], 1), axis=1)
     rows = (cell.sees(inputs) & heads[:, :, None]).any(-1)
@@ -75,13 +79,13 @@ def touched(cell: Cell, inputs: Inputs, slots: np.ndarray) -> np.ndarray:
 
 
 def expect_unmoved(cell: Cell, changed: Inputs, slots: np.ndarray, what: str) -> bool:
-    """Rows that see none of the slots keep their bits. Returns whether any bit of the others changed."""
+    """Rows that attend no slot keep their bits. Returns True if any bit of other rows changed."""
     inputs = cell.inputs
     rows = touched(cell, inputs, slots)
     outputs = inputs.operator.outputs(inputs.case)
     judged = {name: ~inputs.rows_along(rows, axes) for name, axes in outputs.items()}
     if not any(where.any() for where in judged.values()):
-        raise NotApplicable("every row sees what would be changed")
+        raise NotApplicable("every row attends a changed slot")
     before = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
     after = cell.run(changed).arrays
     for name, where in judged.items():
@@ -96,14 +100,14 @@ HIDDEN = cases.where(masked).share("hidden")
 
 @check(HIDDEN)
 def test_poison(cell: Cell) -> None:
-    """Large finite values in slots that rows cannot see leave these rows as they are."""
+    """Large finite values in hidden slots do not change rows that cannot attend these slots."""
     half, inputs = cell.dtype.name == "f16", cell.inputs
     slots = never_attended(inputs)
     if not slots.any():
         slots = last_seen_by_some(inputs)
     sign = np.where(np.arange(inputs.sizes.Lk) % 2, -1.0, 1.0)[:, None]
     if inputs.operator.is_layer:
-        # Projections sum many of them.
+        # Smaller poison for layers, because projections sum many of these numbers.
         size = 30.0 if half else 1e3
         changed = with_slots(inputs, slots, lambda x: x - sign * size, lambda x: x - sign * size)
     else:
@@ -122,8 +126,8 @@ SEGMENTS = (
 
 @check(asked(*SEGMENTS))
 def test_segments_apart(cell: Cell) -> None:
-    """What other segments hold leaves the rows of a segment as they are, bit by bit: large numbers in
-    the queries, keys and values of all others, and NaN where the implementation elects so."""
+    """Other segments do not change the rows of a segment, bit by bit. They hold large numbers, and NaN
+    if the election allows NaN."""
     inputs, half = cell.inputs, cell.dtype.is_half
     before = cell.run(inputs).values.copy()
     poisons = [100.0 if half else 1e4]
@@ -143,13 +147,13 @@ def test_segments_apart(cell: Cell) -> None:
 
 
 def asked_of_nan(case: Case) -> bool:
-    """Whether the operator is asked about NaN in hidden slots, heads apart."""
+    """True if the operator has elections about NaN in hidden slots, and separate heads."""
     return "nan-in-masked-key" in case.operator.questions.elections and not case.operator.is_layer
 
 
 @check(HIDDEN.where(asked_of_nan))
 def test_nan(cell: Cell) -> None:
-    """NaN in slots that no query sees stays there, where the implementation elects so."""
+    """NaN in slots that no query attends does not reach the output, if the election says so."""
     implementation = cell.implementation
     missing = implementation.missing(["mask"])
     if missing is not None:
@@ -158,10 +162,12 @@ def test_nan(cell: Cell) -> None:
         raise NotApplicable("the mask is passed as -inf in the bias, and NaN - inf is NaN")
     declared = implementation.elected("nan-in-masked-key", cell.dtype)
     if declared is None and cell.inputs.form != "dense":
-        raise NotApplicable("declares nothing, and what is observed holds for boolean masks")
+        raise NotApplicable(
+            "no declared election, and the observed one is about boolean masks only"
+        )
     elected = {n: cell.elected(f"nan-in-masked-{n}") for n in ("key", "value")}
     if "blocked" not in elected.values():
-        raise NotApplicable("elects that a NaN in a masked key or value leaks")
+        raise NotApplicable("by its election NaN in a masked key or value leaks")
     slots = never_attended(cell.inputs)
     if not slots.any():
         raise NotApplicable("the mask hides no key from every query")
@@ -199,13 +205,15 @@ LAYERS = (
     )
 )
 def test_future(cell: Cell) -> None:
-    """Other keys and values that no row before t attends change no row which sees none of them, bit by
-    bit, and do change one that attends some. Which keys a row attends is what the mask says, as the
-    implementation aligns it."""
+    """New keys and values that no row before t attends do not change rows that attend none of them, bit
+    by bit. They change some row that attends them.
+
+    The mask, with the implementation's alignment, says which keys a row attends.
+    """
     inputs, s = cell.inputs, cell.inputs.sizes
     t = s.Lq // 2
     slots = rows_that_see(inputs, slice(0, t)) == 0
     other = with_slots(inputs, slots, lambda x: -2.0 * x, lambda x: -2.0 * x)
-    moved = expect_unmoved(cell, other, slots, f"new keys that no row before {t} sees")
+    moved = expect_unmoved(cell, other, slots, f"new keys that no row before {t} attends")
     if (slots & ~never_attended(inputs)).any() and not moved:
-        raise Deviation("leak", "changing the future changed nothing at all, not even the future")
+        raise Deviation("leak", "changed future keys and values did not change any row")

@@ -1,4 +1,4 @@
-"""Promise: partial answers may be merged in any nesting."""
+"""Promise: partial outputs can be merged in any nesting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = (FOUR, f"{FOUR}/empty", f"{FOUR}/apart")
 
 
 class Part:
-    """A merged answer, and how far it may be off: output (B, H, Lq, Dv) and lse (B, H, Lq)."""
+    """A merged output (B, H, Lq, Dv) and lse (B, H, Lq), each with an error bound."""
 
     def __init__(
         self, output: np.ndarray, lse: np.ndarray, output_error: np.ndarray, lse_error: np.ndarray
@@ -26,14 +26,17 @@ class Part:
 
 
 def parts_of(inputs: Inputs) -> list[Part]:
-    """The parts of a case, which are exact."""
+    """The parts of a case, without errors."""
     arrays = zip(inputs.arrays["partial_output"], inputs.arrays["partial_lse"], strict=True)
     return [Part(o, lse, np.zeros(o.shape), np.zeros(lse.shape)) for o, lse in arrays]
 
 
 def merged(cell: Cell, parts: list[Part]) -> Part:
-    """What the implementation makes of parts, as they are, and how far that is off what it would make of
-    exact ones: its own bound, and the errors of two parts as `references.merge` says."""
+    """The implementation's merge of parts, with its error relative to a merge of exact parts.
+
+    The error is the bound of the implementation plus the propagated errors of two parts
+    (`references.merge`).
+    """
     inputs = with_parts(cell.inputs, parts)
     answer = cell.run(inputs)
     bound = {name: cell.oracle(inputs).bound(name) for name in ("output", "lse")}
@@ -41,7 +44,7 @@ def merged(cell: Cell, parts: list[Part]) -> Part:
     if any(part.output_error.any() or part.lse_error.any() for part in parts):
         one, two = parts
         moved = np.tanh((one.lse_error + two.lse_error) / 4)[..., None]
-        # Of a part that weighs nothing, nothing comes through.
+        # A part without weight contributes no error.
         apart = np.where(np.isneginf(one.lse) | np.isneginf(two.lse), 0.0, 1.0)[..., None]
         output_error = output_error + moved * apart * np.abs(one.output - two.output)
         output_error = output_error + one.output_error + two.output_error
@@ -52,7 +55,7 @@ def merged(cell: Cell, parts: list[Part]) -> Part:
 
 
 def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
-    """The case with other parts, which are numbers of its dtypes."""
+    """The case with other parts, rounded to its dtypes."""
     output = np.stack([round_to(part.output, inputs.dtype) for part in parts])
     lse = np.stack([round_to(part.lse, inputs.dtype.widened) for part in parts])
     return inputs.replace(partial_output=output, partial_lse=lse)
@@ -60,7 +63,7 @@ def with_parts(inputs: Inputs, parts: list[Part]) -> Inputs:
 
 @check(asked(*CASES), needs=("several-parts",))
 def test_nesting(cell: Cell) -> None:
-    """Four parts merged at once, one after the other, and two and two, are one answer."""
+    """Four parts give one result merged at once, one after the other, and two by two."""
     parts = parts_of(cell.inputs)
     whole = merged(cell, parts)
     one_by_one = parts[0]

@@ -1,7 +1,6 @@
-"""Promise: a compiled call is the function that was compiled, whatever it was called with before.
+"""Promise: a compiled call equals the original function, whatever was called before.
 
-(That its answers and gradients are right is asked by the checks `values`, `gradients` and `election`, on
-the cases of `suite.spec.catalogue`.)
+The checks `values`, `gradients` and `election` judge compiled outputs and gradients.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CASES = asked(
 
 
 def renewed(inputs: Inputs) -> Inputs:
-    """Other values of the same shapes: operands reversed along their rows and scaled, another bias."""
+    """Other values of the same shapes: operands reversed along rows and scaled, and another bias."""
     factors = (2.0, 2.0, 2.0) if inputs.self_attention else (2.0, -1.0, 0.5)
     changed: dict[str, Any] = {
         name: round_to(factor * getattr(inputs, name)[..., ::-1, :], inputs.dtype)
@@ -48,26 +47,25 @@ def renewed(inputs: Inputs) -> Inputs:
 
 
 def remasked(inputs: Inputs) -> Inputs:
-    """Another mask of the same shape, which leaves every row its first key."""
+    """Another mask of the same shape; every row attends its first key."""
     mask = np.roll(np.asarray(inputs.dense_mask), 1, -1) | (np.arange(inputs.sizes.Lk) == 0)
     return inputs.replace(mask=None, mask_array=mask, form="dense")
 
 
 def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
-    """The arguments for `inputs`, made without a compiler."""
+    """The arguments for `inputs`, made outside the compiler."""
     inner = getattr(cell.implementation, "inner", cell.implementation)
     return inner.prepare(inputs).arguments
 
 
 UNMASKED = CASES.where(lambda case: case.mask is None)
-"""Whose lengths can be changed without another mask; those of `compiled_again`, so that one program
-is compiled for both."""
+"""Cases of `compiled_again` without a mask, so their lengths can change. One program serves both
+checks."""
 
 
 @check(asked(), compiled=CASES)
 def test_compiled_again(cell: Cell) -> None:
-    """One compiled call with other values, another mask, and then the first values again: the life of a
-    program, from its compilation."""
+    """One compiled call with the first values, other values, another mask, and the first values again."""
     first = cell.implementation.prepare_fresh(cell.inputs)
     problems = [cell.inputs, renewed(cell.inputs)]
     if cell.inputs.mask is not None and cell.inputs.form == "dense":
@@ -75,14 +73,15 @@ def test_compiled_again(cell: Cell) -> None:
     for inputs in (*problems, cell.inputs):
         arguments = handed(cell, inputs)
         if inputs.mask_array is not None and not _differs(cell, first.arguments, arguments):
-            continue  # the mask is no argument of this call, but a part of the function
+            continue  # the mask is a part of the function, not an argument
         answer = cell.attempt(partial(first.call, arguments))
         cell.judge(cell.read(answer, inputs, first), inputs)
 
 
 @check(asked(), needs=("other-shapes",), compiled=UNMASKED)
 def test_compiled_lengths(cell: Cell) -> None:
-    """One compiled call with fewer queries and keys than it was compiled for, then with more."""
+    """One compiled call with the lengths of its compilation, with shorter ones, and with the first ones
+    again."""
     first = cell.prepare(cell.inputs)
     s: Sizes = cell.inputs.sizes
     for queries, keys in ((s.Lq, s.Lk), (s.Lq - 3, s.Lk - 4), (s.Lq, s.Lk)):
@@ -98,7 +97,7 @@ def test_compiled_lengths(cell: Cell) -> None:
 
 
 def _differs(cell: Cell, a: dict, b: dict) -> bool:
-    """Whether the mask is among the arguments: some array other than an operand differs."""
+    """True if the mask is among the arguments: an array other than an operand differs."""
     backend = cell.implementation.backend
     names = [n for n in a if backend.is_array(a[n]) and n not in OPERANDS]
     return any(

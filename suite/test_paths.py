@@ -1,4 +1,4 @@
-"""Promise: flags that choose how an implementation computes do not change what it computes."""
+"""Promise: flags that select a code path do not change the output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = (
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
     "sdpa/causalbr/mha/{dt}/b2h3q17k23d8",
 )
-"""Asked at every level."""
+"""Cases of every level."""
 
 MASKED_SAMPLE = "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/dense"
 
@@ -65,7 +65,7 @@ MORE = (
 
 @check(asked(Ask(*FIRST, dtypes="growing"), Ask(*MORE, dtypes="float32", since="standard")))
 def test_paths(cell: Cell) -> None:
-    """Every path is held against the reference, so that the message says which ones are wrong."""
+    """Every path is compared with the reference. The message names the wrong paths."""
     cell.judge(cell.run())
     paths = cell.implementation.backend.together(cell.implementation.paths(cell.inputs))
     if not paths:
@@ -79,7 +79,7 @@ def test_paths(cell: Cell) -> None:
         except Deviation as deviation:
             wrong[name] = deviation
         except NotApplicable as reason:
-            # Another problem than the case's, whose answer is elected and none that could be judged.
+            # The path asks another problem, whose answer is an election that cannot be judged.
             left_out.append(f"{name}: {reason}")
     if len(left_out) == len(paths):
         raise NotApplicable("; ".join(left_out))
@@ -94,7 +94,7 @@ MEMORY = (
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12/nobias",
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
 )
-"""Keys and values that can be one array, beside queries of their own: as a decoder reads its encoder."""
+"""Keys and values that can be one array, with other queries, as in a decoder's cross-attention."""
 
 
 @check(
@@ -104,7 +104,7 @@ MEMORY = (
     )
 )
 def test_one_memory(cell: Cell) -> None:
-    """Keys and values that are one array equal two arrays that are alike."""
+    """One array as keys and values equals two equal arrays."""
     inputs = cell.inputs.replace(value=cell.inputs.key)
     prepared = cell.prepare(inputs)
     key, value = (prepared.argument(name) for name in ("key", "value"))

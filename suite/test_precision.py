@@ -1,7 +1,7 @@
-"""Promise: no call computes with less precision inside than its dtype promises.
+"""Promise: no call computes with less precision than its dtype promises.
 
-Answers are held to `stepwise`, the widest class in which storing alone rounds to the case's dtype,
-whatever class the implementation declares.
+Outputs are held to `stepwise`, the widest class that rounds to the case's dtype only when storing,
+whatever class is declared.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from suite.judge.check import check
 from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import DTYPES
 
-# Long sums of unit normals read through one-hot values, weight by weight, under a scale that no binary
-# format holds; in float64 also under the default scale, which is irrational here.
+# Long sums of unit normals, one-hot values (the output shows the weights), and a scale that is inexact
+# in binary. float64 also has the default scale, which is irrational here.
 ATTENTION = tuple(
     f"sdpa/none/mha/{dt}/b1h2q33k33d600{scale}/onehot"
     for dt, scale in (*((dt, "/scale-0.2") for dt in DTYPES), ("f64", ""))
 )
 
-# float64 alone: the sums of layers' cases are too short to tell a sum in 16 bits.
+# float64 only: the sums in layers are too short to detect sums in 16 bits.
 LAYERS = (
     "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/self",
     "self-attention/none/mha/f64/b2h1q7k7d5v6/e12.12.12.6/self/head",
@@ -31,7 +31,7 @@ LAYERS = (
     "batch-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self/train",
 )
 
-# float64 alone, too; a rotation far out, where angles tell in what they were made.
+# float64 only. At far positions the angles show their precision.
 OTHERS = (
     "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12",
     "rotary/none/mha/f64/b2h3q17k1d16/at4097",

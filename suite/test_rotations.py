@@ -1,8 +1,7 @@
-"""Promise: a rotation keeps norms, and what two rotated tokens have in common hangs on how far they stand
-apart, and on nothing else. No reference is needed for these.
+"""Promise: a rotation keeps norms, and products of two rotated tokens depend only on their distance.
 
-Products of two answers may differ by what their bounds allow: |y| e' + e |y'| + e e', summed over the
-components.
+No reference is needed. Products may differ by what the bounds of both factors allow, |y| e' + e |y'| +
+e e', summed over the components.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ CASES = (
 )
 
 SHIFT = 1000
-"""By how many positions all tokens are moved."""
+"""Number of positions by which all tokens are shifted."""
 
 
 def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    """The products of every two rows of an answer, (B, H, Lq, Lq), and how far rounding may move them."""
-    # Extended precision: bounds of float64 are near the roundoff of its sums.
+    """The products of every two rows of an output, (B, H, Lq, Lq), and the bound on their rounding."""
+    # Extended precision, because float64 bounds are near the roundoff of float64 sums.
     y, e = (x.astype(np.longdouble) for x in (cell.run(inputs).values, cell.bound(inputs)))
     size = np.abs(y)
     spread = size @ e.swapaxes(-1, -2)
@@ -35,7 +34,7 @@ def products(cell: Cell, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
 
 @check(asked(*CASES))
 def test_norm_kept(cell: Cell) -> None:
-    """Every token has the norm that it had."""
+    """Every token keeps its norm."""
     squares, limit = (np.diagonal(x, 0, -2, -1) for x in products(cell, cell.inputs))
     want = np.square(cell.inputs.query.astype(np.longdouble)).sum(-1)
     expect_close(squares, want, limit, "squares of norms before and after the rotation")
@@ -43,9 +42,9 @@ def test_norm_kept(cell: Cell) -> None:
 
 @check(asked(*CASES))
 def test_relative_positions(cell: Cell) -> None:
-    """As all tokens move by as many positions, the products of every two of them stay."""
+    """If all tokens are shifted by equally many positions, the products of every two tokens stay."""
     inputs = cell.inputs
     offset = inputs.case.option("offset") + SHIFT
     moved = inputs.replace(position=inputs.arrays["position"] + SHIFT, offset=offset)
     (one, first), (other, second) = products(cell, inputs), products(cell, moved)
-    expect_close(other, one, first + second, f"products of tokens {SHIFT} positions further on")
+    expect_close(other, one, first + second, f"products of tokens shifted by {SHIFT} positions")

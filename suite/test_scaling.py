@@ -1,10 +1,10 @@
-"""Promise: unit-normal queries and keys of size d give scores of variance 1 where they are scaled, and of
-variance d where they are not.
+"""Promise: unit-normal queries and keys of size d give scaled scores of variance 1, and unscaled scores
+of variance d.
 
-Values are unit vectors, so that the output is the weights, and the logarithm of weights the scores up
-to a constant a row. Given its query q a row's scores are independent normals of variance
-(scale |q|)^2, so that the sum of squared deviations over all rows, divided by these, follows the
-chi-square distribution: the check fails a right implementation with probability `FALSE_ALARM`.
+Values are unit vectors, so the output shows the weights, and log weights are the scores up to a
+constant per row. For a given query q, the scores of a row are independent normals of variance (scale
+|q|)^2. So the sum of squared deviations over all rows, divided by these variances, has a chi-square
+distribution. A right implementation fails with probability `FALSE_ALARM`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from suite.spec.catalogue import Ask, asked
 
 FALSE_ALARM = 1e-9
 NORMAL_QUANTILE = 6.109
-"""Two-sided quantile of `FALSE_ALARM`; the chi-square is within 1e-3 of normal after the cube root
-(Wilson, Hilferty, PNAS 17, 1931)."""
+"""Two-sided normal quantile of `FALSE_ALARM`. The cube root of a chi-square variable is normal within
+1e-3 (Wilson, Hilferty, PNAS 17, 1931)."""
 
 CASES = (
     "sdpa/none/mha/f32/b16h16q1k64d64/onehot",
@@ -31,7 +31,9 @@ CASES = (
 def test_score_variance(cell: Cell) -> None:
     inputs, s = cell.inputs, cell.inputs.sizes
     if s.Lk > s.Dv or cell.dtype.name in ("f16", "bf16"):
-        raise NotApplicable("weights tell scores where values are unit vectors of 32 bits or more")
+        raise NotApplicable(
+            "scores need weights of at least 32 bits, shown by unit vectors as values"
+        )
     weights = cell.run().values[:, :, 0, : s.Lk]  # value j is the unit vector j
     with np.errstate(divide="ignore"):
         scores = np.log(weights)

@@ -1,6 +1,6 @@
 """Promise: an attention sink is one more key with its logit and the value 0, and nothing else.
 
-(That answers and gradients with sinks lie within their bounds is asked by `values` and `gradients`.)
+The checks `values` and `gradients` judge bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EMPTY = (
 
 @check(asked(PLAIN, GROUPED), needs=("bias",))
 def test_sink_equals_key(cell: Cell) -> None:
-    """A sink equals a key of zeros under a bias that is the sink, with a value of zeros."""
+    """A sink equals a zero key with a bias of the sink and a zero value."""
     inputs, s = cell.inputs, cell.inputs.sizes
     key, value = (np.concatenate([x, 0 * x[:, :, :1]], 2) for x in (inputs.key, inputs.value))
     bias = np.zeros((1, s.H, s.Lq, s.Lk + 1))
@@ -34,7 +34,7 @@ def test_sink_equals_key(cell: Cell) -> None:
         {} if inputs.dense_mask is None else {"mask_array": mask, "form": "dense", "mask": None}
     )
     other = inputs.replace(sinks=None, key=key, value=value, bias=bias, **masked)
-    expect_equal(cell, inputs, other, "a sink and a key of its logit")
+    expect_equal(cell, inputs, other, "a sink and a key with the same logit")
 
 
 @check(asked(PLAIN, GROUPED))
@@ -47,8 +47,10 @@ def test_sink_of_nothing(cell: Cell) -> None:
 
 @check(asked(*EMPTY), single_answer=True)
 def test_sink_without_keys(cell: Cell) -> None:
-    """A row that sees its sink alone is exactly 0, whatever is elected for rows without keys."""
+    """A row that attends only its sink is exactly 0, whatever the election for fully masked rows."""
     rows = ~cell.inputs.attends.any(-1)
     got = cell.run().values[np.broadcast_to(rows, cell.inputs.full_shape("output")[:3])]
     if (got != 0).any():
-        raise Deviation("value", f"a row that sees its sink alone is {got.ravel()[:3]}, must be 0")
+        raise Deviation(
+            "value", f"a row that attends only its sink is {got.ravel()[:3]}, must be 0"
+        )

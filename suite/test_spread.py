@@ -1,6 +1,8 @@
-"""Promise: errors are no larger than random roundings make them, and no part of them goes with the
-answer, or with what one array would change: gradients and layers are not off by 1 % in bfloat16, but
-where they have few numbers."""
+"""Promise: errors are as small as with random roundings, and not correlated with the output or with
+changes of one array.
+
+So an error of 1 % in gradients and layers is found in bfloat16, except for very small outputs.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from suite.spec.catalogue import Ask, asked, filled
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 
 MOST_SCORES = 1 << 17
-"""Of more scores the reference takes seconds, as in long rows of those who take equal lengths alone."""
+"""With more scores the reference takes seconds, for example in long rows of implementations that
+support equal lengths only."""
 
 SHORT = (
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
 )
 
-# Enough numbers that what goes with a direction stands out of the roundings of bfloat16.
+# Enough numbers that a correlated error exceeds the random roundings of bfloat16.
 WIDE = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
@@ -36,8 +39,8 @@ WIDE = (
     "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/gelu/self",
     "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
 )
-# In 16 bits nothing else bounds these. Their gradients jump where relu does: a number near 0 may be of
-# one sign in an answer and of the other in all that is drawn.
+# The only bound of these in 16 bits. Gradients jump with relu: a number near 0 may have one sign in the
+# output, and the other sign in all random samples.
 KINKED = (
     "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
     "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
@@ -48,7 +51,7 @@ KINKED = (
 
 WIDE_LAYERS = (
     "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24",
-    # Bounds of norms of so few numbers say little in 16 bits.
+    # Bounds of norms over so few numbers are wide in 16 bits.
     "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24/qknorm/eps1e-06",
     "self-attention/none/mha/{dt}/b8h1q17k17d8v12/e24.24.24.12/self",
     "additive/none/mha/{dt}/b8h1q17k23d16v14/e12.10.14.14",
@@ -58,7 +61,7 @@ WIDE_LAYERS = (
 )
 CAPPED = "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0"
 
-# The same layers in float16, in sizes that are asked anyway.
+# The same layers in float16, in sizes of other checks.
 SMALL_LAYERS = (
     "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
     "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
@@ -68,7 +71,7 @@ SMALL_LAYERS = (
 )
 
 LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
-"""What the sums of long rows may lose in the worst case hides a key, or ten."""
+"""In long rows the worst-case bound of a sum is wider than one key, or ten keys."""
 
 
 SHORT_AND_WIDE = (
@@ -85,8 +88,8 @@ LONG_AND_KINKED = (
 
 @check(asked(*SHORT_AND_WIDE, *LONG_AND_KINKED))
 def test_spread(cell: Cell) -> None:
-    """Of the output. Constants that are rounded once, the same for all elements, go with a direction in
-    float32: there the size alone is judged."""
+    """The output. In float32 only its size is judged, because constants rounded once give correlated
+    errors."""
     refuse_other_models(cell)
     u = cell.rounding.roundoffs(cell.inputs)
     output = Spread("the output")
@@ -99,7 +102,7 @@ def test_spread(cell: Cell) -> None:
 
 @check(asked(*SHORT_AND_WIDE), ("gradient",))
 def test_gradient_spread(cell: Cell) -> None:
-    """Of every gradient."""
+    """Every gradient."""
     refuse_other_models(cell)
     u = cell.rounding.roundoffs(cell.inputs, backward=True)
     spreads: dict[str, Spread] = {}
@@ -114,24 +117,22 @@ def test_gradient_spread(cell: Cell) -> None:
 
 
 def refuse_other_models(cell: Cell) -> None:
-    """Raise NotApplicable where roundings are not random, not all known, or too many."""
+    """Raise NotApplicable if roundings are not random, not all modelled, or too many."""
     if not cell.implementation.declared.takes_parameters:
-        raise NotApplicable("the layer takes no parameters: only what needs none is judged")
+        raise NotApplicable("the layer makes its own parameters: its reference is unknown")
     if cell.numerics not in RMS_CLASSES:
         raise NotApplicable(f"sums in the dtype of the case ({cell.numerics}) are not modelled")
     if cell.rounding.truncates_matmul:
-        raise NotApplicable("what is cut off as it is stored is off to one side")
+        raise NotApplicable("truncated products have errors of one sign")
     if cell.inputs.has_empty_rows:
-        raise NotApplicable("rows without keys are what is elected, and no roundings")
+        raise NotApplicable("fully masked rows are an election")
     s = cell.inputs.sizes
     if s.B * s.H * s.Lq * s.Lk > MOST_SCORES:
-        raise NotApplicable(
-            f"of more than {MOST_SCORES} scores the reference is not computed so often"
-        )
+        raise NotApplicable(f"more than {MOST_SCORES} scores: the reference is too slow to repeat")
 
 
 def draws(cell: Cell) -> Iterator[tuple[Inputs, int]]:
-    """The inputs of the case, drawn with several seeds, and the seeds."""
+    """The inputs of the case for several seeds, with the seeds."""
     case = cell.inputs.case
     for seed in range(cell.seed * DRAWS, (cell.seed + 1) * DRAWS):
         yield elections.aligned(draw(case, seed), cell.implementation), seed

@@ -1,6 +1,8 @@
-"""Promise: an answer hangs on the values of the arguments, not on which arrays hold them, nor on what was
-computed before: nothing is remembered by an array's identity or address, and no buffer that is used again
-lends its old contents."""
+"""Promise: an output depends only on the values of the arguments.
+
+It does not depend on which arrays hold these values, on earlier calls, or on old contents of reused
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,18 @@ CASES = (
     "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
 )
-"""Sizes that others are asked in, too; and a mask and a bias, of which kernels keep what they made."""
+"""Sizes of other checks, with a mask and a bias, which kernels may cache."""
 
 TURNS = 3
-"""How often two problems of one size follow each other, in arrays that may lie where others lay."""
+"""How often two problems of one size alternate, in arrays that may reuse memory."""
 
 
 def changed(inputs: Inputs) -> Inputs:
-    """The same problem with other values; rows see as many keys as before, others of them. A rotation has
-    another base, too, since instances do not see each other; far out it is one of a shorter sequence.
-    Packed segments stand in the other order."""
+    """The same problem with other values; rows attend as many keys as before, but other ones.
+
+    A rotation has another base, because instances must not share tables; at far positions it has a
+    shorter sequence. Packed segments are reversed.
+    """
     position, first = inputs.arrays.get("position"), inputs.case.option("offset")
     if position is not None and first:
         nearer = np.floor(position / 4)
@@ -63,7 +67,7 @@ def changed(inputs: Inputs) -> Inputs:
 
 
 def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
-    """Judge an answer that was right when nothing came before it. Raises Deviation "stale"."""
+    """Judge an output that was right in a first call. Raises Deviation "stale"."""
     try:
         cell.judge(answer, inputs)
     except Deviation as error:
@@ -71,8 +75,10 @@ def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
 
 
 def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
-    """Write the arrays of another call of one function into those of this one; False where arrays cannot
-    be changed, or where the function itself holds some of what the calls differ in."""
+    """Write the arrays of `other` into the arrays of `call`, a call of the same function.
+
+    False if arrays cannot be changed, or the function itself holds some of the differing values.
+    """
     backend = cell.implementation.backend
     arrays = {n: array for n, array in call.arguments.items() if backend.is_array(array)}
     return call.constants == other.constants and all(
@@ -105,9 +111,9 @@ def test_stateless(cell: Cell) -> None:
     try:
         before = cell.run(few).values.copy()
     except NotApplicable:
-        return  # a number of keys that is not claimed
+        return  # the number of keys is not supported
     spoilt = {n: np.full_like(inputs.arrays[n], np.nan) for n in inputs.operands}
-    with suppress(Deviation, NotApplicable):  # what becomes of NaN is asked elsewhere
+    with suppress(Deviation, NotApplicable):  # other checks judge NaN
         cell.run(inputs.replace(**spoilt))
     answer, what = cell.run(few), "over fewer keys, after a call with NaN"
     expect_right(cell, answer, few, what)

@@ -1,5 +1,5 @@
-"""Promise: every element of what is returned, output and weights, lies within the derived bound of the
-float64 reference."""
+"""Promise: every element of the output and the weights is within the derived bound of the float64
+reference."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_values(cell: Cell) -> None:
     prepared = cell.prepare(cell.inputs)
     cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
     if cell.implementation.mode == "compiled":
-        # Which kernel ran: a rewrite may change it from one release to the next.
+        # Record the kernel that ran, because it may change between releases.
         cell.measured.kernels = cell.implementation.backend.kernels(prepared)

@@ -1,7 +1,4 @@
-"""NumPy: the reference itself behind the adapter protocol, as a control.
-
-Every cell must pass here, or the suite is broken.
-"""
+"""NumPy: the reference itself behind the adapter protocol, as a control. Every cell must pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition as an implementation, rounded once to the case's dtype."""
+"""The reference as an implementation, rounded once to the case's dtype."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Definition(Implementation):
         numerics="exact",
         features=TEXTBOOK_FEATURES | {"no-heads"},
         refusals={
-            "native-causal": "masks are predicates here; there is no separate causal flag",
-            "native-window": "masks are predicates here; there is no separate window",
+            "native-causal": "masks are predicates here, without a causal flag",
+            "native-window": "masks are predicates here, without a window argument",
             "gradient": "NumPy differentiates nothing",
         },
         elections={
@@ -51,11 +51,10 @@ class Definition(Implementation):
 
 
 def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any]) -> PreparedCall:
-    """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`, which takes
-    the arrays of features where there are any, and `lse` where that is asked for.
+    """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`.
 
-    It is given float64 arrays and must return numbers of `fmt`, (B, H, Lq, Dv), and with them the
-    log-sum-exp (B, H, Lq).
+    The function also gets the arrays of features and `lse`, if used. It gets float64 arrays, and must
+    return numbers of `fmt`, (B, H, Lq, Dv), and with `lse` the log-sum-exp (B, H, Lq).
     """
     lse = inputs.feature("lse")
     settings = {"scale": inputs.scale, "softcap": inputs.feature("softcap"), "fmt": inputs.dtype}
@@ -76,7 +75,7 @@ def definition(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
     alibi_slopes: np.ndarray | None = None, logit_scale: np.ndarray | None = None, **rest: Any,
 ) -> Any:  # fmt: skip
-    """The definition in float64 (extended precision for float64), rounded once to `fmt`."""
+    """The reference in float64 (extended precision for float64), rounded once to `fmt`."""
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
     if alibi_slopes is not None:
         rest["bias"] = alibi_bias(alibi_slopes.astype(precision), query.shape[2], key.shape[2])

@@ -11,7 +11,7 @@ from backends.protocol import Implementation
 
 
 class NumpyBackend(NumpyEngine):
-    """NumPy on the CPU, with definitions."""
+    """NumPy on the CPU, with reference implementations."""
 
     name = "numpy"
 

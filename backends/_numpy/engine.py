@@ -1,5 +1,7 @@
-"""NumPy's arrays. NumPy has no bfloat16, so an array is carried as float64 values with the format they
-belong to; and it differentiates nothing, so a call brings its own derivatives."""
+"""NumPy's arrays: float64 values with a format, because NumPy has no bfloat16.
+
+NumPy has no automatic differentiation, so a call brings its own derivatives.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from suite.spec.dtypes import DType
 
 @dataclass
 class Rounded:
-    """Float64 values that are numbers of `fmt`; `fmt` None for boolean and integer arrays."""
+    """Float64 values that are exact in `fmt`. `fmt` is None for boolean and integer arrays."""
 
     values: np.ndarray
     fmt: DType | None
@@ -30,7 +32,7 @@ class Rounded:
 
 
 class NumpyEngine(Backend):
-    """A backend whose arrays are `Rounded`; subclasses say what it implements."""
+    """A backend whose arrays are `Rounded`. Subclasses list the implementations."""
 
     has_strides = True
 

@@ -1,4 +1,4 @@
-"""Merging of partial answers by its definition."""
+"""Merge of partial outputs by definition."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from suite.spec.operators.merge import MERGE
 
 
 class WeightedSum(Implementation):
-    """The sum of the parts weighed by exp(l_i - log sum_j exp(l_j)), rounded once to the case's dtype; in
-    extended precision for float64."""
+    """The sum of the parts, weighted by exp(l_i - log sum_j exp(l_j)), rounded once to the case's
+    dtype.
+
+    float64 is computed in extended precision.
+    """
 
     name = "weighted-sum"
     operator = MERGE

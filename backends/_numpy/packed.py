@@ -1,4 +1,4 @@
-"""Packed attention by its definition: segment after segment."""
+"""Packed attention by definition: segment by segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suite.spec.operators.packed import PACKED, allowed_pairs
 
 
 class SegmentBySegment(Implementation):
-    """The definition over each segment, rounded once to the case's dtype."""
+    """The reference of each segment, rounded once to the case's dtype."""
 
     name = "segment-by-segment"
     operator = PACKED

@@ -1,5 +1,4 @@
-"""Rotary position embedding by its definition: a pair of components is a complex number, which is
-multiplied by exp(i p theta)."""
+"""Rotary position embedding by definition: pairs as complex numbers, times exp(i p theta)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from suite.spec.operators.rotary import ROTARY, Rotation
 
 
 class ComplexRotation(Implementation):
-    """Multiplication of complex numbers in float64, rounded once."""
+    """Complex multiplication in float64, rounded once."""
 
     name = "complex-rotation"
     operator = ROTARY
@@ -54,7 +53,7 @@ class ComplexRotation(Implementation):
 
 
 def complex_product(x: np.ndarray, factor: np.ndarray, rotation: Rotation) -> np.ndarray:
-    """x (B, H, L, D), its pairs multiplied by complex factors that broadcast to (B, H, L, r / 2)."""
+    """x (B, H, L, D) with its pairs multiplied by complex factors that broadcast to (B, H, L, r / 2)."""
     half = rotation.size // 2
     if rotation.interleaved:
         one, two = slice(0, rotation.size, 2), slice(1, rotation.size, 2)

@@ -1,6 +1,4 @@
-"""Textbook layers, written once in the operations that frameworks have in common (`Operations`); each
-adapter says how they are spelled.
-"""
+"""Textbook layers, written once in operations that all frameworks have (`Operations`)."""
 
 from __future__ import annotations
 
@@ -25,8 +23,10 @@ __all__ = ["Numerics", "Operations", "Textbook", "TextbookEncoder", "textbooks"]
 
 
 def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Implementation]:
-    """Every textbook layer that all frameworks have, and packed attention, in a framework's operations
-    and the numerics class these have; and rotations, whose classes are their own."""
+    """Every textbook layer, packed attention and rotation of a framework.
+
+    `numerics` is the numerics class of its operations. Rotations have their own classes.
+    """
     kinds: tuple[type[Textbook], ...] = (
         PackedHeads, PerHead, SingleSample, GatedHeads, SelfAttention, Additive, Luong, MaskedInfinity,
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,

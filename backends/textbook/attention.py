@@ -1,6 +1,6 @@
 """Textbook attention, written once: product, softmax, product, and every feature at its place.
 
-A framework gives its operations (`Operations`), and says of itself what it elects and how it rounds.
+A framework gives its operations (`Operations`), and declares its elections and numerics class.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ def attention(
     ops, query, key, value, mask, bias, scale,
     softcap=None, logit_scale=None, sinks=None, alibi_slopes=None, lse=False,
 ):  # fmt: skip
-    """The output (B, H, Lq, Dv) of query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv);
-    with `lse` the log-sum-exp (B, H, Lq) behind it."""
+    """The output (B, H, Lq, Dv), and with `lse` also the log-sum-exp (B, H, Lq).
+
+    query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv).
+    """
     if key.shape[1] != query.shape[1]:
         groups = query.shape[1] // key.shape[1]
         key = ops.repeat(key, groups, 1)  # (B, H, Lk, D)
@@ -35,7 +37,7 @@ def attention(
         scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
     if bias is not None:
         scores = scores + bias
-    if alibi_slopes is not None:  # -slope times the distance, counted from the last key
+    if alibi_slopes is not None:  # -slope times the distance; the last row is at the last key
         rows, keys = scores.shape[-2], scores.shape[-1]
         row = ops.reshape(ops.counted(rows, alibi_slopes), (rows, 1)) + (keys - rows)
         distance = abs(row - ops.counted(keys, alibi_slopes))
@@ -44,7 +46,7 @@ def attention(
         scores = ops.hide(scores, mask)
     if sinks is None:
         weights = ops.softmax(scores)
-    else:  # one more logit a head, whose value is 0
+    else:  # one more logit per head, with value 0
         shape = (*scores.shape[:-1], 1)
         column = ops.broadcast(ops.reshape(sinks, (1, -1, 1, 1)), shape)
         weights = ops.softmax(ops.concat([scores, column], -1))[..., :-1]
@@ -53,8 +55,10 @@ def attention(
 
 
 class TextbookAttention(Implementation):
-    """`attention` in a framework's operations, which the function `spelled` makes of what
-    `framework` gives: modules, by the names that scripts import them as."""
+    """`attention` in a framework's operations.
+
+    `spelled` makes the operations from the modules of `framework`, named as scripts import them.
+    """
 
     name = "eager"
     textbook = True
@@ -67,7 +71,7 @@ class TextbookAttention(Implementation):
 
     @property
     def framework(self) -> dict[str, Any]:
-        """The modules that `spelled` takes, by the names that `imports` gives them."""
+        """The modules that `spelled` takes, by their names in `imports`."""
         raise NotImplementedError
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -86,8 +90,8 @@ class TextbookAttention(Implementation):
         )  # fmt: skip
 
     def text(self, arguments: dict[str, Any], settings: dict[str, Any]) -> str:
-        """The call as text: operations and attention written out, and what they are called with; empty
-        for a framework without `imports`."""
+        """The call as a script, with operations, attention and settings; empty for a framework without
+        `imports`."""
         spelled = type(self).spelled
         if not self.imports:
             return ""

@@ -1,4 +1,4 @@
-"""Textbook layer of a Transformer's encoder: packed heads, norms in single steps, relu."""
+"""Textbook Transformer encoder layer: packed heads, step-by-step norms, relu."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suite.spec.operators.encoder import ENCODER
 
 
 class TextbookEncoder(PackedHeads):
-    """Attention and feed-forward network with residuals, norms behind or before them."""
+    """Attention and feed-forward network with residuals, and norms after or before (`pre`)."""
 
     name = "textbook-encoder"
     operator = ENCODER

@@ -1,4 +1,4 @@
-"""Textbook gated self-attention: packed heads, each element times a sigmoid of the input."""
+"""Textbook gated self-attention: packed heads times a sigmoid of the input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suite.spec.operators.gated import GATED
 
 
 class GatedHeads(PackedHeads):
-    """One projection for all gates beside those of queries, keys and values."""
+    """One projection for all gates, beside those of queries, keys and values."""
 
     name = "gated-heads"
     operator = GATED

@@ -1,4 +1,4 @@
-"""The operations that frameworks have in common, and what all textbook layers share."""
+"""Operations that all frameworks have, and the base class of textbook layers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from backends.protocol import Backend, Implementation
 from suite.spec.inputs import Inputs
 
 Numerics = str | Mapping[str, str]
-"""A numerics class, or one by short dtype name."""
+"""A numerics class, or one per short dtype name."""
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations textbook layers are written in, as one framework spells them.
+    """The operations of textbook layers in one framework. `@`, `+`, `*`, `/` and slices are the
+    framework's own.
 
-    softmax over the last axis; fill(scores, hidden, number) where `hidden`; concat(arrays, axis);
-    transpose(array, axes); cast(array, "float32"); number(value, array), a number as it meets the array;
-    hide(scores, mask), with -inf or the lowest number where the mask is False; broadcast(array, shape);
-    logsumexp over the last axis, in float32 at least; like(array, other), in the other's dtype;
-    counted(n, array), 0 to n - 1 in the array's dtype; the rest as named. `@`, `+`, `*`, `/` and
-    slices are the framework's own.
+    - softmax: over the last axis; logsumexp: over the last axis, at least in float32.
+    - fill(scores, hidden, number): `number` where `hidden`.
+    - hide(scores, mask): -inf or the lowest number where the mask is False.
+    - concat(arrays, axis), transpose(array, axes), broadcast(array, shape).
+    - cast(array, "float32"); like(array, other): in the dtype of `other`.
+    - number(value, array): a number in the form that combines with the array.
+    - counted(n, array): 0 to n - 1 in the array's dtype.
     """
 
     softmax: Callable[[Any], Any]
@@ -57,19 +59,19 @@ class Operations:
     like: Callable[[Any, Any], Any]
     counted: Callable[[int, Any], Any]
     overflowing_fill: str
-    """What filling float16 scores with -1e9 makes of a row without keys: "raises" or "nan"."""
+    """The fully masked row after filling float16 scores with -1e9: "raises" or "nan"."""
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
-    """How code in these operations is called: as it is, or through a compiler that it is used under."""
+    """How a call with these operations runs: unchanged, or through a compiler."""
 
 
 class Textbook(Implementation):
-    """A textbook layer; hidden scores are set to `fill` before the softmax."""
+    """A textbook layer. Hidden scores are set to `fill` before the softmax."""
 
     declared = Declared(
         features=LAYER_FEATURES,
         refusals={
             "native-causal": "textbook code has no causal flag",
-            "splits-width": "textbook code is given parameters, not a width to split",
+            "splits-width": "textbook code takes parameters, not a width to split",
         },
         elections={
             "fully-masked-row": "nan",
@@ -91,7 +93,7 @@ class Textbook(Implementation):
         self.ops = ops
 
     def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
-        """What the layer says of itself where its operations are of a numerics class."""
+        """The layer's declaration for operations of a numerics class."""
         return self.declared.but(numerics=numerics)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -104,7 +106,7 @@ class Textbook(Implementation):
             biases = self.pairs("bias", full(inputs.bias, inputs), inputs)
             arrays |= {n: backend.array(a, inputs.dtype) for n, a in biases.items()}
         weighted = inputs.returned != "none"
-        # What computes knows sizes and options alone, so that calls with equal ones are one function.
+        # The function knows only sizes and options, so calls with equal ones share one function.
         problem = replace(inputs, arrays={}, mask_array=None)
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
@@ -116,11 +118,11 @@ class Textbook(Implementation):
         return self.ops.called(self, plain)
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """The canonical parameters as this layer keeps them."""
+        """The canonical parameters in this layer's layout."""
         return inputs.parameters
 
     def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """The mask as this layer takes it: "hidden", True where a pair does not attend."""
+        """The mask in this layer's form: "hidden", True where a pair does not attend."""
         mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
         if mask is None:
             return {}
@@ -129,21 +131,21 @@ class Textbook(Implementation):
         return self.pairs("hidden", ~mask, inputs)
 
     def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:
-        """A mask or bias, (B, H, Lq, Lk) or (B, Lq, Lk), as this layer keeps it."""
+        """A mask or bias, (B, H, Lq, Lk) or (B, Lq, Lk), in this layer's layout."""
         return {name: array}
 
     @abstractmethod
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        """The layer: (output, weights). `rest` are parameters, masks and biases."""
+        """The layer: (output, weights). `rest` holds parameters, masks and biases."""
 
     def softmax(self, scores: Any, hidden: Any) -> Any:
-        """softmax of scores of which the hidden ones are set to `fill`."""
+        """softmax of scores, with hidden scores set to `fill`."""
         if hidden is not None:
             scores = self.ops.fill(scores, hidden, self.fill)
         return self.ops.softmax(scores)
 
     def number(self, value: float, inputs: Inputs) -> Any:
-        """A number in the layer's dtype: a Python float that meets a tensor may pass through float32."""
+        """A number in the layer's dtype, because a Python float may be converted through float32."""
         return self.backend.array(np.asarray(value), inputs.dtype)

@@ -1,5 +1,5 @@
-"""Merging of partial answers, written out: all parts at once, and one after the other, in float32 (in
-float64 for float64)."""
+"""Textbook merge of partial outputs: all parts at once, and one after the other. float32, or float64
+for float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.spec.operators.merge import MERGE
 
 
 class TextbookMerge(Implementation):
-    """Merging in the operations that frameworks have in common."""
+    """Merge in operations that all frameworks have."""
 
     operator = MERGE
     declared = Declared(numerics="exact", features=MERGE_FEATURES)
@@ -49,8 +49,8 @@ class TextbookMerge(Implementation):
         """The merged output and log-sum-exp; `nothing` are zeros (B, H, Lq)."""
 
     def of(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
-        """All of some parts at once. Of a row without keys the largest log-sum-exp is -inf, which must
-        not be taken off itself."""
+        """The merge of some parts at once. In rows without keys the largest log-sum-exp is -inf, and
+        -inf - (-inf) must be avoided."""
         ops = self.ops
         largest = ops.largest(lse, 0)
         empty = largest == -np.inf
@@ -74,7 +74,7 @@ class MergeAtOnce(TextbookMerge):
 
 
 class MergeInTurn(TextbookMerge):
-    """One part after the other is merged with what was merged before, as in ring attention."""
+    """Merges one part after the other, as in ring attention."""
 
     name = "textbook-merge-in-turn"
 
@@ -88,5 +88,5 @@ class MergeInTurn(TextbookMerge):
                     for old, new in zip(state, part, strict=True)
                 )
             state = self.of(*part, nothing)
-        assert state is not None, "there is a part"
+        assert state is not None, "expected at least one part"
         return state

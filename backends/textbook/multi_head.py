@@ -17,13 +17,13 @@ PER_HEAD = ("query_bias", "key_bias", "value_bias")
 
 
 def normalised(layer: Textbook, x: Any, name: str, rest: Mapping[str, Any], inputs: Inputs) -> Any:
-    """Rows (..., D) of query, key or value, through a norm where they have a gain."""
+    """Rows (..., D) of query, key or value, normalised if there is a gain."""
     gain = rest.get(f"{name}_gain")
     return x if gain is None else layer_norm(layer, x, {"gain": gain}, inputs)
 
 
 class PackedHeads(Textbook):
-    """One projection for all heads, split by a reshape and a transpose, merged the same way back."""
+    """One projection for all heads, split by a reshape and a transpose, and merged in reverse."""
 
     name = "packed-heads"
     operator = MULTI_HEAD
@@ -72,17 +72,17 @@ class PackedHeads(Textbook):
         return output, weights[0] if alone else weights
 
     def merged(self, heads: Any, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
-        """Heads (B, Lq, H, Dv) side by side, as they are handed to the last projection."""
+        """Heads (B, Lq, H, Dv) concatenated for the output projection."""
         s = inputs.sizes
-        # -1, since one program may serve calls of several lengths.
+        # -1, because one program may serve calls of several lengths.
         shape = (-1, s.H * s.Dv) if inputs.squeezed else (s.B, -1, s.H * s.Dv)
         return self.ops.reshape(heads, shape)
 
 
 class PerHead(Textbook):
-    """A list of projections, one for each head, whose outputs are concatenated.
+    """A list of projections, one per head, whose outputs are concatenated.
 
-    What belongs to head h is handed over on its own, as "query_kernel.h".
+    Parameters and masks of head h are separate arguments, as "query_kernel.h".
     """
 
     name = "per-head"
@@ -144,7 +144,7 @@ class PerHead(Textbook):
 
 
 class SingleSample(PerHead):
-    """The form most tutorials start from: one sample (L, width), a loop over the heads, concat."""
+    """The form of most tutorials: one sample (L, width), a loop over the heads, concat."""
 
     name = "single-sample"
     declared = PerHead.declared.refusing({"batch": "takes one sample without a batch axis"})

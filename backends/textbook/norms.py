@@ -1,4 +1,4 @@
-"""Textbook norms, in single steps."""
+"""Textbook norms, step by step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from suite.spec.operators.layer_norm import LAYER_NORM
 
 
 def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
-    """The norm of x (..., L, E) in the operations of a layer, with the gain and offset that are among
-    `rest`."""
+    """Layer norm of x (..., L, E) in the operations of a layer, with gain and offset from `rest`."""
     ops, axis, shape = layer.ops, len(x.shape) - 1, (*x.shape[:-1], 1)
     mean = ops.reshape(ops.mean(x, axis), shape)
     variance = ops.reshape(ops.mean((x - mean) * (x - mean), axis), shape)
@@ -24,24 +23,24 @@ def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs)
 def normalised(
     layer: Textbook, x: Any, mean: Any, variance: Any, rest: Mapping[str, Any], inputs: Inputs
 ) -> Any:
-    """(x - mean) / sqrt(variance + epsilon), with gain and offset where there are any."""
+    """(x - mean) / sqrt(variance + epsilon), with gain and offset if there are any."""
     y = (x - mean) / layer.ops.root(variance + layer.number(inputs.epsilon, inputs))
     y = y * rest["gain"] if "gain" in rest else y
     return y + rest["offset"] if "offset" in rest else y
 
 
 class TextbookLayerNorm(Textbook):
-    """Layer norm in single steps: mean and variance of each token over its features."""
+    """Layer norm step by step: mean and variance of each token over its features."""
 
     name = "textbook-layer-norm"
     operator = LAYER_NORM
     declared = Textbook.declared.but(elections={})
 
     def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
-        # Where products are summed in the case's dtype, so is what a gradient sums.
+        # If products are summed in the case's dtype, so are sums in gradients.
         by_dtype = numerics if isinstance(numerics, Mapping) else {}
         narrow = tuple(name for name, kind in by_dtype.items() if kind == "working")
-        # Mean, variance, root and quotient are operations of their own, each stored.
+        # Mean, variance, root and quotient are separate operations, each stored.
         return self.declared.but(numerics="stepwise", narrow_reductions=narrow)
 
     def compute(
@@ -51,7 +50,7 @@ class TextbookLayerNorm(Textbook):
 
 
 class TextbookBatchNorm(TextbookLayerNorm):
-    """Batch norm in single steps: mean and variance of each feature over samples and positions."""
+    """Batch norm step by step: mean and variance of each feature over samples and positions."""
 
     name = "textbook-batch-norm"
     operator = BATCH_NORM

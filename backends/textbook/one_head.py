@@ -21,9 +21,7 @@ ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
 )
 
-MANY_QUERIES = ONE_HEAD.refusing(
-    {"squeezed": "the layer takes many queries, and never one without its axis"}
-)
+MANY_QUERIES = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
 
 
 class SelfAttention(Textbook):
@@ -31,7 +29,7 @@ class SelfAttention(Textbook):
 
     name = "self-attention"
     operator = SELF_ATTENTION
-    declared = MANY_QUERIES.refusing({"cross": "projects one input thrice"})
+    declared = MANY_QUERIES.refusing({"cross": "the layer projects one input three times"})
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
         return {
@@ -53,7 +51,7 @@ class SelfAttention(Textbook):
 
 
 class Additive(Textbook):
-    """Additive (Bahdanau) attention for many queries (B, Lq, q) or a decoder's one (B, q)."""
+    """Additive (Bahdanau) attention for many queries (B, Lq, q), or one query of a decoder (B, q)."""
 
     name = "bahdanau"
     operator = ADDITIVE
@@ -85,7 +83,7 @@ class Additive(Textbook):
 
 
 class Luong(Textbook):
-    """Dot-product attention with a learned scale, or none."""
+    """Dot-product attention with a learned scale, or without."""
 
     name = "luong"
     operator = DOT
@@ -94,7 +92,7 @@ class Luong(Textbook):
     def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
         plain = super().declaration(ops, numerics)
         wide = plain.numerics_for(DTYPES["f16"]) in ("exact", "fused")
-        # Scores that are stored are inf - inf in the softmax.
+        # Overflowing stored scores give inf - inf in the softmax.
         return plain.electing({"large-scores": "largest" if wide else "nan"})
 
     def compute(
@@ -108,9 +106,9 @@ class Luong(Textbook):
 
 
 class MaskedInfinity(Textbook):
-    """softmax(q k^T / sqrt(D)) v with separate causal and padding masks; hidden scores set to -inf.
+    """softmax(q k^T / sqrt(D)) v with separate causal and padding masks. Hidden scores are set to -inf.
 
-    Masks hold 0 where a pair is hidden: (B, Lq, Lk) and (B, 1, Lk).
+    Masks are 0 for hidden pairs: (B, Lq, Lk) and (B, 1, Lk).
     """
 
     name = "masked-inf"
@@ -144,7 +142,7 @@ class MaskedInfinity(Textbook):
 
 
 class MaskedLarge(MaskedInfinity):
-    """The same with hidden scores set to -1e9, which float16 does not hold."""
+    """Like `MaskedInfinity`, with hidden scores set to -1e9, which overflows float16."""
 
     name = "masked-1e9"
     fill = -1e9

@@ -1,4 +1,4 @@
-"""Packed attention, written out: all pairs at once under a mask, and segment after segment."""
+"""Textbook packed attention: all pairs with a mask, and segment by segment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from suite.spec.vocabulary import NUMERICS
 
 
 class TextbookPacked(Implementation):
-    """Packed attention in the operations that frameworks have in common."""
+    """Packed attention in operations that all frameworks have."""
 
     operator = PACKED
     declared = Declared(features=PACKED_FEATURES)
@@ -28,7 +28,7 @@ class TextbookPacked(Implementation):
 
     def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
         classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
-        # The scale is a number of the dtype, which no class above stores.
+        # The scale is rounded to the dtype; narrower classes than `eager` do not allow that.
         least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
         super().__init__(backend, declared=self.declared.but(numerics=least))
         self.ops = ops
@@ -46,7 +46,7 @@ class TextbookPacked(Implementation):
 
     @abstractmethod
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """What the call is given besides the operands."""
+        """Arguments of the call besides the operands."""
 
     @abstractmethod
     def compute(
@@ -55,7 +55,7 @@ class TextbookPacked(Implementation):
         """The output (Lq, H, Dv)."""
 
     def attend(self, query: Any, key: Any, value: Any, hidden: Any, scale: Any) -> Any:
-        """Plain attention of (L, H, D) operands; pairs that are `hidden` (Lq, Lk) have no weight."""
+        """Plain attention of (L, H, D) operands; `hidden` pairs (Lq, Lk) have no weight."""
         ops, group = self.ops, query.shape[1] // key.shape[1]
         q, k, v = (ops.transpose(x, (1, 0, 2)) for x in (query, key, value))
         if group > 1:
@@ -67,7 +67,7 @@ class TextbookPacked(Implementation):
 
 
 class AllPairs(TextbookPacked):
-    """Scores of all pairs; those that do not attend are set to -inf before the softmax."""
+    """Scores of all pairs; pairs of different segments are set to -inf before the softmax."""
 
     name = "textbook-packed"
     declared = TextbookPacked.declared.electing({"nan-in-other-segment": "others"})
@@ -82,7 +82,7 @@ class AllPairs(TextbookPacked):
 
 
 class Segments(TextbookPacked):
-    """Plain attention over slices, one after the other."""
+    """Plain attention over one segment after the other."""
 
     name = "textbook-packed-segments"
     declared = TextbookPacked.declared.electing({"nan-in-other-segment": "nobody"})

@@ -1,4 +1,4 @@
-"""Rotary position embedding, written out: angles in float32, of float64 in float64."""
+"""Textbook rotary position embedding: angles in float32, or float64 for float64."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from suite.spec.operators.rotary import (
 
 
 class TextbookRotary(Implementation):
-    """Sine and cosine in float32, and so are the products; the answer is rounded once."""
+    """Sine, cosine and products in float32; the output is rounded once."""
 
     name = "textbook-rotary"
     operator = ROTARY
     declared = Declared(numerics="exact", features=ROTARY_FEATURES)
     textbook = True
     casts_table = False
-    """Whether sine and cosine are stored in the query's dtype, and all that follows is computed in it."""
+    """True if sine and cosine are stored in the query's dtype, and products computed in this dtype.
+    """
 
     def __init__(self, backend: Backend, ops: Operations) -> None:
         super().__init__(backend)
@@ -70,7 +71,7 @@ class TextbookRotary(Implementation):
         return ops.called(self, PreparedCall(call, arguments, constants=constants))
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
-        """(r / 2,) frequencies for sequences of `length`, and the factor on sine and cosine."""
+        """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
         ops, size, base, f = self.ops, rotation.size, rotation.base, FACTOR
         if rotation.scaling == "ntk" and length > ORIGINAL_LENGTH:
             growth = f * length / ORIGINAL_LENGTH - (f - 1)
@@ -93,7 +94,7 @@ class TextbookRotary(Implementation):
         return theta, 1.0
 
     def turned(self, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
-        """Pairs of x (B, H, L, D) turned."""
+        """x (B, H, L, D) with rotated pairs."""
         ops, size = self.ops, rotation.size
         rest = [x[..., size:]] if size < x.shape[-1] else []
         if rotation.interleaved:
@@ -107,7 +108,7 @@ class TextbookRotary(Implementation):
 
 
 class TextbookRotaryCast(TextbookRotary):
-    """Sine and cosine are cast to the query's dtype, and so are the products, as in most models."""
+    """Sine, cosine and products in the query's dtype, as in most models."""
 
     name = "textbook-rotary-cast"
     declared = TextbookRotary.declared.but(numerics="eager")
@@ -115,7 +116,7 @@ class TextbookRotaryCast(TextbookRotary):
 
 
 def yarn_weights(rotation: Rotation) -> np.ndarray:
-    """yarn: how far each frequency is divided by the factor, (r / 2,), from 0 to 1."""
+    """yarn: how much each frequency is divided by the factor, (r / 2,), from 0 to 1."""
 
     def dimension(turns: float) -> float:
         wavelength = ORIGINAL_LENGTH / (turns * 2 * math.pi)
