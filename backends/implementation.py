@@ -127,8 +127,10 @@ class Implementation(ABC):
         return self.missing(inputs.needs) or self.unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The case nearest to one that lies beyond the declared limits, or is of a dtype that a person's
-        function does not take; None for any other. It asks the same of what the implementation takes.
+        """The nearest case that is supported; None if this case is supported itself, or if none is near.
+
+        A case beyond the declared limits is asked in the nearest sizes. A user function is also asked in
+        another dtype, and without the features that it lacks (see `Case.without`).
         """
         limited = self.declared.is_user_code or self.declared.limits != ANY
         if not limited or not isinstance(case, Case) or self.unsupported(case) is None:
@@ -138,6 +140,8 @@ class Implementation(ABC):
             if not self.declared.is_user_code or case.recipe not in ORDINARY:
                 return None
             twin = replace(twin, dtype=DTYPES[self.declared.dtypes[0]])
+        if self.declared.is_user_code:
+            twin = twin.without([name for name in twin.needs if self.missing([name]) is not None])
         if not case.operator.is_layer:
             limits = self.declared.limits_for(twin.dtype)
             twin = replace(twin, sizes=limits.fitted(twin.sizes))

@@ -12,6 +12,7 @@ from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.run import run
 from suite.judge.verdict import Verdict
+from suite.spec.case import Case
 from suite.spec.catalogue import find
 
 CHECKS = {check.name: check for check in all_checks()}
@@ -118,3 +119,19 @@ def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, 
 def test_numpy_has_no_native_signature_for_functions() -> None:
     with pytest.raises(UsageError, match="no native signature"):
         registry.function_implementation(registry.load("numpy"), "math:sqrt", {})
+
+
+def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
+    """Cases are asked without it, but for those of a check that is about it."""
+    function, _ = registry.function_implementation(
+        registry.load("torch"), "tests/functions/of_torch.py:textbook", {}, ""
+    )
+    text = "sdpa/none/gqa2/f32/b2h6q17k23d8/scale0.0/cap2.0"
+    assert "softcap" in (function.unsupported(Case.parse(text)) or "")
+    twin = function.nearest_supported(Case.parse(text))
+    assert twin is not None
+    assert twin.id == "sdpa/none/mha/f32/b2h6q17k23d8/scale0.0"
+    asked = {cell.case.id for cell in CHECKS["values"].cells("standard", [function])}
+    assert "sdpa/none/mha/f32/b1h1q1k1d1" in asked
+    about_sinks = list(CHECKS["sink_equals_key"].cells("standard", [function]))
+    assert all("sinks" in cell.case.needs for cell in about_sinks)

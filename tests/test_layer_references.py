@@ -26,7 +26,7 @@ from references.tape import Leaf
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
-from suite.spec.covering import feasible_pairs, pairwise
+from suite.spec.covering import covering_array, feasible, pairs_of
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators import encoder, gated
@@ -248,6 +248,6 @@ def test_ids_and_cases_determine_each_other() -> None:
 
 
 def test_the_covering_array_covers_every_pair() -> None:
-    rows = pairwise(AXES, compatible, spread=("mask", "shape", "dtype", "returned"))
-    for a, x, b, y in feasible_pairs(AXES, compatible):
+    rows = covering_array(AXES, compatible, spread=("mask", "shape", "dtype", "returned"))
+    for (a, x), (b, y) in feasible(AXES, compatible, pairs_of(AXES)):
         assert any(row[a] == x and row[b] == y for row in rows), (a, x, b, y)

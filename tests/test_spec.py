@@ -13,14 +13,14 @@ from suite.judge import trial
 from suite.spec import catalogue, ids
 from suite.spec.case import Case
 from suite.spec.catalogue import asked
-from suite.spec.covering import each_value, feasible_pairs, pairwise
+from suite.spec.covering import Row, Tuple, covering_array, each_value, feasible, pairs_of
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS, ElectionCase
 from suite.spec.features import WORDS
 from suite.spec.levels import Covering
 from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS, multi_head, sdpa_cases, sdpa_derived
+from suite.spec.operators import OPERATORS, multi_head, sdpa_cases, sdpa_derived, sdpa_paths
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.sdpa import SDPA
@@ -122,15 +122,39 @@ def test_parts_of_ids() -> None:
 def test_covering_arrays_cover_every_pair_that_makes_sense(
     covering: Covering, cases: Callable[[str], Sequence[Case]]
 ) -> None:
-    shown = {(a, row[a], b, row[b]) for row in covering.rows for a in row for b in row if a != b}
-    pairs = feasible_pairs(covering.axes, covering.compatible)
-    assert not [pair for pair in pairs if pair not in shown]
+    pairs = feasible(covering.axes, covering.compatible, pairs_of(covering.axes))
+    assert not not_shown(covering.rows, pairs)
     for row in covering.rows:
         for a in row:
             for b in row:
                 if a != b:
                     assert covering.compatible(a, row[a], b, row[b])
     assert set(covering.ids("standard")) <= {case.id for case in cases("standard")}
+
+
+def not_shown(rows: Iterable[Row], tuples: Iterable[Tuple]) -> list[Tuple]:
+    """The tuples of axis values that stand together in no row."""
+    return [each for each in tuples if not any(set(each) <= row.items() for row in rows)]
+
+
+def test_classes_of_sizes_are_covered_in_threes() -> None:
+    array = sdpa_paths.BY_MASK
+    assert array.targets is not None
+    assert {3} <= {len(target) for target in array.targets}
+    tuples = feasible(array.axes, array.compatible, array.targets)
+    assert not not_shown(array.rows, tuples)
+    assert [each for each in tuples if not_shown(array.rows[:-1], [each])], "no row is spare"
+
+
+def test_members_of_classes_are_asked_in_small_problems() -> None:
+    cases = [Case.parse(x) for of in ("forward", "backward") for x in sdpa_paths.ids(of)]
+    sizes = [case.sizes for case in cases]
+    assert max(s.B * s.H * s.Lq * s.Lk for s in sizes) <= sdpa_paths.SCORES
+    for name in ("Lq", "Lk", "B", "D"):
+        members = {m for of in sdpa_paths.SIZES[name].values() for m in of}
+        assert members == {getattr(s, name) for s in sizes}
+    masks = {m for of in sdpa_paths.MASKS.values() for m in of}
+    assert masks == {case.mask_token for case in cases}
 
 
 @covered
@@ -150,7 +174,7 @@ def test_smoke_shows_every_axis_value() -> None:
 def test_contradictory_forbidden_pairs_are_an_error() -> None:
     axes = {"a": (1, 2), "b": (1, 2), "c": (1,)}
     with pytest.raises(ValueError, match="no value of axis"):
-        pairwise(axes, lambda a, x, b, y: {a, b} != {"b", "c"})
+        covering_array(axes, lambda a, x, b, y: {a, b} != {"b", "c"})
 
 
 def test_every_recipe_is_asked() -> None:

@@ -69,6 +69,7 @@ class Check:
         builtin = {case.id for case in self.builtin_cases(level)} if self.builtin_cases else ids
         later = {i: i.later for i in group}
         smoke = {case.id for case in cases("smoke")} if any(later.values()) else set()
+        shared = shared_needs(of_level)
         twins: set[tuple[Implementation, str]] = set()
         for case in of_level:
             for implementation in group:
@@ -85,12 +86,23 @@ class Check:
                 twin = implementation.nearest_supported(case)
                 if twin is None or twin.id in ids or (implementation, twin.id) in twins:
                     continue
+                if shared[case.operator.name] - {*twin.needs}:
+                    continue
                 twins.add((implementation, twin.id))
                 yield Cell(self, twin, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
         return implementation.unsupported(case) or implementation.missing(self.needs)
+
+
+def shared_needs(cases: Iterable[AnyCase]) -> dict[str, frozenset[str]]:
+    """The features that all cases of an operator need, by the operator's name: a check is about these."""
+    shared: dict[str, frozenset[str]] = {}
+    for case in cases:
+        needs = frozenset(case.needs)
+        shared[case.operator.name] = shared.get(case.operator.name, needs) & needs
+    return shared
 
 
 def check(

@@ -134,6 +134,26 @@ class Case:
         """The case with other values of some options. Raises ValueError for an unknown option."""
         return replace(self, options=_kept(self.operator, dict(self.options) | named))
 
+    def without(self, features: Collection[str]) -> Case:
+        """The case with as many key heads as query heads, values of the keys' size, or options at their
+        defaults, wherever this takes away the need for one of the features. Other needs stay."""
+        heads, values = (name in features for name in ("grouped-heads", "value-size"))
+        sizes = replace(
+            self.sizes,
+            Hkv=self.sizes.H if heads else self.sizes.Hkv,
+            Dv=self.sizes.D if values else self.sizes.Dv,
+        )
+        case = self if self.operator.is_layer else replace(self, sizes=sizes)
+        defaults = {option.name: option.default for option in self.operator.options}
+        for name, _ in self.options:
+            try:
+                plain = case.with_options(**{name: defaults[name]})
+            except ValueError:  # packed segments, for example, have no default that fits
+                continue
+            if set(case.needs) & {*features} > set(plain.needs) & {*features}:
+                case = plain
+        return case
+
     def option(self, name: str) -> Any:
         """The value of an option, or None if the operator has no such option."""
         return self._values.get(name)

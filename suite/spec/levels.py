@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from suite.spec.covering import Compatible, Row, each_value, pairwise
+from suite.spec.covering import Compatible, Row, covering_array, each_value
 from suite.spec.dtypes import DTYPES
 from suite.spec.ids import part
 from suite.spec.vocabulary import LEVELS
@@ -117,17 +117,20 @@ SHARES: Mapping[str, Share] = {
 
 
 class Covering:
-    """A covering array of strength 2 over `axes`, computed on first use."""
+    """A covering array over `axes`, computed on first use; of strength 2 unless it has `targets` (see
+    `covering_array`)."""
 
     def __init__(
         self, axes: Mapping[str, Sequence[object]], compatible: Compatible,
         spread: Sequence[str], id_of: Callable[[Row], str],
+        targets: Sequence[tuple[str, ...]] | None = None,
     ) -> None:  # fmt: skip
         self.axes, self.compatible, self.spread, self.id_of = axes, compatible, spread, id_of
+        self.targets = targets
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows: together they contain every compatible pair of values of two axes."""
+        """The rows: together they contain every compatible tuple of values of every target."""
         return _rows(self)
 
     def ids(self, level: str, dtypes: tuple[str, ...] = OWN) -> list[str]:
@@ -142,8 +145,8 @@ class Covering:
 
 
 @lru_cache
-def _rows(covering: Covering) -> tuple[Row, ...]:
-    return tuple(pairwise(covering.axes, covering.compatible, spread=covering.spread))
+def _rows(array: Covering) -> tuple[Row, ...]:
+    return tuple(covering_array(array.axes, array.compatible, array.targets, array.spread))
 
 
 class Ask:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from suite.spec.covering import each_value, pairwise
+from suite.spec.covering import covering_array, each_value
 from tests.electing.kernel import Answers, completed
 
 Axes = Mapping[str, Sequence[str]]
@@ -82,7 +82,7 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
 
 def rows_of(axes: Axes, few: bool = False) -> list[Answers]:
     """Kernels by their answers: every two that fit together, or with `few` every one."""
-    rows = pairwise(axes, compatible, spread=list(axes))
+    rows = covering_array(axes, compatible, spread=list(axes))
     return [
         answers_of({n: str(v) for n, v in row.items()})
         for row in (each_value(rows) if few else rows)

@@ -34,6 +34,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_merge,
     faults_modes,
     faults_packed,
+    faults_paths,
     faults_persons,
     faults_precision,
     faults_qk_norm,

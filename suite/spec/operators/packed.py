@@ -187,6 +187,8 @@ SMOKE = (
     "packed/none/gqa2/f32/b4h4q24k24d8/seg12.0.11.1/causal",
     "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
     "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12/causal/scale0.3",
+    "packed/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
+    "packed/none/mha/f32/b3h2q129k129d8/seg40.40.49/causal",
 )
 STANDARD = (
     "packed/none/gqa2/{dt}/b4h4q24k24d8/seg12.0.11.1/causal",
@@ -200,6 +202,17 @@ STANDARD = (
     "packed/none/mha/{dt}/b9h2q9k9d8/seg1.1.1.1.1.1.1.1.1",
     "packed/none/gqa2/{dt}/b3h4q129k129d64/seg1.64.64/causal",
 )
+PATHS = (
+    # decoding: one query a segment, over several keys
+    "packed/none/gqa2/{dt}/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
+    "packed/none/mha/{dt}/b10h2q10k49d8/seg1.1.1.1.1.1.1.1.1.1x1.2.3.4.5.6.7.8.9.4/causalbr",
+    # borders of chunks of 16, 32 and 64 rows inside segments
+    "packed/none/mha/{dt}/b3h2q129k129d8/seg40.40.49/causal",
+    # 64 rows that segments share
+    "packed/none/gqa2/{dt}/b5h4q64k64d8/seg17.15.0.24.8/causal",
+    "packed/none/mha/{dt}/b4h2q64k128d8/seg8.24.16.16x16.40.32.40/causalbr",
+)
+"""Segments by which kernels choose their path."""
 
 PACKED = Operator(
     name="packed",
@@ -211,7 +224,7 @@ PACKED = Operator(
     validate=validate,
     asks=Asks(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
+        cases=(Ask(*SMOKE), Ask(*STANDARD, *PATHS, since="standard")),
         gradients=(
             Ask(
                 "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
@@ -224,6 +237,7 @@ PACKED = Operator(
                 "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
                 since="standard",
             ),
+            Ask(*PATHS, dtypes="float32", since="standard"),
         ),
         common_sizes=COMMON_SIZES,
     ),

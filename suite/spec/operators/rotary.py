@@ -184,6 +184,8 @@ SMOKE = (
     "rotary/none/mha/f32/b2h3q17k1d16/llama3/at4097",
     "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
     "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
+    "rotary/none/mha/f32/b1h2q9k1d12/at17",
+    "rotary/none/mha/f32/b1h2q9k1d12/interleaved/rot8/at17",
 )
 STANDARD = (
     "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
@@ -199,6 +201,11 @@ STANDARD = (
     ),
     "rotary/none/mha/{dt}/b1h1q1k1d2",
     "rotary/none/mha/{dt}/b1h2q3k1d10/rot2/at1",
+    # sizes that are no powers of two, and a part of the components in either pairing
+    "rotary/none/mha/{dt}/b1h2q9k1d12/at17",
+    "rotary/none/mha/{dt}/b1h2q9k1d12/interleaved/at17",
+    "rotary/none/mha/{dt}/b1h2q9k1d80/rot20/at17",
+    "rotary/none/mha/{dt}/b1h2q9k1d96/interleaved/rot24/at17",
 )
 
 ROTARY = Operator(

@@ -16,6 +16,7 @@ from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.features import FEATURES
 from suite.spec.levels import Ask, Covering
+from suite.spec.operators.sdpa_paths import FORWARD
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES, HIDING
@@ -192,13 +193,13 @@ LOWEST = (
 )
 """Masks as most models write them: a bias of the lowest finite number."""
 
-TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129, 257, 513)
+TAILS = (31, 32, 33, 63, 64, 65, 127, 128, 129)
+LONG = (127, 257, 513)
 
 
 def _designed() -> list[str]:
     ids = []
-    for n, length in enumerate(TAILS):
-        dt = ("f32", "bf16", "f16")[n % 3]
+    for dt, length in zip(("f32", "bf16", "f16"), LONG, strict=True):
         # Few shapes per length, because JAX compiles for each shape.
         ids.append(f"sdpa/none/mha/{dt}/b1h2q{length}k{length}d8")
         ids.append(f"sdpa/causal/mha/{dt}/b1h2q{length}k{length}d8")
@@ -245,7 +246,7 @@ def _products() -> Iterable[str]:
         row = base | {"mask": mask, "shape": SHAPES[1], "heads": (6, 3), "dtype": dt}
         rows.append(row | {"recipe": recipe, "axis_order": order, "form": form(mask)})
     tail_masks = ("none", "causal", "pad", "bool.1hqk")
-    for mask, length, dt, order in product(tail_masks, TAILS[:9], DTYPES, AXES["axis_order"]):
+    for mask, length, dt, order in product(tail_masks, TAILS, DTYPES, AXES["axis_order"]):
         row = base | {"mask": mask, "shape": (1, 5, length, 8, 8), "heads": (2, 2), "dtype": dt}
         rows.append(row | {"axis_order": order, "form": form(mask)})
         rows.append(row | {"shape": (1, length, 7, 8, 8), "axis_order": order, "form": form(mask)})
@@ -262,6 +263,7 @@ CASES = (
     Ask(*SMOKE_LOWEST, dtypes="every"),
     Ask(*ALIBI, *LOWEST, dtypes="every", since="standard"),
     Ask(*SIZES, since="standard"),
+    *FORWARD,
     *(ask for feature in FEATURES.values() for ask in feature.cases),
 )
 """Cases whose values are judged."""

@@ -14,6 +14,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.features import FEATURES
 from suite.spec.levels import Ask, Covering
 from suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
+from suite.spec.operators.sdpa_paths import BACKWARD
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {
     "mask": MASKS,
@@ -34,6 +35,8 @@ SMOKE_GRADIENTS = (
     "sdpa/none/mha/{dt}/b2h3q5k13d8v10",
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "sdpa/causal/mha/{dt}/b4h4q4k4d4",
+    # lengths that vectors and tiles divide
+    "sdpa/causal/mha/{dt}/b2h3q16k24d8",
     "sdpa/causalbr/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
@@ -86,6 +89,7 @@ GRADIENTS = (
     Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
     Ask(*DESIGNED_GRADIENTS, dtypes="float32", since="standard"),
     Ask(*SIZES, *LOWEST, since="standard"),
+    *BACKWARD,
     Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),
     *(ask for feature in FEATURES.values() for ask in feature.gradients),
 )

@@ -1,0 +1,184 @@
+"""The cases of plain attention by the sizes from which kernels choose their path.
+
+A kernel has one path for sizes that its tiles and vectors divide, another one for the rest, a third one
+for many samples or heads. So a size stands here for its class: one, below a tile, a multiple of a tile,
+above a tile. A covering array of strength 3 joins the classes of all sizes with the kind of mask, the
+direction and the order of axes in memory; the dtype is joined in pairs. A second one joins the classes
+with features in pairs. Each row takes the member of each class that was least asked beside its kind of
+mask (or its feature), as far as the problem stays small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from math import prod
+from typing import cast
+
+from suite.spec.covering import Row, each_value
+from suite.spec.dtypes import DTYPES
+from suite.spec.levels import Ask, Covering
+from suite.spec.sizes import Sizes
+
+LENGTHS = {
+    "one": (1,),
+    "below": (7, 15, 31, 63),
+    "multiple": (8, 16, 32, 64, 128),
+    "above": (9, 17, 33, 65, 129),
+}
+
+SIZES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "Lq": LENGTHS,
+    "Lk": {**LENGTHS, "above": (*LENGTHS["above"], 257)},
+    "B": {"few": (1, 2), "multiple": (8, 16), "many": (9, 10, 17, 33)},
+    "heads": {
+        "few": ((1, 1), (3, 3), (3, 1)),
+        "multiple": ((8, 8), (8, 2), (16, 16), (16, 4)),
+        "many": ((33, 33), (33, 11), (33, 1)),
+    },
+    "D": {"power of two": (8, 64, 128, 256), "other": (12, 80, 96, 192, 320)},
+}
+"""The members of each class of sizes, by axis, the smallest first; `heads` are pairs (H, Hkv)."""
+
+MASKS: Mapping[str, tuple[object, ...]] = {
+    "none": ("none",),
+    "causal": ("causal", "causalbr"),
+    "lengths": ("causal+pad", "pad"),
+    "one for all": ("bool.qk", "bool.1hqk"),
+    "one a sample": ("bool.b1qk", "bool.b11k", "padleft", "bool.bhqk"),
+    "window": (
+        "win0.0", "win1.0", "win0.x", "win6.0", "winx.0", "win7.0", "win8.0", "winx.1", "win3.4",
+        "win15.0", "causal+win6.x",
+    ),
+    "beside a flag": ("causal+bool.b1qk", "causal+bool.qk", "causal+bool.bhqk"),
+}  # fmt: skip
+"""The members of each kind of mask. Windows have 1, 2, 7, 8, 9 or 16 keys, or an open end."""
+
+FEATURES = ("bias.qk", "bias.bhqk", "bias.1hqk", "scale0.3", "cap2.0", "sinks", "lse")
+
+COMMON = {"direction": ("forward", "backward"), "dtype": tuple(DTYPES)}
+
+SCORES, NUMBERS = 2**16, 2**18
+"""The most scores, B H Lq Lk, and the most numbers in queries, keys and values of a problem whose classes
+leave a choice."""
+
+
+def always(a: str, x: object, b: str, y: object) -> bool:
+    """Every two values go together."""
+    return True
+
+
+def size_of(row: Mapping[str, object]) -> Sizes:
+    """The sizes of a row whose classes have been replaced by members."""
+    B, Lq, Lk, D = (int(str(row[name])) for name in ("B", "Lq", "Lk", "D"))
+    H, Hkv = cast(tuple[int, int], row["heads"])
+    return Sizes(B, H, Hkv, Lq, Lk, D, D)
+
+
+def small(row: Mapping[str, object]) -> bool:
+    """Whether the problem of a row stays below `SCORES` and `NUMBERS`."""
+    s = size_of(row)
+    numbers = s.B * s.D * (s.H * s.Lq + 2 * s.Hkv * s.Lk)
+    return prod((s.B, s.H, s.Lq, s.Lk)) <= SCORES and numbers <= NUMBERS
+
+
+def with_members(
+    rows: Iterable[Row], classes: Mapping[str, Mapping[str, tuple[object, ...]]], beside: str
+) -> list[Row]:
+    """The rows with a member in place of each class: of the members with which the problem stays small,
+    the largest of those least used so far beside the row's value of `beside`."""
+    used: Counter[tuple[object, ...]] = Counter()
+    out: list[Row] = []
+    for row in rows:
+        chosen = row | {name: classes[name][str(row[name])][0] for name in classes}
+        for name in classes:
+            members = classes[name][str(row[name])]
+            fitting = [m for m in members if small(chosen | {name: m})] or [chosen[name]]
+            least = min(used[name, m, row[beside]] for m in fitting)
+            chosen[name] = [m for m in fitting if used[name, m, row[beside]] == least][-1]
+            used[name, chosen[name], row[beside]] += 1
+        out.append(chosen)
+    return out
+
+
+def id_of(row: Row) -> str:
+    """The id of a row of members."""
+    sizes = size_of(row)
+    mask = str(row.get("mask", "none"))
+    parts = ["sdpa", mask, sizes.heads, str(row["dtype"]), sizes.token]
+    parts += [str(row["feature"])] if "feature" in row else []
+    parts += ["blhd"] if row.get("axis_order") == "blhd" else []
+    parts += ["dense"] if mask.startswith("bool") else []
+    return "/".join(parts)
+
+
+def covering_of(
+    axes: Mapping[str, Sequence[object]], targets: Sequence[tuple[str, ...]] | None
+) -> Covering:
+    return Covering(axes, always, tuple(axes), id_of, targets)
+
+
+CLASSES = {**SIZES, "mask": MASKS}
+JOINED = (*CLASSES, "axis_order", "direction")
+"""The axes that are joined in threes."""
+
+BY_MASK = covering_of(
+    {**{name: tuple(c) for name, c in CLASSES.items()}, "axis_order": ("bhld", "blhd"), **COMMON},
+    [
+        *combinations(JOINED, 3),
+        ("mask", "direction", "dtype"),
+        *((name, "dtype") for name in JOINED),
+    ],
+)
+BY_FEATURE = covering_of(
+    {
+        **{name: tuple(c) for name, c in SIZES.items()},
+        "feature": FEATURES,
+        "mask": ("none", "causal"),
+        **COMMON,
+    },
+    None,
+)
+
+
+def ids(direction: str, few: bool = False) -> list[str]:
+    """The ids that are asked in one direction: "forward" of values, "backward" of gradients; a `few` in
+    which every class occurs."""
+    classes = [row for row in BY_MASK.rows if row["direction"] == direction]
+    kept = each_value(classes) if few else classes
+    members = with_members(BY_MASK.rows, CLASSES, "mask")
+    rows = [row for of, row in zip(BY_MASK.rows, members, strict=True) if of in kept]
+    if not few:
+        of_features = with_members(BY_FEATURE.rows, SIZES, "feature")
+        rows += [row for row in of_features if row["direction"] == direction]
+    return [id_of(row) for row in rows]
+
+
+WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65))
+NARROW = tuple(
+    f"sdpa/{mask}/mha/{{dt}}/b1h2q64k64d8" for mask in (*WINDOWS, "win0.x", "winx.0", "win1.1")
+)
+"""Windows around the sizes of tiles, or open at one end, at a length that tiles divide."""
+
+SMOKE = {
+    "forward": (
+        "sdpa/win6.0/mha/{dt}/b1h2q16k32d8",
+        "sdpa/win0.x/mha/{dt}/b1h2q16k32d8",
+        "sdpa/none/mha/{dt}/b1h2q9k11d320",
+    ),
+    "backward": ("sdpa/causal+bool.qk/mha/{dt}/b1h2q33k17d8",),
+}
+"""What few rows do not show: a narrow window, a window open at its end, the largest head, a mask beside a
+flag over several tiles."""
+
+FORWARD, BACKWARD = (
+    (
+        Ask(*SMOKE[way], partial(ids, way, few=True)),
+        Ask(partial(ids, way), since="standard"),
+        Ask(*NARROW, dtypes="float32", since="standard"),
+    )
+    for way in ("forward", "backward")
+)
+"""What is asked of values, and what is differentiated."""
