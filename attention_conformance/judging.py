@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.report import AttentionFailure, Report
+from backends.binder import ends_in
 from backends.claims import stated
 from backends.declared import UsageError
-from backends.user import ends_in
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.records.cells import Run

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.binder import Parameter, arguments
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.masks import Causal, Mask, Padding, Window
+from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -106,21 +108,50 @@ def fewer_axes(arguments: Mapping[str, Any], name: str, least: int) -> dict[str,
     return {f"{name} of rank {len(shape) - left}": {name: arguments[name].reshape(shape[left:])}}
 
 
-def flagged_arguments(backend: Backend, inputs: Inputs, native: Native) -> dict[str, Any]:
-    """query, key, value as the framework's arrays, length before heads, the causal flag, and mask, bias
-    (rank 4) and scale where there are any: as keras.ops and jax.nn take them."""
-    query, key, value = backend.operands(inputs, "blhd")
-    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-    if native.causal:
-        arguments["is_causal"] = True
-    mask = dense_of(inputs, native.rest)
-    if mask is not None:
-        arguments["mask"] = backend.array(rank4(mask), None)
-    if inputs.bias is not None:
-        arguments["bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
-    if inputs.scale is not None:
-        arguments["scale"] = inputs.scale
-    return arguments
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a call of attention asks: inputs whose mask is divided into flags and the rest."""
+
+    backend: Backend
+    inputs: Inputs
+    native: Native
+
+    def mask(self) -> Any:
+        """The part of the mask that no flag expresses, of rank 4."""
+        mask = dense_of(self.inputs, self.native.rest)
+        return None if mask is None else self.backend.array(rank4(mask), None)
+
+    def bias(self) -> Any:
+        """The bias, of rank 4."""
+        bias = self.inputs.bias
+        return None if bias is None else self.backend.array(rank4(bias), self.inputs.dtype)
+
+
+IS_CAUSAL: Parameter[AttentionCall] = Parameter(
+    "is_causal", ("causal", "native-causal"), lambda call: call.native.causal or None
+)
+
+SCALE: Parameter[AttentionCall] = Parameter("scale", ("scale",), lambda call: call.inputs.scale)
+
+FLAGGED: tuple[Parameter[AttentionCall], ...] = (
+    IS_CAUSAL,
+    Parameter("mask", ("mask", "padding", "window", "causal"), AttentionCall.mask),
+    Parameter("bias", ("bias", "bias-with-mask"), AttentionCall.bias),
+    SCALE,
+)
+"""What keras.ops and jax.nn take by keyword."""
+
+
+def flagged_arguments(
+    backend: Backend,
+    inputs: Inputs,
+    native: Native,
+    table: Iterable[Parameter[AttentionCall]] = FLAGGED,
+) -> dict[str, Any]:
+    """query, key, value as the framework's arrays, length before heads, and the arguments of a table that
+    are asked for."""
+    operands = dict(zip(OPERANDS, backend.operands(inputs, "blhd"), strict=True))
+    return operands | arguments(table, AttentionCall(backend, inputs, native))
 
 
 def full(array: np.ndarray, inputs: Inputs, heads: bool = True) -> np.ndarray:
@@ -168,20 +199,23 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """
     query, key, value = backend.operands(inputs, "bhld")
     mask = dense_of(inputs, split_native(inputs).rest)
-    arguments = {
+    dense = {
         "query": query,
         "key": key,
         "value": value,
         "mask": None if mask is None else backend.array(mask, None),
         "bias": None if inputs.bias is None else backend.array(inputs.bias, inputs.dtype),
     }
-    return arguments | feature_arrays(backend, inputs)
+    return dense | feature_arrays(backend, inputs)
 
 
 def feature_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The features that are arrays, as the framework's arrays, where there are any."""
-    return {
-        name: backend.array(inputs.arrays[name], dtype_of(name, inputs.case))
-        for name in ARRAYS
-        if name in inputs.arrays
-    }
+    arrays = {name: feature_array(backend, inputs, name) for name in ARRAYS}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def feature_array(backend: Backend, inputs: Inputs, name: str) -> Any:
+    """The feature of this name as the framework's array; None if the inputs have none."""
+    values = inputs.arrays.get(name)
+    return None if values is None else backend.array(values, dtype_of(name, inputs.case))

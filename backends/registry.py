@@ -22,10 +22,10 @@ from backends.protocol import (
     UsageError,
     checked_name,
 )
-from backends.user_layer import UserLayer
-from backends.user_merge import UserMerge
-from backends.user_packed import UserPacked
-from backends.user_rotary import UserRotation
+from backends.user.layer import UserLayer
+from backends.user.merge import UserMerge
+from backends.user.packed import UserPacked
+from backends.user.rotary import UserRotation
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 

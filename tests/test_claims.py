@@ -114,6 +114,16 @@ def test_what_concerns_every_cell_is_said_once(name: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_tuning_knobs_are_named_once_and_keep_their_defaults() -> None:
+    of = plan("tuned", "faulty.py", dtype=("f32",))
+    assert of.notes == [
+        "torch:tuned: never passed, so that the default is judged: block, num_warps"
+    ]
+    verdicts = judged(of, "values", "paths")
+    assert not wrong(verdicts)
+    assert "pass" in {verdict.status for _, verdict in verdicts}
+
+
 def test_parameters_that_nobody_passes_can_be_allowed() -> None:
     verdicts = judged(plan("other_names", "faulty.py", allow_unused=True), "values")
     assert not wrong(verdicts)

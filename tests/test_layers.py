@@ -11,7 +11,7 @@ import pytest
 from backends.masks import LayerMasks, full
 from backends.protocol import Implementation
 from backends.registry import UsageError, function_implementation, load
-from backends.user_layer import UserLayer
+from backends.user.layer import UserLayer
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.run import run as run_cell

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from backends.binder import arguments
 from backends.registry import UsageError, function_implementation
-from backends.user_layer import UserLayer
+from backends.user.layer import FACTORY, UserLayer
 from suite.__main__ import main
 from suite.checks import all_checks
 from suite.run.options import Options
@@ -155,12 +156,15 @@ def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Pat
 
 
 def test_a_factory_that_asks_for_more_is_told_what_there_is(torch_backend: Any, more: Path) -> None:
-    with pytest.raises(UsageError, match=r"depth.*; a factory may ask for query_width, key_width"):
+    with pytest.raises(
+        UsageError,
+        match=r"depth\) does not fit; expected needs_more\(\*, query_width=..., key_width",
+    ):
         user_layer(torch_backend, more, "needs_more")
 
 
 def test_encoders_alone_are_told_of_their_network(torch_backend: Any, more: Path) -> None:
-    told = user_layer(torch_backend, more, "Loaded").configuration(draw(Case.parse(PLAIN)))
+    told = arguments(FACTORY, draw(Case.parse(PLAIN)))
     assert not {"hidden_width", "norm_first", "activation"} & set(told)
 
 
@@ -205,8 +209,8 @@ def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:
     of = Plan.make(Options(("tf",), function=(function,), like="multi-head", level="smoke"))
     (layer,) = of.functions
     assert isinstance(layer, UserLayer)
-    assert layer.factory_keywords == {"query_width", "heads", "dtype"}
-    assert layer.call_keywords == {"valid"}
+    assert layer.factory.taken == {"query_width", "heads", "dtype"}
+    assert layer.called.taken == {"valid"}
     (note,) = of.notes
     told = re.fullmatch(
         r"tf:Named: a parameter mask of the layer would add (\d+) cells, bias of the layer \d+, "

@@ -181,7 +181,10 @@ def test_frequencies_in_sixteen_bits_fail() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("misspelt", "never passed: theta.*Passed are base, interleaved"),
+        (
+            "misspelt",
+            "never passed: interleave; did you mean interleaved.*Passed are base, interleaved",
+        ),
         ("alone", "expected alone\\(query, position"),
     ],
 )

@@ -11,13 +11,14 @@ import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends._jax.operations import operations
+from backends.binder import Parameter
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
-from backends.masks import Native, flagged_arguments, split_native
+from backends.masks import FLAGGED, AttentionCall, flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call, variations
 from backends.protocol import Implementation
 from backends.sources import call_source
 from backends.textbook.attention import TextbookAttention
-from backends.user import NativeSignature, UserFunction
+from backends.user.function import NativeSignature
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -25,25 +26,34 @@ NATIVE = "jax.nn.dot_product_attention"
 
 NO_HEADS = f"{NATIVE} divides by the number of heads"
 
+
+def local_window_size(call: AttentionCall) -> Any:
+    """(left, right), as far as the lengths where a side has no end."""
+    window, sizes = call.native.window, call.inputs.sizes
+    if window is None:
+        return None
+    far = max(sizes.Lq, sizes.Lk)
+    return tuple(far if side is None else side for side in (window.left, window.right))
+
+
+def key_value_seq_lengths(call: AttentionCall) -> Any:
+    """The numbers of keys (B,)."""
+    if call.native.lengths is None:
+        return None
+    counts = call.native.lengths.lengths(call.inputs.sizes, call.inputs.seed)
+    return call.backend.array(counts.astype(np.int32), None)
+
+
 SIGNATURE = NativeSignature(
     NATIVE,
     (
-        "bias", "mask", "scale", "is_causal", "query_seq_lengths", "key_value_seq_lengths",
-        "local_window_size",
+        *FLAGGED,
+        Parameter("query_seq_lengths"),
+        Parameter("key_value_seq_lengths", ("padding",), key_value_seq_lengths),
+        Parameter("local_window_size", ("window", "native-window"), local_window_size),
     ),
-    {
-        "mask": ("mask",),
-        "bias": ("bias",),
-        "bias-with-mask": ("bias",),
-        "padding": ("key_value_seq_lengths", "mask"),
-        "window": ("local_window_size", "window", "mask"),
-        "causal": ("is_causal", "mask"),
-        "native-causal": ("is_causal",),
-        "native-window": ("local_window_size",),
-        "scale": ("scale",),
-    },
     neutral={"implementation": "xla", "return_residual": False},
-)  # fmt: skip
+)
 
 
 class Eager(TextbookAttention):
@@ -87,19 +97,6 @@ class Eager(TextbookAttention):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.backend.jitted(self, super().prepare(inputs))
-
-
-def native_arguments(backend: JaxEngine, inputs: Inputs, native: Native) -> dict[str, Any]:
-    """The arguments of `jax.nn.dot_product_attention` for inputs whose mask is divided by flags."""
-    arguments = flagged_arguments(backend, inputs, native)
-    if native.window is not None:
-        far = max(inputs.sizes.Lq, inputs.sizes.Lk)
-        sides = (native.window.left, native.window.right)
-        arguments["local_window_size"] = tuple(far if n is None else n for n in sides)
-    if native.lengths is not None:
-        counts = native.lengths.lengths(inputs.sizes, inputs.seed)
-        arguments["key_value_seq_lengths"] = backend.array(counts.astype(np.int32), None)
-    return arguments
 
 
 class JaxNn(Implementation):
@@ -249,7 +246,7 @@ class JaxNn(Implementation):
     def plain(self, inputs: Inputs) -> PreparedCall:
         """The call operation by operation."""
         native = split_native(inputs, causal=True, window=True, lengths=True)
-        arguments = native_arguments(self.backend, inputs, native)
+        arguments = flagged_arguments(self.backend, inputs, native, SIGNATURE.parameters)
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
         lse = inputs.feature("lse")
         more = {"return_residual": True} if lse else {}
@@ -267,24 +264,3 @@ class JaxNnCudnn(JaxNn):
     name = "jax-nn-cudnn"
     declared = JaxNn.declared.but(dtypes=("bf16", "f16"))
     kernel = "cudnn"
-
-
-class JaxNnFunction(UserFunction):
-    """A person's function with the signature of `jax.nn.dot_product_attention`."""
-
-    backend: JaxEngine
-
-    native = SIGNATURE
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        own = self.takes("local_window_size")
-        native = split_native(
-            inputs,
-            causal=self.takes("is_causal"),
-            window=own or self.takes("window"),
-            lengths=self.takes("key_value_seq_lengths"),
-        )
-        beside = replace(native, window=None)
-        passed, more = (native, beside) if own else (beside, native)
-        arguments = native_arguments(self.backend, inputs, passed)
-        return self.called(arguments | self.extra(inputs, more), axis_order="blhd")

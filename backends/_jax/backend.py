@@ -7,14 +7,15 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from backends._jax.attention import Eager, JaxNn, JaxNnCudnn, JaxNnFunction
+from backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
 from backends._jax.engine import JIT, JaxEngine
 from backends._jax.layers import layers
 from backends._jax.packed import JaxNnPacked
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
-from backends.user_layer import UserLayer
+from backends.user.function import UserFunction
+from backends.user.layer import UserLayer
 from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
@@ -47,7 +48,7 @@ class JaxBackend(JaxEngine):
     compilers = ("ops", "jit", "aot", "vmap")
     timed_compilers = ("jit",)
     layer_compilers = ("ops", "jit")
-    handed_over = (UserLayer, JaxNnFunction)
+    handed_over = (UserLayer, UserFunction)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -61,4 +62,4 @@ class JaxBackend(JaxEngine):
         return [*of_attention, *layers(self)]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return JaxNnFunction(self, function, name, claims)
+        return UserFunction(self, function, name, claims, SIGNATURE)

@@ -14,7 +14,7 @@ from backends._jax.programs import Gradients, JitPrograms, together
 from backends._jax.quickly import known_options
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
-from backends.user_layer import UserLayer
+from backends.user.layer import UserLayer
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 

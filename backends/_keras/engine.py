@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from backends._keras.ops import KerasFunction, import_keras
+from backends._keras.ops import SIGNATURE, import_keras
 from backends._keras.settings import settings
 from backends.claims import Claims
 from backends.protocol import Backend, Implementation, Setting
 from backends.registry import KERAS_ENGINES
+from backends.user.function import UserFunction
 
 
 class WithKeras(Backend):
@@ -42,4 +43,4 @@ class KerasBackend(WithKeras):
     native = "keras-ops"
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return KerasFunction(self, function, name, claims)
+        return UserFunction(self, function, name, claims, SIGNATURE)

@@ -10,12 +10,13 @@ from backends._jax.attention import NO_HEADS
 from backends._jax.engine import FLUSHED, JIT, JaxEngine
 from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasFunction, KerasOps
+from backends._keras.ops import KerasOps
 from backends.declared import LOWEST_IN_FLOAT32
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.sources import Dialect
-from backends.user_layer import UserLayer
+from backends.user.function import UserFunction
+from backends.user.layer import UserLayer
 from suite.spec.inputs import Inputs
 
 DIALECT = Dialect(
@@ -47,7 +48,7 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
     name = "keras-jax"
     dialect = DIALECT
     compilers = layer_compilers = ("ops", "jit")
-    handed_over = (UserLayer, KerasFunction)
+    handed_over = (UserLayer, UserFunction)
 
     @property
     def versions(self) -> dict[str, str]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from backends._keras import models
 from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import flagged_arguments, split_native
+from backends.masks import FLAGGED, flagged_arguments, split_native
 from backends.prepared import PreparedCall
 from backends.protocol import BackendUnavailable, Implementation
 from backends.sources import call_source
-from backends.user import NativeSignature, UserFunction
+from backends.user.function import NativeSignature
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
@@ -27,19 +27,7 @@ from suite.spec.vocabulary import OPERANDS
 NATIVE = "keras.ops.dot_product_attention"
 
 SIGNATURE = NativeSignature(
-    NATIVE,
-    ("bias", "mask", "scale", "is_causal"),
-    {
-        "mask": ("mask",),
-        "padding": ("mask",),
-        "window": ("mask", "window"),
-        "bias": ("bias",),
-        "bias-with-mask": ("bias",),
-        "causal": ("is_causal", "mask"),
-        "native-causal": ("is_causal",),
-        "scale": ("scale",),
-    },
-    neutral={"flash_attention": False, "attn_logits_soft_cap": None},
+    NATIVE, FLAGGED, neutral={"flash_attention": False, "attn_logits_soft_cap": None}
 )
 
 
@@ -145,14 +133,3 @@ def lowered(inputs: Inputs) -> Inputs:
     query, key = inputs.query.copy(), inputs.key.copy()
     query[..., 0], key[..., 0] = number, -number
     return inputs.replace(query=query, key=key)
-
-
-class KerasFunction(UserFunction):
-    """A person's function with the signature of `keras.ops.dot_product_attention`."""
-
-    native = SIGNATURE
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        native = split_native(inputs, self.takes("is_causal"), self.takes("window"))
-        arguments = flagged_arguments(self.backend, inputs, native)
-        return self.called(arguments | self.extra(inputs, native), axis_order="blhd")

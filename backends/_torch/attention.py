@@ -10,32 +10,28 @@ from typing import Any
 
 from backends._torch.engine import TorchEngine
 from backends._torch.operations import operations
+from backends.binder import Parameter, arguments
 from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
-from backends.masks import Native, dense_of, fewer_axes, merged_bias, split_native
+from backends.masks import (
+    IS_CAUSAL,
+    SCALE,
+    AttentionCall,
+    Native,
+    dense_of,
+    fewer_axes,
+    merged_bias,
+    split_native,
+)
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.sources import call_source
 from backends.textbook.attention import TextbookAttention
-from backends.user import NativeSignature, UserFunction
+from backends.user.function import NativeSignature
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.vocabulary import OPERANDS
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
-
-SIGNATURE = NativeSignature(
-    NATIVE,
-    ("attn_mask", "is_causal", "scale", "enable_gqa"),
-    {
-        **dict.fromkeys(("mask", "bias", "padding", "bias-with-mask"), ("attn_mask",)),
-        "window": ("attn_mask", "window"),
-        "causal": ("is_causal", "attn_mask"),
-        "native-causal": ("is_causal",),
-        "scale": ("scale",),
-        "grouped-heads": ("enable_gqa",),
-    },
-    neutral={"dropout_p": 0.0},
-)
 
 FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
 """Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
@@ -142,25 +138,49 @@ def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
     return split_native(inputs, causal=flagged, window=window)
 
 
-def native_arguments(
-    backend: TorchEngine, inputs: Inputs, native: Native
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arguments of `scaled_dot_product_attention`, and as which each array is passed."""
-    query, key, value = backend.operands(inputs, "bhld")
-    arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-    if native.causal:
-        arguments["is_causal"] = True
+def attn_mask(call: AttentionCall) -> Any:
+    """The part of the mask that no flag expresses: boolean, or -inf in the bias where there is one."""
+    inputs, rest = call.inputs, call.native.rest
     biased = inputs.bias is not None
-    hidden = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
-    if hidden is not None:
-        arguments["attn_mask"] = backend.array(hidden, inputs.dtype if biased else None)
-    if inputs.scale is not None:
-        arguments["scale"] = inputs.scale
-    if query.shape[1] != key.shape[1]:
-        arguments["enable_gqa"] = True
-    operands = {n: n for n in OPERANDS}
-    operands["bias" if biased else "mask"] = "attn_mask"
-    return arguments, operands
+    hidden = merged_bias(inputs, rest) if biased else dense_of(inputs, rest)
+    return None if hidden is None else call.backend.array(hidden, inputs.dtype if biased else None)
+
+
+def passed_as(inputs: Inputs) -> dict[str, str]:
+    """The argument as which the mask or the bias is passed."""
+    return {"mask" if inputs.bias is None else "bias": "attn_mask"}
+
+
+def grouped(call: AttentionCall) -> Any:
+    """True if queries have other heads than keys."""
+    return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
+
+
+SIGNATURE = NativeSignature(
+    NATIVE,
+    (
+        IS_CAUSAL,
+        Parameter(
+            "attn_mask",
+            ("mask", "bias", "padding", "bias-with-mask", "window", "causal"),
+            attn_mask,
+        ),
+        SCALE,
+        Parameter("enable_gqa", ("grouped-heads",), grouped),
+    ),
+    neutral={"dropout_p": 0.0},
+    divide=lambda inputs, taken: flags(inputs, "is_causal" in taken, "window" in taken),
+    passed_as=passed_as,
+    axis_order="bhld",
+    merges_mask_into_bias=True,
+)
+
+
+def native_arguments(backend: TorchEngine, inputs: Inputs) -> dict[str, Any]:
+    """The arguments of `scaled_dot_product_attention`."""
+    operands = dict(zip(OPERANDS, backend.operands(inputs, "bhld"), strict=True))
+    call = AttentionCall(backend, inputs, flags(inputs))
+    return operands | arguments(SIGNATURE.parameters, call)
 
 
 class Sdpa(Implementation):
@@ -204,14 +224,14 @@ class Sdpa(Implementation):
     kernel: str | None = None
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        arguments, operands = native_arguments(self.backend, inputs, flags(inputs))
+        arguments = native_arguments(self.backend, inputs)
         function = self.backend.torch.nn.functional.scaled_dot_product_attention
         if inputs.training and inputs.rate:
             arguments["dropout_p"] = inputs.rate
         return PreparedCall(
             self.backend.seeded(function, inputs),
             arguments,
-            operands=operands,
+            operands=passed_as(inputs),
             within=self.forced,
             source=self.source(arguments),
             constants=(),
@@ -275,18 +295,3 @@ class Sdpa(Implementation):
         forced.enter_context(warnings.catch_warnings(action="ignore"))
         forced.enter_context(sdpa_kernel(getattr(SDPBackend, self.kernel)))
         return forced
-
-
-class SdpaFunction(UserFunction):
-    """A person's function with the signature of `scaled_dot_product_attention`."""
-
-    backend: TorchEngine
-
-    native = SIGNATURE
-    merges_mask_into_bias = True
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        native = flags(inputs, self.takes("is_causal"), self.takes("window"))
-        arguments, operands = native_arguments(self.backend, inputs, native)
-        more = self.extra(inputs, native)
-        return self.called(arguments | more, operands=operands | {n: n for n in more})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from importlib.metadata import version
 
-from backends._torch.attention import Eager, EagerPermuted, Sdpa, SdpaFunction
+from backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
 from backends._torch.engine import TorchEngine
 from backends._torch.exporter import by_onnx, exporters
 from backends._torch.flex import Flex
@@ -17,6 +17,7 @@ from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import Declared, Implementation
 from backends.sources import Dialect
+from backends.user.function import UserFunction
 from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
@@ -115,4 +116,4 @@ class TorchBackend(TorchEngine):
     def function(
         self, function: Callable[..., object], name: str, claims: Claims
     ) -> Implementation:
-        return SdpaFunction(self, function, name, claims)
+        return UserFunction(self, function, name, claims, SIGNATURE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._torch.attention import Sdpa, flags, native_arguments
+from backends._torch.attention import Sdpa, native_arguments, passed_as
 from backends._torch.engine import TorchEngine
 from backends.prepared import PreparedCall, attention_call
 from suite.spec.case import Case
@@ -62,7 +62,7 @@ class SdpaFlash(Forced):
         if not inputs.feature("lse"):
             return super().prepare(inputs)
         backend = self.backend
-        arguments, operands = native_arguments(backend, inputs, flags(inputs))
+        arguments = native_arguments(backend, inputs)
         grouped = arguments.pop("enable_gqa", False)
         mask = arguments.get("attn_mask")
         if mask is not None and mask.dtype == backend.torch.bool:
@@ -77,7 +77,7 @@ class SdpaFlash(Forced):
                 key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             return operator(query, key, value, **rest)
 
-        return attention_call(call, arguments, lse=True, operands=operands, constants=())
+        return attention_call(call, arguments, lse=True, operands=passed_as(inputs), constants=())
 
 
 class SdpaEfficient(Forced):

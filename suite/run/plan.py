@@ -26,7 +26,7 @@ from backends.protocol import (
     TimeOver,
 )
 from backends.registry import UsageError
-from backends.user_layer import UserLayer
+from backends.user.layer import UserLayer
 from suite.checks import all_checks
 from suite.judge import leaks
 from suite.judge.cell import Cell

@@ -8,40 +8,51 @@ from typing import Any
 
 import numpy as np
 
+from backends.binder import Binder, Parameter
 from backends.claims import Claims
 from backends.declared import ROTARY_FEATURES
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.user import Keywords, check_unused, named_once
+from backends.protocol import Backend
+from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters, table_length
 
-KEYWORDS = {
-    "base": "rotary-base",
-    "interleaved": "",
-    "rotary_size": "partial-rotation",
-    "scaling": "rotary-scaling",
-    "max_positions": "position-table",
-}
-"""What a function may be told, by keyword, and the feature that it lacks where it does not take it."""
-
 ARRAYS = ("query", "position")
 """What a function is handed by place."""
+
+
+def rotation(inputs: Inputs) -> Rotation:
+    """What the case of the inputs asks for."""
+    return Rotation.of(inputs.case, inputs.sizes.D)
+
+
+KEYWORDS: tuple[Parameter[Inputs], ...] = (
+    Parameter("base", ("rotary-base",), lambda inputs: rotation(inputs).base),
+    Parameter("interleaved", (), lambda inputs: rotation(inputs).interleaved),
+    Parameter("rotary_size", ("partial-rotation",), lambda inputs: rotation(inputs).size),
+    Parameter(
+        "scaling",
+        ("rotary-scaling",),
+        lambda inputs: scaling_parameters(rotation(inputs)),
+        told=True,
+    ),
+    Parameter("max_positions", ("position-table",), lambda inputs: table_length(inputs.case)),
+)
+"""What a function may be told by keyword."""
 
 PAIRINGS = {False: "halves", True: "interleaved"}
 
 
-class UserRotation(Implementation):
+class UserRotation(UserCallable):
     """A person's `function(query, position, ...)`: query (B, H, L, D), position (L,) or (B, L) of int32;
     it returns the turned query. Of `KEYWORDS` it is passed those that it takes: `base`, `interleaved`,
     `rotary_size`, `scaling`, a dictionary as models' configurations have it, or None, and
     `max_positions`, how many positions its table must have.
 
     One that does not take `interleaved` is judged in the pairing that it was seen to follow. Raises
-    TypeError where the signature does not fit, and UsageError for parameters that nobody passes, unless
-    the claims allow them.
+    TypeError if the function does not fit.
     """
 
     operator = ROTARY
@@ -49,27 +60,13 @@ class UserRotation(Implementation):
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
-        self.judged, self.signature = (
-            function,
-            Keywords.of(function, name, ARRAYS, KEYWORDS),
-        )
-        if not claims.allow_unused:
-            check_unused(f"function {name}", self.signature.unused, KEYWORDS, self.signature.taken)
-        lacking = {
-            feature: f"the function has no parameter {word}"
-            for word, feature in KEYWORDS.items()
-            if feature and word not in self.signature.taken
-        }
-        self.argument_names = named_once(ARRAYS, self.signature.names)
-        features = ROTARY_FEATURES | {"position-table"}
-        super().__init__(backend, name, claims.declared(features, refusals=lacking))
-        if "interleaved" not in self.signature.taken:
+        binder = Binder.of(function, name, KEYWORDS, ARRAYS)
+        declared = claims.declared(ROTARY_FEATURES | {"position-table"}, refusals=binder.lacking)
+        super().__init__(backend, function, name, claims, binder, declared)
+        if "interleaved" not in binder.taken:
             other = PAIRINGS[not self.follows_interleaved()]
-            self.declared = self.declared.refusing(
-                {
-                    other: f"the function has no parameter interleaved, and pairs otherwise than {other}"
-                }
-            )
+            reason = f"the function has no parameter interleaved, and pairs otherwise than {other}"
+            self.declared = self.declared.refusing({other: reason})
 
     def follows_interleaved(self) -> bool:
         """Whether the function turns neighbours: where its answer is nearer to theirs than to halves'."""
@@ -86,16 +83,7 @@ class UserRotation(Implementation):
         return bool(far[1] < far[0])
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, taken = self.backend, self.signature.taken
-        rotation = Rotation.of(inputs.case, inputs.sizes.D)
-        told = {
-            "base": rotation.base,
-            "interleaved": rotation.interleaved,
-            "rotary_size": rotation.size,
-            "scaling": scaling_parameters(rotation),
-            "max_positions": table_length(inputs.case),
-        }
-        keywords = {word: told[word] for word in KEYWORDS if word in taken}
+        backend, keywords = self.backend, self.binder.bind(inputs, inputs.needs)
         position = inputs.arrays["position"]
         whole = not (position % 1).any()
         arguments = {
@@ -106,7 +94,11 @@ class UserRotation(Implementation):
         def call(query: Any, position: Any) -> Any:
             return self.judged(query, position, **keywords)
 
-        return PreparedCall(call, arguments, constants=(*asdict(rotation).values(),))
+        return PreparedCall(
+            call,
+            arguments,
+            constants=(*asdict(rotation(inputs)).values(), keywords.get("max_positions")),
+        )
 
 
 def expected(inputs: Inputs, interleaved: bool) -> np.ndarray:

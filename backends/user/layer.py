@@ -2,68 +2,110 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
+from backends.binder import Binder, Parameter, arguments, ends_in
 from backends.claims import Claims
 from backends.declared import ENCODER_FEATURES, LAYER_FEATURES, Declared, UsageError
 from backends.masks import LayerMasks, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
-from backends.user import check_unused, ends_in
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
+from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
 from suite.spec.vocabulary import OPERANDS
 
-CONFIGURATION = {
-    "query_width": "cross",
-    "key_width": "key-width",
-    "value_width": "value-width",
-    "output_width": "output-width",
-    "heads": "",
-    "key_heads": "grouped-heads",
-    "key_size": "head-width",
-    "value_size": "value-size",
-    "hidden_width": "",
-    "norm_first": "pre-norm",
-    "activation": "gelu",
-    "epsilon": "",
-    "bias": "no-projection-bias",
-    "qk_norm": "qk-norm",
-    "rate": "dropout",
-    "dtype": "",
-}
-"""What a factory is told, by keyword, where it takes the keyword; and the feature that its layer lacks
-where it does not (see `UserLayer`)."""
 
-OF_NORMS = {
-    "epsilon": "epsilon", "qk_norm": "qk_norm", "norm_first": "pre", "activation": "activation",
-}  # fmt: skip
-"""Those of `CONFIGURATION` that are options of a case, where its operator has them, by option."""
+def option(name: str) -> Callable[[Inputs], Any]:
+    """The value of an option of the case; None where the operator does not have the option."""
+    return lambda inputs: inputs.case.option(name)
 
-CALL = {
-    "mask": ("mask", "mask-array", "window"),
-    "valid": (),
-    "causal": ("native-causal",),
-    "bias": ("bias", "bias-with-mask"),
-    "return_weights": ("average", "weights"),
-    "training": (),
-    "seed": (),
-}
-"""Keywords a layer may take, and the features it lacks where it does not."""
+
+def hidden_width(inputs: Inputs) -> int | None:
+    """The width of an encoder's network; None of other layers."""
+    return None if inputs.case.option("pre") is None else inputs.letters["o"]
+
+
+FACTORY: tuple[Parameter[Inputs], ...] = (
+    Parameter("query_width", ("cross",), lambda inputs: inputs.widths.query),
+    Parameter("key_width", ("key-width",), lambda inputs: inputs.widths.key),
+    Parameter("value_width", ("value-width",), lambda inputs: inputs.widths.value),
+    Parameter("output_width", ("output-width",), lambda inputs: inputs.widths.output),
+    Parameter("heads", (), lambda inputs: inputs.sizes.H),
+    Parameter("key_heads", ("grouped-heads",), lambda inputs: inputs.sizes.Hkv),
+    Parameter("key_size", ("head-width",), lambda inputs: inputs.sizes.D),
+    Parameter("value_size", ("value-size",), lambda inputs: inputs.sizes.Dv),
+    Parameter("hidden_width", (), hidden_width),
+    Parameter("norm_first", ("pre-norm",), option("pre")),
+    Parameter("activation", ("gelu",), option("activation")),
+    Parameter("epsilon", (), option("epsilon")),
+    Parameter("bias", ("no-projection-bias",), lambda inputs: "query_bias" in inputs.parameters),
+    Parameter("qk_norm", ("qk-norm",), option("qk_norm")),
+    Parameter("rate", ("dropout",), lambda inputs: inputs.rate),
+    Parameter("dtype", (), lambda inputs: inputs.dtype.long_name),
+)
+"""What a factory may be told by keyword."""
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """What a call of a layer asks: inputs whose mask is divided into what the layer takes."""
+
+    layer: UserLayer
+    inputs: Inputs
+    masks: LayerMasks
+
+    def array(self, values: np.ndarray | None, dtype: DType | None = None) -> Any:
+        """The framework's array; None for None."""
+        return None if values is None else self.layer.backend.array(values, dtype)
+
+    def mask(self) -> Any:
+        """The mask beside `causal` and `valid`, with all axes unless the case asks for it as it is."""
+        mask, inputs = self.masks.rest, self.inputs
+        if mask is not None and inputs.form != "raw":
+            same = mask.ndim < 4 or mask.shape[1] == 1
+            mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
+            if self.layer.elected("mask-polarity", inputs.dtype) == "hides":
+                mask = ~mask
+        return self.array(mask)
+
+    def bias(self) -> Any:
+        """The bias with all axes."""
+        inputs = self.inputs
+        bias = None if inputs.bias is None else full(inputs.bias, inputs)
+        return self.array(bias, inputs.dtype)
+
+
+CALL: tuple[Parameter[LayerCall], ...] = (
+    Parameter("causal", ("causal", "native-causal"), lambda call: call.masks.causal or None),
+    Parameter("valid", ("padding",), lambda call: call.array(call.masks.valid)),
+    Parameter("mask", ("mask", "mask-array", "window", "causal", "padding"), LayerCall.mask),
+    Parameter("bias", ("bias", "bias-with-mask"), LayerCall.bias),
+    Parameter(
+        "return_weights",
+        ("average", "weights"),
+        lambda call: call.inputs.returned != "none" or None,
+    ),
+    Parameter("training", (), lambda call: call.inputs.training),
+    Parameter("seed", (), lambda call: call.inputs.dropout_seed),
+)
+"""What a layer may be called with by keyword."""
 
 
 class UserLayer(Implementation):
     """A person's own layer, judged like any other; see the documentation of `--like`.
 
-    `factory(**configuration)` returns a callable layer. It is told those of `CONFIGURATION` whose names
+    `factory(**configuration)` returns a callable layer. It is told those of `FACTORY` whose names
     it takes, and is called with query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), or with the query
     alone where it takes one array, and with those of `CALL` that it takes: `mask` boolean (B, H, Lq, Lk)
     or (B, 1, Lq, Lk), True attends; `valid` boolean (B, Lk), True attends; `causal` True; `bias`
@@ -74,8 +116,9 @@ class UserLayer(Implementation):
     against the reference; one without keeps its own, and is judged by what needs no reference. Where it
     does not read all that a case has, or asks for what a case has not, the case is unsupported.
 
-    Raises TypeError where the factory or the layer takes none of what it must, and UsageError where
-    there are parameters that nobody passes or reads, unless the claims allow it.
+    Raises TypeError if the factory or the layer does not fit, and UsageError if a parameter of the layer
+    is nearly called like one that would be passed, or parameters are never read, unless the claims allow
+    it.
     """
 
     def __init__(
@@ -88,13 +131,12 @@ class UserLayer(Implementation):
     ) -> None:
         self.backend, self.operator, self.judged = backend, operator, factory
         self.claims = claims
-        self.factory_keywords = _accepted(factory, CONFIGURATION)
+        self.factory = Binder.of(factory, name, FACTORY, (), "factory")
         self.kept: dict[tuple[Any, ...], Any] = {}
         case = of_operator(operator, gradient_cases, "smoke")[0]
-        layer = self.first_layer(draw(case), name)
-        called = ends_in(layer)
-        self.call_keywords = _accepted(called, CALL)
-        self.count = _positional(called)
+        layer = self.layer(draw(case))
+        self.called = Binder.of(ends_in(layer), name, CALL, None, "layer")
+        self.count = len(self.called.arrays)
         if self.count not in (1, 3):
             raise TypeError(
                 f"a layer is called with query, key and value, or with one array; {name} takes "
@@ -105,15 +147,16 @@ class UserLayer(Implementation):
         self.takes_parameters = hasattr(layer, "load_attention")
         self.unread = self.loaded(case) if self.takes_parameters else {}
         if not claims.allow_unused:
-            check_unused(f"layer {name}", _unused(called), CALL, self.call_keywords)
+            self.called.check_names(name)
             self.check_read(name, case)
         super().__init__(backend, name, self.declaration())
-        self.argument_names = (*OPERANDS, *CALL, *CONFIGURATION)
+        self.argument_names = (*OPERANDS, *(p.name for p in CALL), *(p.name for p in FACTORY))
+        self.remarks = self.called.remarks
 
     @property
     def trains(self) -> bool:
         """Whether the layer can be told that it trains."""
-        return self.switches or "training" in self.call_keywords
+        return self.switches or "training" in self.called.taken
 
     def declaration(self) -> Declared:
         """What the layer can be asked, by its keywords and its claims."""
@@ -121,32 +164,19 @@ class UserLayer(Implementation):
             LAYER_FEATURES | ENCODER_FEATURES | {"qk-norm"},
             refusals=self.refusals(),
             takes_parameters=self.takes_parameters,
-            dropout="elements" if self.trains and "rate" in self.factory_keywords else "",
+            dropout="elements" if self.trains and "rate" in self.factory.taken else "",
             whole_dropout=False,
         )
 
     def with_one_more(self) -> dict[str, UserLayer]:
         """The layer as if the factory, or the layer itself, took one keyword more, by what that is."""
         layers = {}
-        for keyword in CONFIGURATION.keys() - self.factory_keywords:
-            layers[f"{keyword} of the factory"] = layer = copy(self)
-            layer.factory_keywords |= {keyword}
-        for keyword in CALL.keys() - self.call_keywords:
-            layers[f"{keyword} of the layer"] = layer = copy(self)
-            layer.call_keywords |= {keyword}
-        for layer in layers.values():
-            layer.declared = layer.declaration().on(self.backend.device)
+        for field, binder in (("factory", self.factory), ("called", self.called)):
+            for keyword, more in binder.with_one_more().items():
+                layers[f"{keyword} of the {binder.what}"] = layer = copy(self)
+                setattr(layer, field, more)
+                layer.declared = layer.declaration().on(self.backend.device)
         return layers
-
-    def first_layer(self, inputs: Inputs, name: str) -> Any:
-        """A layer to read the signature of. Raises TypeError that names what a factory may be told."""
-        try:
-            return self.layer(inputs)
-        except TypeError as error:
-            raise TypeError(
-                f"{name} cannot be called with {', '.join(sorted(self.factory_keywords)) or 'nothing'}: "
-                f"{error}; a factory may ask for {', '.join(CONFIGURATION)}"
-            ) from error
 
     def loaded(self, first: Case) -> dict[frozenset[str], str]:
         """What is wrong with how `load_attention` reads sets of parameters, "" where it reads them
@@ -203,53 +233,25 @@ class UserLayer(Implementation):
 
     def refusals(self) -> dict[str, str]:
         """What the layer lacks, with the reason."""
-        reasons = {
-            "squeezed": "is called with a batch",
-            "splits-width": "is told the sizes of its heads, or works them out",
-        }
-        for keyword, feature in CONFIGURATION.items():
+        reasons = self.called.lacking | self.factory.lacking
+        if not self.projects:
             # Without an output projection nothing in a layer need be as wide as its query.
-            if (
-                feature
-                and keyword not in self.factory_keywords
-                and (self.projects or feature != "cross")
-            ):
-                reasons[feature] = f"the factory has no parameter {keyword}"
+            reasons.pop("cross", None)
         if not self.trains:
             reasons.setdefault("dropout", "the layer has no parameter training")
         if any(not reason and not _biases(names) for names, reason in self.unread.items()):
             reasons.pop("no-projection-bias", None)
         if self.count == 1:
             reasons["cross"] = "the layer takes one array"
-        for keyword, features in CALL.items():
-            if keyword not in self.call_keywords:
-                reasons |= dict.fromkeys(features, f"the layer has no parameter {keyword}")
-        if not self.call_keywords & {"mask", "causal"}:
-            reasons["causal"] = "the layer has neither causal nor mask"
-        if not self.call_keywords & {"mask", "valid"}:
-            reasons["padding"] = "the layer has neither valid nor mask"
-        return reasons | {"average": "the layer is asked for the weights of every head"}
-
-    def configuration(self, inputs: Inputs) -> dict[str, Any]:
-        """The values of `CONFIGURATION`."""
-        s, w = inputs.sizes, inputs.widths
-        return {
-            "query_width": w.query, "key_width": w.key, "value_width": w.value,
-            "output_width": w.output, "heads": s.H, "key_heads": s.Hkv, "key_size": s.D,
-            "value_size": s.Dv, "bias": "query_bias" in inputs.parameters, "rate": inputs.rate,
-            "dtype": inputs.dtype.long_name, **self.own_configuration(inputs),
-        }  # fmt: skip
-
-    def own_configuration(self, inputs: Inputs) -> dict[str, Any]:
-        """What factories of norms, and of layers that have norms, are told besides."""
-        values = {keyword: inputs.case.option(name) for keyword, name in OF_NORMS.items()}
-        told = {keyword: value for keyword, value in values.items() if value is not None}
-        return told | {"hidden_width": inputs.letters["o"]} if "norm_first" in told else told
+        return reasons | {
+            "average": "the layer is asked for the weights of every head",
+            "squeezed": "is called with a batch",
+            "splits-width": "is told the sizes of its heads, or works them out",
+        }
 
     def layer(self, inputs: Inputs) -> Any:
         """The factory's layer for the inputs' sizes, with parameters of its own."""
-        values = self.configuration(inputs)
-        layer = self.judged(**{n: v for n, v in values.items() if n in self.factory_keywords})
+        layer = self.judged(**self.factory.bind(inputs))
         return self.backend.placed(layer, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
@@ -258,7 +260,7 @@ class UserLayer(Implementation):
 
     def build(self, inputs: Inputs) -> Any:
         """The layer with the inputs' parameters; one that keeps its own is built once for its sizes."""
-        key = (*self.configuration(inputs).values(), inputs.training)
+        key = (*arguments(FACTORY, inputs).items(), inputs.training)
         if key in self.kept:
             return self.kept[key]
         layer = self.layer(inputs)
@@ -270,32 +272,13 @@ class UserLayer(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, layer = self.backend, self.build(inputs)
-        masks = LayerMasks.of(inputs, "causal" in self.call_keywords, "valid" in self.call_keywords)
+        taken = self.called.taken
+        masks = LayerMasks.of(inputs, "causal" in taken, "valid" in taken)
         arrays = sequences(backend, inputs)
         if self.count == 1:
             arrays = {"query": arrays["query"]}
-        named: dict[str, Any] = {}
-        if masks.causal:
-            named["causal"] = True
-        if masks.valid is not None:
-            named["valid"] = backend.array(masks.valid, None)
-        if masks.rest is not None:
-            mask = masks.rest
-            if inputs.form != "raw":
-                same = mask.ndim < 4 or mask.shape[1] == 1
-                mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
-                if self.elected("mask-polarity", inputs.dtype) == "hides":
-                    mask = ~mask
-            named["mask"] = backend.array(mask, None)
-        if inputs.bias is not None:
-            named["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
-        if inputs.returned != "none":
-            named["return_weights"] = True
-        if "training" in self.call_keywords:
-            named["training"] = inputs.training
+        named = self.called.bind(LayerCall(self, inputs, masks), inputs.needs)
         drops = bool(inputs.training and inputs.rate)
-        if "seed" in self.call_keywords:
-            named["seed"] = inputs.dropout_seed
         order = list(arrays)
 
         def call(**arguments: Any) -> tuple[Any, Any]:
@@ -336,28 +319,3 @@ def _without_biases(case: Case) -> Case | None:
     if "without_biases" not in {option.name for option in case.operator.options}:
         return None
     return case.with_options(without_biases=True)
-
-
-def _accepted(function: Callable[..., Any], known: Mapping[str, Any]) -> frozenset[str]:
-    """The known keywords that a function names. What takes any keyword hands it on to a base class, which
-    knows none of them."""
-    return frozenset(known) & {*inspect.signature(function).parameters}
-
-
-def _unused(function: Callable[..., Any]) -> list[str]:
-    """The parameters with defaults that a layer is never passed."""
-    return [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.default is not p.empty and p.name not in CALL
-    ]
-
-
-def _positional(function: Callable[..., Any]) -> int:
-    """How many arrays a layer must be called with."""
-    parameters = inspect.signature(function).parameters.values()
-    return sum(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-        if p.name not in CALL
-    )

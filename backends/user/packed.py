@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from backends.binder import Binder, Parameter
 from backends.claims import Claims
 from backends.declared import PACKED_FEATURES
 from backends.memory import segmented
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.user import Keywords, check_unused, named_once
+from backends.protocol import Backend
+from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
@@ -24,24 +25,33 @@ SUMMED = ("cu_seqlens_q", "cu_seqlens_k")
 ARRAYS = ("query", "key", "value", *SUMMED)
 """What a function is handed by place."""
 
-SCALES = ("scale", "softmax_scale")
-"""What interfaces call the scale."""
 
-LONGEST = ("max_seqlen_q", "max_seqlen_k")
-"""The longest segments, of queries and of keys, as whole numbers."""
-
-KEYWORDS = (*LONGEST, "causal", *SCALES)
-"""What a function may be told by keyword."""
+def longest(inputs: Inputs, lengths: str) -> int:
+    """The longest segment, as a whole number."""
+    return int(inputs.arrays[lengths].max(initial=0))
 
 
-class UserPacked(Implementation):
+KEYWORDS: tuple[Parameter[Inputs], ...] = (
+    Parameter("max_seqlen_q", value=lambda inputs: longest(inputs, "query_lengths")),
+    Parameter("max_seqlen_k", value=lambda inputs: longest(inputs, "key_lengths")),
+    Parameter(
+        "causal",
+        ("causal", "causal-bottom-right"),
+        lambda inputs: inputs.case.option("alignment") != "all",
+    ),
+    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
+    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+)
+"""What a function may be told by keyword; interfaces have two names for the scale."""
+
+
+class UserPacked(UserCallable):
     """A person's `function(query, key, value, cu_seqlens_q, cu_seqlens_k, ...)`: query (Lq, H, D), key
     (Lk, Hkv, D), value (Lk, Hkv, Dv), lengths summed up from 0 on, (B + 1,) of int32; it returns
     (Lq, H, Dv). Of `KEYWORDS` it is passed those that it takes.
 
     One that takes `causal` is judged in the alignment that it was seen to follow where a segment has more
-    keys than queries. Raises TypeError where the signature does not fit, and UsageError for parameters
-    that nobody passes, unless the claims allow them.
+    keys than queries. Raises TypeError if the function does not fit.
     """
 
     operator = PACKED
@@ -49,22 +59,10 @@ class UserPacked(Implementation):
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
-        self.judged, self.signature = function, Keywords.of(function, name, ARRAYS, KEYWORDS)
-        taken = self.signature.taken
-        self.scale = next((word for word in SCALES if word in taken), None)
-        if not claims.allow_unused:
-            check_unused(f"function {name}", self.signature.unused, KEYWORDS, taken)
-        lacking: dict[str, str] = {}
-        if "causal" not in taken:
-            none = "the function has no parameter causal"
-            lacking |= {"causal": none, "causal-bottom-right": none}
-        if self.scale is None:
-            lacking["scale"] = f"the function has neither {' nor '.join(SCALES)}"
-        self.argument_names = named_once(ARRAYS, self.signature.names)
-        super().__init__(
-            backend, name, claims.declared(PACKED_FEATURES | {"length-arrays"}, refusals=lacking)
-        )
-        if "causal" in taken and not self.aligns_last():
+        binder = Binder.of(function, name, KEYWORDS, ARRAYS)
+        declared = claims.declared(PACKED_FEATURES | {"length-arrays"}, refusals=binder.lacking)
+        super().__init__(backend, function, name, claims, binder, declared)
+        if "causal" in binder.taken and not self.aligns_last():
             self.declared = self.declared.refusing(
                 {"causal-bottom-right": "its causal flag is not aligned at the last query"}
             )
@@ -81,16 +79,7 @@ class UserPacked(Implementation):
         return got.shape == want.shape and bool(np.abs(got - want).max() < 0.1)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        taken = self.signature.taken
-        queries, keys = (inputs.arrays[name] for name in ("query_lengths", "key_lengths"))
-        longest = {
-            name: int(n.max(initial=0)) for name, n in zip(LONGEST, (queries, keys), strict=True)
-        }
-        keywords: dict[str, Any] = {name: n for name, n in longest.items() if name in taken}
-        if "causal" in taken:
-            keywords["causal"] = inputs.case.option("alignment") != "all"
-        if self.scale is not None and inputs.scale is not None:
-            keywords[self.scale] = inputs.scale
+        keywords = self.binder.bind(inputs, inputs.needs)
         arguments = segmented(self.backend, inputs, SUMMED, np.int32)
 
         def call(query: Any, key: Any, value: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:

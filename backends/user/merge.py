@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from backends.binder import Binder
 from backends.claims import Claims
 from backends.declared import MERGE_FEATURES
 from backends.prepared import WITH_LSE, PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.user import Keywords, check_unused, named_once
+from backends.protocol import Backend
+from backends.user.function import UserCallable
 from suite.spec.inputs import Inputs
 from suite.spec.operators.merge import MERGE
 
@@ -17,13 +18,10 @@ ARRAYS = ("partial_output", "partial_lse")
 """What a function is handed by place."""
 
 
-class UserMerge(Implementation):
+class UserMerge(UserCallable):
     """A person's `function(partial_output, partial_lse)`: (P, B, H, Lq, Dv) in the case's dtype and
     (P, B, H, Lq), float32 beside 16-bit outputs; it returns (B, H, Lq, Dv) and (B, H, Lq), in these
-    dtypes.
-
-    Raises TypeError where the signature does not fit, and UsageError for parameters that nobody passes,
-    unless the claims allow them.
+    dtypes. Raises TypeError if the function does not fit.
     """
 
     operator = MERGE
@@ -31,18 +29,15 @@ class UserMerge(Implementation):
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
-        self.judged = function
-        keywords = Keywords.of(function, name, ARRAYS, ())
-        if not claims.allow_unused:
-            check_unused(f"function {name}", keywords.unused, (), keywords.taken)
-        self.argument_names = named_once(ARRAYS, keywords.names)
-        super().__init__(backend, name, claims.declared(MERGE_FEATURES))
+        binder: Binder[Inputs] = Binder.of(function, name, (), ARRAYS)
+        declared = claims.declared(MERGE_FEATURES)
+        super().__init__(backend, function, name, claims, binder, declared)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend = self.backend
+        arrays, dtype = inputs.arrays, inputs.dtype
         arguments = {
-            "partial_output": backend.array(inputs.arrays["partial_output"], inputs.dtype),
-            "partial_lse": backend.array(inputs.arrays["partial_lse"], inputs.dtype.widened),
+            "partial_output": self.backend.array(arrays["partial_output"], dtype),
+            "partial_lse": self.backend.array(arrays["partial_lse"], dtype.widened),
         }
 
         def call(partial_output: Any, partial_lse: Any) -> Any:

@@ -1,0 +1,176 @@
+"""A person's own function with the signature of its framework's own attention, as an implementation.
+
+What a function does not take makes the cases that need it unsupported. Beyond the native signature the
+features of `suite.spec.features` are parameters, too, each by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from backends.binder import Binder, Parameter, UnreadableSignature
+from backends.claims import Claims
+from backends.declared import TEXTBOOK_FEATURES, Declared
+from backends.masks import AttentionCall, Native, feature_array, split_native
+from backends.prepared import PreparedCall, attention_call
+from backends.protocol import Backend, Implementation
+from backends.sources import function_source
+from suite.spec.features import FEATURES, Feature
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
+
+
+def given(feature: Feature, call: AttentionCall) -> Any:
+    """What a call passes for a feature; None if the call does not ask for it.
+
+    A window is (left, right), the log-sum-exp True, for the pair of the output and the log-sum-exp,
+    (B, H, Lq) or (B, Lq, H) as the output is; arrays and numbers are passed as they are.
+    """
+    if feature.name == "window":
+        window = call.native.window
+        return None if window is None else (window.left, window.right)
+    if feature.axes:
+        return feature_array(call.backend, call.inputs, feature.name)
+    return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
+
+
+EXTRA: tuple[Parameter[AttentionCall], ...] = tuple(
+    Parameter(
+        name,
+        # The mask is passed as the argument, and not as an array.
+        (feature.word, *(["window"] if name == "window" else [])),
+        partial(given, feature),
+        unless="local_window_size" if name == "window" else "",
+    )
+    for name, feature in FEATURES.items()
+)
+"""Parameters beyond the native signature."""
+
+
+def divided(inputs: Inputs, taken: frozenset[str]) -> Native:
+    """The mask divided into the flags that are taken, by their names in jax.nn and keras.ops, and the
+    rest."""
+    return split_native(
+        inputs,
+        causal="is_causal" in taken,
+        window=bool(taken & {"window", "local_window_size"}),
+        lengths="key_value_seq_lengths" in taken,
+    )
+
+
+@dataclass(frozen=True)
+class NativeSignature:
+    """The signature of a framework's own attention, called `name`.
+
+    `parameters` are those that the suite passes besides query, key and value; `neutral` are the others,
+    each with a value that changes no answer. `divide` divides a mask for a function that takes parameters
+    of these names; `passed_as` names the argument as which an array is passed under another name than its
+    own. `axis_order` is that of operands and output. `merges_mask_into_bias`: see `Declared`.
+    """
+
+    name: str
+    parameters: tuple[Parameter[AttentionCall], ...]
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+    divide: Callable[[Inputs, frozenset[str]], Native] = divided
+    passed_as: Callable[[Inputs], Mapping[str, str]] = lambda inputs: {}
+    axis_order: str = "blhd"
+    merges_mask_into_bias: bool = False
+
+    def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
+        """Arguments that change no answer, by what they are called: the neutral values of the parameters
+        `names`, and the default scale where it is given."""
+        ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
+        return ways if scale is None else ways | {"scale written out": {"scale": scale}}
+
+    def binder(self, function: Callable[..., Any], name: str) -> Binder[AttentionCall]:
+        """The binder of a function with this signature, or a part of it. Raises TypeError."""
+        own = [parameter.name for parameter in self.parameters]
+        table = (*self.parameters, *(Parameter(n) for n in self.neutral), *EXTRA)
+        try:
+            return Binder.of(function, name, table, OPERANDS, rest=own)
+        except UnreadableSignature:
+            if getattr(function, "__name__", "") != self.name.rpartition(".")[2]:
+                raise
+            # The framework's own, written in C++.
+            return Binder(table, frozenset([*own, *self.neutral]), arrays=OPERANDS)
+
+
+class UserCallable(Implementation):
+    """A person's own function, called as it is.
+
+    Raises UsageError if the function has a parameter that is nearly called like one that would be
+    passed, unless the claims allow it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        function: Callable[..., Any],
+        name: str,
+        claims: Claims,
+        binder: Binder[Any],
+        declared: Declared,
+    ) -> None:
+        self.judged, self.binder = function, binder
+        if not claims.allow_unused:
+            binder.check_names(name)
+        super().__init__(backend, name, declared)
+        self.argument_names, self.remarks = binder.argument_names, binder.remarks
+
+
+class UserFunction(UserCallable):
+    """A person's own function with a native signature. Raises TypeError if the function does not fit."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        function: Callable[..., Any],
+        name: str,
+        claims: Claims,
+        native: NativeSignature,
+    ) -> None:
+        self.native, binder = native, native.binder(function, name)
+        self.beside = backend.own_attention()
+        declared = claims.declared(
+            TEXTBOOK_FEATURES,
+            None if self.beside is None else self.beside.declared,
+            refusals=binder.lacking,
+            may_be_forward_only=True,
+            merges_mask_into_bias=native.merges_mask_into_bias,
+        )
+        super().__init__(backend, function, name, claims, binder, declared)
+        self.ways = native.ways(n for n in native.neutral if n in binder.taken)
+        if self.ways:
+            passed = f"{', '.join(self.ways)} is all that is passed of these parameters"
+            self.remarks = (passed, *self.remarks)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        """The call with each neutral value of a parameter written out."""
+        return self.prepare(inputs).written_out(self.ways)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        """The function's call: query, key and value by their places, the rest by name."""
+        backend, native, function = self.backend, self.native, self.judged
+        call = AttentionCall(backend, inputs, native.divide(inputs, self.binder.taken))
+        operands = dict(zip(OPERANDS, backend.operands(inputs, native.axis_order), strict=True))
+        arguments = operands | self.binder.bind(call, inputs.needs)
+
+        def called(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            return function(query, key, value, **rest)
+
+        plain = not arguments.keys() & FEATURES.keys()
+        return attention_call(
+            called,
+            arguments,
+            "lse" in arguments,
+            axis_order=native.axis_order,
+            operands=native.passed_as(inputs),
+            source=function_source(function, self.name, arguments) if plain else "",
+            constants=(),
+        )
+
+
+__all__ = ["NativeSignature", "UserCallable", "UserFunction"]
