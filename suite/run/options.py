@@ -133,7 +133,9 @@ class Options(CommandOptions):
         of_function=True,
     )
     allow_unused: bool = option(
-        "let --function have parameters that are nearly called like those that are passed", switch=True, of_function=True
+        "let --function have parameters that are nearly called like those passed",
+        switch=True,
+        of_function=True,
     )
     allow_refusals: bool = option(
         "let --function refuse more than half of what its signature and its claims allow",
