@@ -85,9 +85,7 @@ def hold_bench(arguments: argparse.Namespace) -> None:
     options = command.options_of(arguments)
     pool = Pool(options)
     for name in options.backends:
-        _, every = worker.implementations(
-            name, options.device, options.function, options.numerics, options.like
-        )
+        _, every = worker.implementations(name, options)
         offers = [Offer(i.name, i.mode, i.operator) for i in every.values()]
         pool.workers[name] = SimpleNamespace(offers=offers)
     against = [n for n in (options.against,) if n and not n.startswith("commit:")]

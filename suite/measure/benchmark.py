@@ -22,6 +22,7 @@ from backends.protocol import UsageError
 from suite.measure import protocol
 from suite.measure.call import Accuracy, TimedCall, UnsupportedCall
 from suite.measure.worker import implementations, pin, rate_of
+from suite.run.options import Options
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import named
 from suite.spec.vocabulary import STATUSES
@@ -187,7 +188,6 @@ def counted(backend: str) -> dict[str, int]:
     from collections import Counter
 
     from suite.checks import all_checks
-    from suite.run.options import Options
     from suite.run.plan import Plan
 
     plan = Plan.make(Options(backend=(backend,), level="smoke"))
@@ -200,7 +200,7 @@ def counted(backend: str) -> dict[str, int]:
 def loaded(backend: str) -> dict[str, Any]:
     """The implementations of a backend by name, its threads and CPUs fixed before it is imported."""
     pin(int(os.environ.get(THREADS, "1")))
-    return implementations(backend, "cpu")[1]
+    return implementations(backend, Options())[1]
 
 
 @lru_cache(maxsize=4)

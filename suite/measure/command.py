@@ -145,6 +145,8 @@ def line(record: SpeedRecord) -> str:
 def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     """Lines of tables of median times, one for every direction and dtype: a row for every implementation,
     a column for every workload. What has no time has its status; a time that never settled has "~"."""
+    from suite.report.render import aligned
+
     for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
         mine = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
         cells = {
@@ -161,11 +163,7 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
             table += [
                 [who, *(cells.get((who, workload), "") for workload in shown)] for who in rows
             ]
-            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            yield ""
-            for who, *times in table:
-                right = [text.rjust(w) for text, w in zip(times, widths[1:], strict=True)]
-                yield "  ".join([who.ljust(widths[0]), *right]).rstrip()
+            yield from ("", *aligned(table, [False, *(True for _ in shown)]))
     yield ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,19 +56,15 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        options = self.options
         try:
             self._child = RpcProcess(
-                "suite.measure.worker", thread_variables(options.threads), self.python
+                "suite.measure.worker", thread_variables(self.options.threads), self.python
             )
         except OSError as error:
             raise WorkerFailure("usage", "", f"{self.python} cannot be started: {error}") from error
-        request = {
-            "backend": self.backend, "device": options.device, "functions": list(options.function),
-            "numerics": options.numerics, "like": options.like, "cpus": self.cpus,
-        }  # fmt: skip
+        request = {"backend": self.backend, "options": asdict(self.options), "cpus": self.cpus}
         try:
-            self.hello = self._answer(request, options.start_timeout, "start")
+            self.hello = self._answer(request, self.options.start_timeout, "start")
         except BaseException:
             self.end()
             raise

@@ -10,11 +10,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
 from backends.threads import thread_variables
+from suite.run.options import Options
 from suite.run.process import Fields, serve
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
@@ -32,11 +34,7 @@ class Server:
             os.sched_setaffinity(0, request["cpus"])
         start = time.perf_counter()
         self.backend, self.implementations = implementations(
-            request["backend"],
-            request["device"],
-            request["functions"],
-            request["numerics"],
-            request["like"],
+            request["backend"], msgspec.convert(request["options"], Options)
         )
         self.imported = time.perf_counter() - start
         self.calls: dict[str, Any] = {}
@@ -129,23 +127,21 @@ def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]
     return amount / took, took
 
 
-def implementations(
-    name: str, device: str, functions: Sequence[str] = (), numerics: str = "", like: str = ""
-) -> tuple[Any, dict[str, Any]]:
+def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
     """A backend, and by name its implementations, the user's functions, and both through the compilers
-    that people deploy.
-
-    `like` names the layer that the functions make, "" where they are attention. Raises UsageError and
-    BackendUnavailable.
+    that people deploy. Raises UsageError and BackendUnavailable.
     """
     from backends import registry
     from backends.compilation import compiled_forms
 
-    backend = registry.load(name, device)
+    backend = registry.load(name, options.device)
     every = registry.implementations(backend)
     # What is timed is called with the parameters that it has: others are the judge's business.
-    said = {"allow_unused": True} | ({"numerics": numerics} if numerics else {})
-    every += [registry.function_implementation(backend, text, said, like)[0] for text in functions]
+    said = {"allow_unused": True} | ({"numerics": options.numerics} if options.numerics else {})
+    every += [
+        registry.function_implementation(backend, text, said, options.like)[0]
+        for text in options.function
+    ]
     # Those a backend has for compilers alone are questions to a rewrite, and no workload.
     own = list(every)
     for compiled in compiled_forms(backend, own):

@@ -129,20 +129,25 @@ def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
     blocks = [f"{title}\n{'=' * len(title)}"]
     for section in sections(tables):
         head = f"{section.heading}\n{'-' * len(section.heading)}\n{section.caption}".rstrip()
-        widths = [
-            max(map(len, column)) for column in zip(section.columns, *section.rows, strict=True)
-        ]
-        widths[-1:] = [min(width, 40) for width in widths[-1:]]  # the last column may overhang
-        rows = [section.columns, ["-" * width for width in widths], *section.rows]
-        lines = [
-            "  ".join(
-                entry.rjust(width) if right else entry.ljust(width)
-                for entry, width, right in zip(row, widths, section.numeric, strict=True)
-            ).rstrip()
-            for row in rows
-        ]
+        lines = aligned([section.columns, *section.rows], section.numeric, rule=True)
         blocks.append("\n".join([head, "", *(lines if section.rows else ["none"])]))
     return "\n\n\n".join(blocks) + "\n"
+
+
+def aligned(rows: list[list[str]], right: list[bool], rule: bool = False) -> list[str]:
+    """The lines of a table whose first row is the heads of columns; `right` are the columns that stand to
+    the right, and with a `rule` a line stands below the heads."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1:] = [min(width, 40) for width in widths[-1:]]  # the last column may overhang
+    if rule:
+        rows = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    return [
+        "  ".join(
+            entry.rjust(width) if number else entry.ljust(width)
+            for entry, width, number in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:

@@ -33,7 +33,6 @@ class Difference:
     changes: pd.DataFrame
     headers: pd.DataFrame
     alone: pd.DataFrame
-    compared: int
 
 
 def is_of_sweeps(*paths: Path) -> bool:
@@ -72,7 +71,7 @@ def difference(
     every = pd.concat(changes, ignore_index=True)[COLUMNS].sort_values(
         "change", key=lambda s: s.map(order.index), kind="stable", ignore_index=True
     )
-    return Difference(every, _once(pd.concat(headers)), _alone(before, after), len(changes))
+    return Difference(every, _once(pd.concat(headers)), _alone(before, after))
 
 
 def _sides(path: Path, partial: bool) -> dict[Key, Callable[[], Run]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, TextIO
 
 _UNPRINTABLE = re.compile(
@@ -17,6 +19,12 @@ which UTF-8 cannot encode."""
 def printable(text: str) -> str:
     """The text with unsafe characters escaped, as in "\x1b[31m"."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def did_you_mean(text: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest of `names`, or "" if none is near."""
+    near = get_close_matches(text, names, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class PrintableStream:

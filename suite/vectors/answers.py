@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from suite.spec.features import WORDS
+from suite.spec.text import did_you_mean
 from suite.vectors.index import (
     INDEX,
     RUNTIME,
@@ -64,11 +64,9 @@ def read_answers(folder: Path, vectors: Path) -> Answers:
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     for path in paths:
         if path.name not in by_file:
-            near = get_close_matches(path.name, by_file, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
             raise VectorsError(
                 f"{path} answers no case of {vectors / INDEX}: an answer is called like its case's "
-                f"`file`{meant}"
+                f"`file`{did_you_mean(path.name, by_file)}"
             )
     files = {by_file[path.name].case: path for path in paths}
     for problem in contradictions(runtime, index, files):
@@ -81,10 +79,9 @@ def contradictions(runtime: Runtime, index: Index, files: Mapping[str, Path]) ->
     for key in runtime.unsupported:
         meant = [entry for entry in index.cases if speaks_of(key, entry)]
         if not meant and key not in WORDS:
-            near = get_close_matches(key, WORDS, 1)
             yield (
                 f"unsupported: {key!r} is neither a feature nor a pattern of a case of these vectors"
-                f"{f'; did you mean {near[0]!r}?' if near else ''}"
+                f"{did_you_mean(key, WORDS)}"
             )
         answered = next((entry for entry in meant if entry.case in files), None)
         if answered is not None:

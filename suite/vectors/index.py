@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from suite.spec.elections import QUESTIONS
+from suite.spec.text import did_you_mean
 from suite.vectors.tensors import sha256
 
 SCHEMA = 1
@@ -200,11 +200,9 @@ def read_runtime(folder: Path) -> Runtime:
     document = _document(path, advice)
     unknown = sorted(set(document) - set(Runtime.__struct_fields__))
     if unknown:
-        near = get_close_matches(unknown[0], Runtime.__struct_fields__, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise VectorsError(
-            f"{path}: unknown field {unknown[0]!r}{meant} Valid: {', '.join(Runtime.__struct_fields__)}"
-        )
+        names = Runtime.__struct_fields__
+        meant = did_you_mean(unknown[0], names)
+        raise VectorsError(f"{path}: unknown field {unknown[0]!r}{meant} Valid: {', '.join(names)}")
     return _typed(document, Runtime, path, "correct it")
 
 
