@@ -22,9 +22,9 @@ from suite.spec.inputs import Inputs
 
 
 class Problem:
-    """What an operator is composed from: its arrays as leaves and the roundoffs `u`.
+    """The arrays of a case as leaves, and the roundoffs `u`, from which an operator is composed.
 
-    `rows` and `gradient_rows` say what fully masked rows are in the output and in derivatives
+    `rows` and `gradient_rows` say how outputs and derivatives treat fully masked rows
     (`references.outputs`).
     """
 

@@ -252,7 +252,8 @@ _CHANCE: ContextVar[np.random.Generator | None] = ContextVar("chance", default=N
 
 @contextmanager
 def drawn(chance: np.random.Generator) -> Iterator[None]:
-    """Inside, every step has a random error within its own bound instead of a bound (`perturbed`)."""
+    """A context with random errors: every step adds one within its bound, and gives values without
+    bounds (`perturbed`)."""
     token = _CHANCE.set(chance)
     try:
         yield
@@ -266,7 +267,8 @@ def drawing() -> bool:
 
 
 def perturbed(x: Bounded) -> Bounded:
-    """Inside `drawn`, a value drawn uniformly within the bound of each element; elsewhere `x`."""
+    """Inside `drawn`, `x` with a uniform random error within its bound, and without a bound; elsewhere
+    `x`."""
     chance = _CHANCE.get()
     if chance is None:
         return x

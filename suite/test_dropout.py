@@ -247,7 +247,7 @@ def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np
     """The gradient of one operand for uniform weights times a factor, from dO, V, the factor and the
     operand.
 
-    With magnitudes as arrays and `sign` 1: the size that rounding errors are relative to.
+    Called with magnitudes and `sign` 1, returns the size that rounding errors are relative to.
     """
     dO, V, factor, operand = arrays
     P = 1.0 / factor.shape[-1]

@@ -1,4 +1,5 @@
-"""Promise: outputs are exact for one key, one-hot weights, dyadic means, and empty arrays."""
+"""Promise: outputs are exact for one key, one-hot weights and empty arrays. Means are rounded to
+nearest."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Part:
 
 
 def parts_of(inputs: Inputs) -> list[Part]:
-    """The parts of a case, without errors."""
+    """The parts of a case, which are exact: their error bounds are 0."""
     arrays = zip(inputs.arrays["partial_output"], inputs.arrays["partial_lse"], strict=True)
     return [Part(o, lse, np.zeros(o.shape), np.zeros(lse.shape)) for o, lse in arrays]
 

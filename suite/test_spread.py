@@ -88,8 +88,8 @@ LONG_AND_KINKED = (
 
 @check(asked(*SHORT_AND_WIDE, *LONG_AND_KINKED))
 def test_spread(cell: Cell) -> None:
-    """The output. In float32 only its size is judged, because constants rounded once give correlated
-    errors."""
+    """Errors of the output are as small as random rounding, and in 16 bits uncorrelated. In float32
+    only their size is judged, because constants rounded once give correlated errors."""
     refuse_other_models(cell)
     u = cell.rounding.roundoffs(cell.inputs)
     output = Spread("the output")
@@ -102,7 +102,7 @@ def test_spread(cell: Cell) -> None:
 
 @check(asked(*SHORT_AND_WIDE), ("gradient",))
 def test_gradient_spread(cell: Cell) -> None:
-    """Every gradient."""
+    """Errors of every gradient are as small as random rounding, and uncorrelated."""
     refuse_other_models(cell)
     u = cell.rounding.roundoffs(cell.inputs, backward=True)
     spreads: dict[str, Spread] = {}

@@ -16,7 +16,7 @@ class GatedHeads(PackedHeads):
     name = "gated-heads"
     operator = GATED
     declared = PackedHeads.declared.refusing(
-        {"squeezed": "the layer takes samples", "weights": "returns no weights"}
+        {"squeezed": "the layer needs a batch axis", "weights": "returns no weights"}
     )
 
     def merged(self, heads: Any, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:

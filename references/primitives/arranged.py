@@ -88,7 +88,7 @@ class OneTensor(Node):
 
 
 class Residual(Node):
-    """x + y of one shape, stored."""
+    """x + y, stored. Both have one shape."""
 
     def __init__(self, u: Roundoffs, x: Node, y: Node) -> None:
         super().__init__(u, x, y)

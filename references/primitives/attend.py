@@ -17,9 +17,9 @@ bounds an error. The output: `references.primitives.softmax`. The derivatives:
 
     P        Recomputed weights, see `references.primitives.softmax`.
     dP       gamma_Dv(u_acc) sum_c |dO_c V_jc|, stored like a score (u_s).
-    D        The larger bound of two sums: either sum_j (delta P |dP| + P delta dP) + gamma_n sum_j P|dP|,
-             with the products and the sum stored like steps of the softmax (u_e, and e_e for each of the
-             n + 1); or sum_c |dO_c| delta O_c + gamma_Dv sum |dO O| with O as returned (u_o).
+    D        The larger of two bounds. From P: sum_j (delta P |dP| + P delta dP) + gamma_n sum_j P |dP|,
+             with products and sum stored like steps of the softmax (u_e, and e_e for each of the n + 1).
+             From the returned O (u_o): sum_c |dO_c| delta O_c + gamma_Dv sum |dO O|.
     dS       delta P |dP - D| + P (delta dP + delta D), and the roundings of a difference (relative to
              |dP| + |D|, because some implementations compute P dP - P D), a product and a store. dS is
              stored like a score (`eager`) or narrowed before the products (u_p). P dP and P D are

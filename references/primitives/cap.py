@@ -5,9 +5,9 @@
 Bounds, in the notation of `references.rounding`; delta bounds an error:
 
     S        delta T times the slope of the cap (at most 1), plus 4 u_acc + u_s of |S|.
-    dT, S'   The slope comes from the stored tanh h with error e: 1 - (h + e)^2 has an error of
-             (2 |h| + e) e, and rounds. It is computed with a factor before and after (the cap), or as
-             (x + x h) (1 - h), each step stored like a score.
+    dT, S'   The slope 1 - h^2 comes from the stored tanh h. If h has the error e, the slope has the error
+             (2 |h| + e) e, and rounds. Frameworks multiply and divide by the cap, or compute
+             (x + x h) (1 - h), with each step stored like a score.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Cap(Node):
         return self._capped(self.scores.recomputed)
 
     def _capped(self, x: Bounded) -> Bounded:
-        bend = np.tanh(x.value / self.cap)
-        slope = 1 - np.square(magnitude(bend))
+        h = np.tanh(x.value / self.cap)
+        slope = 1 - np.square(magnitude(h))
         # Within the error the slope of tanh grows by at most 2 error / cap, and never above 1.
         slope = np.minimum(slope + 2 * x.error / self.cap, 1.0)
-        out = bend * self.cap
+        out = h * self.cap
         error = x.error * slope + (4 * self.u.accumulate + self.u.score) * magnitude(out)
         return Bounded(out, error)
 
@@ -56,15 +56,15 @@ class Cap(Node):
         return None if scores is None else self._times_derivative(scores)
 
     def _times_derivative(self, x: Bounded) -> Bounded:
-        bend = np.tanh(self.scores.recomputed.value / self.cap)
-        near = Bounded(bend, self.recomputed.error / self.cap)
-        return times_slope(x, near, self.u, self.u.score_floor)
+        tanh = np.tanh(self.scores.recomputed.value / self.cap)
+        h = Bounded(tanh, self.recomputed.error / self.cap)
+        return times_slope(x, h, self.u, self.u.score_floor)
 
 
-def times_slope(x: Bounded, bend: Bounded, u: Roundoffs, floor: float) -> Bounded:
-    """x (1 - bend^2), the derivative of tanh from its value `bend`. Each step loses up to `floor`."""
-    near = bend.error
-    slope = 1 - np.square(bend.value)
-    off = (2 * magnitude(bend.value) + near) * near + 2 * u.score + 5 * u.accumulate
-    error = x.error * (magnitude(slope) + off) + magnitude(x.value) * off
+def times_slope(x: Bounded, h: Bounded, u: Roundoffs, floor: float) -> Bounded:
+    """x times the derivative of tanh, 1 - h^2, from h, the value of tanh. Each step loses up to
+    `floor`."""
+    slope = 1 - np.square(h.value)
+    slope_error = (2 * magnitude(h.value) + h.error) * h.error + 2 * u.score + 5 * u.accumulate
+    error = x.error * (magnitude(slope) + slope_error) + magnitude(x.value) * slope_error
     return stored(Bounded(x.value * slope, error), 5 * (u.score + u.accumulate), 2 * floor)

@@ -84,7 +84,7 @@ class Scores(Node):
 
     @cached_property
     def products(self) -> Bounded:
-        """r, stored, (B, H, Lq, Lk)."""
+        """r = Q K^T, stored, (B, H, Lq, Lk)."""
         query = self.query.output
         products = product(query, self.seen.swapped, query.shape[-1], self.u)
         return stored(products, self.u.score, self.u.score_floor)

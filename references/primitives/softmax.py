@@ -182,8 +182,8 @@ def recomputed_weights(
 
 
 def _drawn_weights(p: Bounded, n: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """Weights (..., Lk) with random errors within their bounds and `weight_rounding`. Each weight has
-    its own error, and each row one for its sum."""
+    """Weights (..., Lk) with random errors: one per weight, within its bound and `weight_rounding`, and
+    one per row, for the sum."""
     total = perturbed(Bounded(np.ones(n.shape), u.step + gamma(n + 4, u.accumulate)))
     rounded = p.error + (u.weight + 2 * u.step) * magnitude(p.value)
     return perturbed(Bounded(p.value, rounded)).value * total.value

@@ -52,7 +52,7 @@ class TanhScores(Node):
 
     @cached_property
     def factors(self) -> Bounded:
-        """w."""
+        """w (U,), ones if `vector` is None."""
         if self.vector is not None:
             return self.vector.output
         q = self.query.output
@@ -60,12 +60,12 @@ class TanhScores(Node):
 
     @cached_property
     def pairs(self) -> Bounded:
-        """x, (B, Lq, Lk, U)."""
+        """x = Q + K for all pairs, stored, (B, Lq, Lk, U)."""
         return stored(self.query.output[:, :, None] + self.key.output[:, None], self.u.output)
 
     @cached_property
     def hidden(self) -> Bounded:
-        """h, (B, Lq, Lk, U)."""
+        """h = tanh(a x), stored, (B, Lq, Lk, U)."""
         u, y = self.u, self.pairs
         if self.scale is not None:
             y = stored(y * self.scale.output, u.output)
@@ -75,12 +75,12 @@ class TanhScores(Node):
 
     @cached_property
     def sums(self) -> Bounded:
-        """r, (B, Lq, Lk)."""
+        """r = sum_u w_u h_u, stored, (B, Lq, Lk)."""
         return self._weighted(self.hidden, self.factors)
 
     @cached_property
     def output(self) -> Bounded:
-        """S, (B, Lq, Lk)."""
+        """S = c r, stored, (B, Lq, Lk)."""
         if self.weight is None:
             return self.sums
         return stored(self.sums * self.weight.output, self.u.score)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 CLAIMS = {
-    "numerics": "the numerics class, or one by short dtype name",
+    "numerics": "the numerics class, or one per short dtype name",
     "dtypes": "supported dtypes: f16, bf16, f32, f64",
     "head_sizes": "supported sizes D of queries and keys",
     "value_sizes": "supported sizes Dv of values; default: head_sizes",
@@ -25,10 +25,10 @@ CLAIMS = {
     "equal_lengths": "True if the number of queries must equal the number of keys",
     "equal_heads": "True if the number of key heads must equal the number of query heads",
     "scales": "the smallest and the largest scale",
-    "elections": "answers by question, each one answer or one by short dtype name",
-    "drop_in": "whether it stands in for the framework's own attention: refuses malformed problems, "
-    "and answers as that does where the field has no single answer",
-    "allow_unused": "whether it may have parameters that nobody passes",
+    "elections": "answers to election questions: one per question, or one per short dtype name",
+    "drop_in": "True if it replaces the framework's own attention: it refuses malformed problems, "
+    "and has the same elections",
+    "allow_unused": "True if it may have parameters that are never passed",
     "expect": "manifests of expected failures: paths, from the folder of the function's file",
 }
 """The claims, with their meaning."""

@@ -77,9 +77,9 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
 """The dtypes of each level, by kind of patterns. Patterns without {dt} are unchanged."""
 
 POSTPONED = {
-    "variations": "smoke asks one answer to each case, standard variations of cases: the same code is "
-    "asked them through another implementation",
-    "dtypes": "smoke leaves the dtype out, standard asks smoke's cases in it, full all",
+    "variations": "smoke asks each case once, and standard its variations, because another "
+    "implementation runs the same code",
+    "dtypes": "smoke asks nothing in this dtype, standard smoke's cases, full all cases",
 }
 """Questions that an implementation may postpone to a later level (`Implementation.later`), with the
 reason."""

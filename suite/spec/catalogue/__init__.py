@@ -157,8 +157,8 @@ def with_plain(*asks: Ask | str, axes: str = "") -> Selection:
 
 
 def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[str]:
-    """The plain ids, with {dt}, of operators without a pattern in `patterns`, if `keep` is True for the
-    case."""
+    """The plain ids, with {dt}, of all operators without a pattern in `patterns`. `keep` selects the
+    cases."""
     names = {part(pattern, "OPERATOR") for pattern in patterns}
     plain = [o.asks.plain for name, o in OPERATORS.items() if o.asks.plain and name not in names]
     return [pattern for pattern in plain if keep(Case.parse(pattern.replace("{dt}", "f32")))]

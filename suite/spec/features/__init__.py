@@ -1,7 +1,7 @@
 """Features of attention beyond scale, mask and bias, each described once in a file here.
 
-The operator `sdpa` takes options, arrays, outputs and cases from these descriptors. Inputs, calls, user
-functions, vectors and public functions take the names.
+The operator `sdpa` takes options, arrays, outputs and cases from these descriptors. Names of inputs, of
+arguments and of parameters of user functions are the features' names.
 """
 
 from __future__ import annotations
