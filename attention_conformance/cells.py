@@ -11,6 +11,7 @@ import pytest
 from attention_conformance.judging import cells_of, plan_of
 from backends.declared import UsageError
 from suite.judge.cell import Cell
+from suite.judge.judge import judge
 from suite.records.cells import CellRecord
 from suite.run.plan import Plan
 from suite.run.recorded import record
@@ -33,7 +34,9 @@ class JudgedCell:
 
     def __call__(self) -> None:
         __tracebackhide__ = True
-        self.verdict = found = record(self._cell, self._plan.judge(self._cell, 0.0))
+        self.verdict = found = record(
+            self._cell, judge(self._cell, self._plan.policy(self._cell, 0.0))
+        )
         message = printable(found.message)
         if found.status == "unsupported":
             pytest.skip(message)

@@ -14,6 +14,7 @@ from backends.claims import stated
 from backends.declared import UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
+from suite.judge.judge import judge
 from suite.records.cells import Run
 from suite.records.coverage import shortfalls
 from suite.run.options import Options
@@ -74,7 +75,8 @@ def check_attention(
         inherit_known=inherit_known, allow_refusals=allow_refusals, device=device, seed=seed,
         timeout=timeout, **claims,
     )  # fmt: skip
-    judged = tuple(record(cell, plan.judge(cell, timeout)) for cell in cells_of(plan, checks))
+    cells = cells_of(plan, checks)
+    judged = tuple(record(cell, judge(cell, plan.policy(cell))) for cell in cells)
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
     missing = shortfalls(
         judged, [i.name for i in plan.functions], allow_refusals=plan.options.allow_refusals

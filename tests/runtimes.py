@@ -9,7 +9,7 @@ import numpy as np
 from backends.protocol import Backend, Implementation
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -24,7 +24,7 @@ def of(backend: Backend, name: str) -> Implementation:
 
 def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
     """What a check says of an implementation and a case."""
-    return run(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+    return judge(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
 
 
 def crossed(backend: Backend, name: str) -> Any:

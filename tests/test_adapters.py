@@ -23,7 +23,7 @@ from backends.registry import UsageError
 from backends.textbook import Textbook
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import Policy, judge
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.case import Case
@@ -201,7 +201,7 @@ def test_what_a_backend_lacks_is_not_audited() -> None:
     pytest.importorskip("jax")
     jax_nn = next(i for i in registry.load("jax").implementations() if i.name == "jax-nn")
     cell = Cell(CHECKS["layouts"], find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)
-    verdict = run(cell, audit=True)
+    verdict = judge(cell, Policy(audit=True))
     assert (verdict.status, "lie in memory" in verdict.message) == ("unsupported", True)
 
 
@@ -219,7 +219,7 @@ def test_jax_keeps_float64() -> None:
     backend = registry.load("jax")
     case = Case.parse("sdpa/none/mha/f64/b2h3q5k7d8")
     eager = next(i for i in backend.implementations() if i.name == "eager")
-    verdict = run(Cell(CHECKS["values"], case, eager))
+    verdict = judge(Cell(CHECKS["values"], case, eager))
     assert verdict.status == "pass"
     assert verdict.measured.grade == "exact"
 

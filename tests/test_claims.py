@@ -16,7 +16,7 @@ from backends.registry import UsageError
 from suite.__main__ import main
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.report import semantics
 from suite.run.options import Options
@@ -50,7 +50,7 @@ def plan(name: str, file: str = "of_torch.py", **options: Any) -> Plan:
 def judged(of: Plan, *checks: str) -> list[tuple[Cell, Verdict]]:
     """The cells of some checks, by default all, with their verdicts."""
     selection = [check for check in all_checks() if not checks or check.name in checks]
-    return [(cell, of.judge(cell)) for check in selection for cell in of.cells(check)]
+    return [(cell, judge(cell, of.policy(cell))) for check in selection for cell in of.cells(check)]
 
 
 def wrong(verdicts: list[tuple[Cell, Verdict]]) -> list[str]:
@@ -353,7 +353,7 @@ def test_gradients_follow_the_question_of_their_answer(bias: str) -> None:
     case = find("sdpa/padempty/mha/f32/b2h3q5k7d8" + (f"/bias.{bias}" if bias != "none" else ""))
     for check in all_checks():
         if check.name in ("values", "gradients"):
-            verdict = run(Cell(check, case, function))
+            verdict = judge(Cell(check, case, function))
             assert verdict.status == "pass", verdict.message
     broken = wrong(judged(plan("finite_hiding", dtype=("f32",)), "forms_of_empty_rows"))
     assert len(broken) == 1

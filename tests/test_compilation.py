@@ -14,7 +14,7 @@ from backends.prepared import PreparedCall
 from backends.protocol import DeclarationError, Implementation
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
@@ -85,7 +85,8 @@ def compiled(backend: CompilingBackend) -> Compiled:
 
 def judged(implementation: Implementation, *pairs: tuple[str, str]) -> list[Verdict]:
     return [
-        run(Cell(CHECKS[check], Case.parse(case), implementation, seed=0)) for check, case in pairs
+        judge(Cell(CHECKS[check], Case.parse(case), implementation, seed=0))
+        for check, case in pairs
     ]
 
 

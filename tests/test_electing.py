@@ -14,7 +14,7 @@ from backends.claims import read_elections
 from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from suite.checks import all_checks
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.spec.elections import QUESTIONS, ElectionCase
 from suite.spec.operators import OPERATORS
 from tests.electing import native
@@ -94,7 +94,7 @@ def failures(
     failed: dict[Implementation, dict[str, str]] = {kernel: {} for kernel in kernels}
     for name in names:
         for cell in CHECKS[name].cells(level, kernels):
-            verdict = run(cell)
+            verdict = judge(cell)
             if verdict.status not in ("pass", "unsupported"):
                 message = f"{cell.case.id}: {verdict.status}, {verdict.message}"
                 failed[cell.implementation].setdefault(name, message)
@@ -135,7 +135,7 @@ def put(kernel: Implementation, question: str) -> set[str]:
     asked = (
         c for c in cells if isinstance(c.case, ElectionCase) and c.case.question.name == question
     )
-    return {run(cell).status for cell in asked}
+    return {judge(cell).status for cell in asked}
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])

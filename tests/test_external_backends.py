@@ -15,7 +15,7 @@ from backends.protocol import Declared, Implementation, Limits
 from suite.checks import all_checks
 from suite.judge import elections
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import NotApplicable, Verdict
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -42,7 +42,9 @@ def plan(adapter: Path, **options: Any) -> Plan:
 
 
 def judged(of: Plan) -> list[tuple[Cell, Verdict]]:
-    return [(cell, of.judge(cell)) for check in all_checks() for cell in of.cells(check)]
+    return [
+        (cell, judge(cell, of.policy(cell))) for check in all_checks() for cell in of.cells(check)
+    ]
 
 
 def test_the_adapter_of_the_page_is_right(adapter: Path) -> None:
@@ -81,7 +83,7 @@ def stub(adapter: Path, **declared: Any) -> Implementation:
 
 def test_a_dtype_that_is_left_out_needs_no_numerics_class(adapter: Path) -> None:
     partial = stub(adapter, numerics={"f32": "exact"}, dtypes=("f32",))
-    verdict = run(Cell(CHECKS["values"], find("sdpa/none/mha/f64/b2h3q5k7d8"), partial))
+    verdict = judge(Cell(CHECKS["values"], find("sdpa/none/mha/f64/b2h3q5k7d8"), partial))
     assert (verdict.status, verdict.message) == ("unsupported", "dtype float64 is not supported")
     assert partial.numerics_for(DTYPES["f64"]) == ""
 
@@ -120,7 +122,7 @@ def test_probes_ask_unsupported(adapter: Path) -> None:
 
 
 def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) -> None:
-    verdict = run(
+    verdict = judge(
         Cell(CHECKS["bad_problem"], find("bad/mask-rank-5/f32"), stub(adapter, numerics="exact",
              features=frozenset({"mask", "mask-array"})))
     )  # fmt: skip

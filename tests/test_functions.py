@@ -10,7 +10,7 @@ from backends import registry
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.catalogue import find
@@ -55,20 +55,20 @@ def kernels(tmp_path: Path) -> Path:
     return path
 
 
-def judge(kernels: Path, name: str, case: str, check: str = "values") -> Verdict:
+def judged(kernels: Path, name: str, case: str, check: str = "values") -> Verdict:
     implementation = registry.function_implementation(
         registry.load("torch"), f"{kernels}:{name}", {}
     )[0]
-    return run(Cell(CHECKS[check], find(case), implementation))
+    return judge(Cell(CHECKS[check], find(case), implementation))
 
 
 def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels: Path) -> None:
     case = "sdpa/none/mha/f32/b2h3q17k23d8"
-    assert judge(kernels, "zeros_where_told", case).status == "pass"
-    verdict = judge(kernels, "zeros_where_told", case, "paths")
+    assert judged(kernels, "zeros_where_told", case).status == "pass"
+    verdict = judged(kernels, "zeros_where_told", case, "paths")
     assert verdict.status == "fail"
     assert verdict.message.startswith("1 of 1 paths (dropout_p=0.0)")
-    assert judge(kernels, "plain", case, "paths").status == "unsupported"
+    assert judged(kernels, "plain", case, "paths").status == "unsupported"
     path = f"{kernels}:zeros_where_told"
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
     assert function.remarks == ("dropout_p=0.0 is all that is passed of these parameters",)
@@ -96,7 +96,7 @@ def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels:
 def test_a_users_function_is_judged(
     kernels: Path, name: str, case: str, status: str, message: str
 ) -> None:
-    verdict = judge(kernels, name, case)
+    verdict = judged(kernels, name, case)
     assert verdict.status == status, verdict.message
     assert message in verdict.message
 

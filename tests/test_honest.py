@@ -9,7 +9,7 @@ import pytest
 from backends.registry import load
 from suite.checks import all_checks
 from suite.judge.check import Check
-from suite.judge.run import run
+from suite.judge.judge import judge
 
 BITWISE = ("bad_problem", "contract", "dropout", "election", "empty", "nan", "poison")
 """Checks that hold or not whatever is drawn: asked with one seed."""
@@ -23,7 +23,7 @@ def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
     messages = []
     for check in checks:
         for cell in check.cells(level, variants, seed):
-            verdict = run(cell)
+            verdict = judge(cell)
             if verdict.status not in ("pass", "unsupported"):
                 messages.append(
                     f"{cell.implementation.name} {check.name} {cell.case.id} seed {seed}: "

@@ -14,7 +14,7 @@ from backends.registry import UsageError, function_implementation, load
 from backends.user.layer import UserLayer
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run as run_cell
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.report import frames, semantics
 from suite.spec.case import Case
@@ -108,7 +108,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(check: str, text: str, implementation: Implementation) -> Verdict:
-    return run_cell(Cell(CHECKS[check], Case.parse(text), implementation))
+    return judge(Cell(CHECKS[check], Case.parse(text), implementation))
 
 
 def user_layer(backend: Any, own: Path, name: str) -> Any:

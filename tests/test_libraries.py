@@ -12,7 +12,7 @@ from backends import registry
 from backends.protocol import BackendUnavailable, Implementation
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.inputs import draw
@@ -40,7 +40,7 @@ def of(backend: str, name: str) -> Implementation:
 
 
 def judged(implementation: Implementation, text: str, check: str = "values") -> Verdict:
-    return run(Cell(CHECKS[check], Case.parse(text), implementation))
+    return judge(Cell(CHECKS[check], Case.parse(text), implementation))
 
 
 def by_the_authors(heads: int) -> list[float]:

@@ -11,8 +11,8 @@ import pytest
 from backends.registry import function_implementation, load
 from suite.checks import all_checks
 from suite.judge.comparison import against_oracle
+from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.run import run
 from suite.judge.verdict import Deviation
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -121,7 +121,7 @@ def statuses(name: str) -> dict[str, set[str]]:
     for check in all_checks():
         for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
             height = "empty" if cell.case.option("empty") else cell.case.option("height")
-            outcomes.setdefault(height, set()).add(run(cell).status)
+            outcomes.setdefault(height, set()).add(judge(cell).status)
     return outcomes
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from backends.registry import load
 from suite.checks import all_checks
+from suite.judge.judge import judge
 from suite.judge.kill_table import format_table, kill, kill_table
-from suite.judge.run import run
 from tests.mutants.backend import KernelBackend
 from tests.mutants.faults_precision import SingleInside, SumsInDtype
 from tests.mutants.kernel import Kernel
@@ -55,7 +55,7 @@ def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> N
     statuses: dict[str, set[str]] = {}
     for check in all_checks():
         for cell in check.cells("smoke", backend.implementations()):
-            verdict = run(cell)
+            verdict = judge(cell)
             statuses.setdefault(verdict.status, set()).add(check.name)
     assert statuses.pop("fail") == {"precision"}
     assert set(statuses) <= {"pass", "unsupported"}

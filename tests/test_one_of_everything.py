@@ -26,7 +26,7 @@ from references.primitives.scores import Scores
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.report import conformance, frames
 from suite.run.recorded import record
@@ -146,7 +146,7 @@ def judged(name: str, level: str = "standard") -> Mapping[Cell, Verdict]:
     """The verdicts of all checks on one of the implementations."""
     implementations = [i for i in Means().implementations() if i.name == name]
     cells = [cell for check in all_checks() for cell in check.cells(level, implementations)]
-    return {cell: run(cell) for cell in cells}
+    return {cell: judge(cell) for cell in cells}
 
 
 def test_its_ids_are_cases() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from suite.run.options import Options
-from suite.run.overflow import overflowing
 from suite.run.plan import Plan
+from suite.run.steps import overflowing
 from suite.spec.dtypes import DTYPES, round_to
 from tests.test_claims import plan
 from tests.test_inherited import FUNCTIONS, judged

@@ -11,8 +11,8 @@ import pytest
 from backends.registry import UsageError, function_implementation, load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
+from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.run import run
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
@@ -125,7 +125,7 @@ def statuses(name: str, level: str = "smoke") -> dict[str, set[str]]:
     outcomes: dict[str, set[str]] = {}
     for check in all_checks():
         for cell in check.cells(level, [judged]) if check.name == "values" else ():
-            outcomes.setdefault(cell.case.option("alignment"), set()).add(run(cell).status)
+            outcomes.setdefault(cell.case.option("alignment"), set()).add(judge(cell).status)
     return outcomes
 
 

@@ -22,9 +22,9 @@ from suite.checks import all_checks
 from suite.judge import elections, leaks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.judge.verdict import Verdict
+from suite.judge.judge import judge
+from suite.judge.verdict import Deviation, Verdict
 from suite.records.expectations import Manifest, load_named
-from suite.run import plan as plans
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.case import Case
@@ -92,6 +92,7 @@ def judged(
     *wrong: bool,
     manifest: Manifest | None = None,
     act: Callable[[], object] | None = None,
+    check: Check = CHECKS["values"],
     **options: Any,
 ) -> tuple[Verdict, list[bool]]:
     """The verdict of a cell whose answer is wrong where `wrong` says so, and how it was compiled, call by
@@ -101,8 +102,8 @@ def judged(
     plan = planned(backend, **options)
     plan.manifests["hasty"] = manifest or Manifest([], {}, "cpu")
     (implementation,) = plan.implementations
-    verdict = plan.judge(Cell(CHECKS["values"], Case.parse(PLAIN), implementation))
-    return verdict, backend.calls
+    cell = Cell(check, Case.parse(PLAIN), implementation)
+    return judge(cell, plan.policy(cell)), backend.calls
 
 
 def test_a_wrong_answer_of_quick_programs_is_asked_for_again() -> None:
@@ -167,12 +168,12 @@ def test_what_the_first_run_left_behind_or_what_died_in_it_fails_the_cell(tmp_pa
 def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
     for kind, again in (("not-deterministic", False), ("value", True)):
 
-        def run(cell: Any, *words: Any, kind: str = kind, **named: Any) -> Verdict:
-            return Verdict("fail", kind, "wrong")
+        def wrong(cell: Cell, kind: str = kind) -> None:
+            cell.run()
+            raise Deviation(kind, "wrong")
 
-        with patch.object(plans, "run", side_effect=run) as mock:
-            assert judged()[0].kind == kind
-        assert mock.call_count == 1 + again
+        verdict, calls = judged(check=Check("wrong", wrong, CHECKS["values"].cases))
+        assert (verdict.kind, calls) == (kind, [True, False][: 1 + again])
 
 
 def test_what_is_not_declared_is_observed_of_programs_as_people_compile_them() -> None:
@@ -205,7 +206,8 @@ def test_a_share_of_values_is_compiled_as_people_do(backend: Any) -> None:
     )
     own = Hasty()
     plan = planned(own)
-    plan.judge(Cell(CHECKS["values"], case, plan.implementations[0]))
+    cell = Cell(CHECKS["values"], case, plan.implementations[0])
+    judge(cell, plan.policy(cell))
     assert {*own.calls} == {False}
 
 

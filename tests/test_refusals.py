@@ -12,7 +12,7 @@ from backends.registry import load
 from suite.checks import all_checks
 from suite.judge import refusal
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
 from suite.spec.catalogue import find
@@ -27,7 +27,7 @@ torch = pytest.importorskip("torch")
 def judged(name: str, check: str, case: str) -> Verdict:
     function = getattr(partly, name)
     implementation = load("torch").function(function, name, Claims.of(function, {}))
-    return run(Cell(next(c for c in all_checks() if c.name == check), find(case), implementation))
+    return judge(Cell(next(c for c in all_checks() if c.name == check), find(case), implementation))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_validation_refuses_a_case_that_nobody_elects() -> None:
     function = load("torch").function(partly.decodes_or_validates, "decodes", Claims())
     values = next(check for check in all_checks() if check.name == "values")
     assert trial(function) is None
-    verdict = run(Cell(values, find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
+    verdict = judge(Cell(values, find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
     assert (verdict.status, verdict.kind) == ("unsupported", "refused")
     assert verdict.message == ("the function refuses: ValueError: query: expected length 1, got 5")
 
@@ -142,7 +142,7 @@ def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: st
     implementation = CrashesBesideAMask(Miniatures())
     implementation.declared = implementation.declared.electing(elections)
     election = next(check for check in all_checks() if check.name == "election")
-    verdict = run(Cell(election, find("elect/fully-masked-row/f32"), implementation))
+    verdict = judge(Cell(election, find("elect/fully-masked-row/f32"), implementation))
     assert verdict.status == status, verdict.message
 
 
@@ -158,7 +158,7 @@ def test_what_refuses_rightly_never_fails(name: str, passes_most: bool) -> None:
     function = getattr(partly, name)
     implementation = load("torch").function(function, name, Claims.of(function, {}))
     cells = [c for check in all_checks() for c in check.cells("smoke", [implementation])]
-    verdicts = [run(cell) for cell in cells if cell.dtype.name == "f32"]
+    verdicts = [judge(cell) for cell in cells if cell.dtype.name == "f32"]
     assert not [v.message for v in verdicts if v.status in BROKEN]
     passed = sum(verdict.status == "pass" for verdict in verdicts)
     refused = sum(verdict.kind == REFUSED for verdict in verdicts)
@@ -180,5 +180,5 @@ def test_a_compiled_function_refuses_by_the_same_errors(
     function = load("torch").function(getattr(partly, name), name, Claims())
     compiled = next(i for i in compiled_forms(function.backend, [function]) if "aot" in i.name)
     asked = next(c for c in all_checks() if c.name == check)
-    got = run(Cell(asked, find(case), compiled))
+    got = judge(Cell(asked, find(case), compiled))
     assert (got.status, got.kind) == verdict, got.message

@@ -15,8 +15,8 @@ from backends.registry import UsageError, function_implementation, load
 from references import rotary
 from suite.checks import all_checks
 from suite.judge.cell import Cell
+from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.run import run
 from suite.spec.case import Case
 from suite.spec.catalogue import filled, parsed
 from suite.spec.dtypes import DTYPES, round_to
@@ -155,7 +155,7 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     outcomes: dict[tuple[str, str], set[str]] = {}
     for case in parsed(filled(ROTARY_SMOKE[:3], HALF)):
         pairing = "interleaved" if case.option("interleaved") else "halves"
-        status = run(Cell(CHECKS["values"], case, judged)).status
+        status = judge(Cell(CHECKS["values"], case, judged)).status
         outcomes.setdefault((case.dtype.name, pairing), set()).add(status)
     return outcomes
 
@@ -217,7 +217,7 @@ def test_a_table_refuses_positions_that_it_does_not_have(
         load("torch"), f"{FUNCTIONS}:{name}", {"drop_in": True}, "rotary"
     )
     cells = CHECKS["bad_problem"].cells("smoke", [judged])
-    outcomes = {cell.case.name: run(cell).status for cell in cells}  # type: ignore[union-attr]
+    outcomes = {cell.case.name: judge(cell).status for cell in cells}  # type: ignore[union-attr]
     assert {n: outcomes[f"position-{n}"] for n in refused} == refused
-    plain = run(Cell(CHECKS["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
+    plain = judge(Cell(CHECKS["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
     assert plain.status == "pass", plain.message

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from backends.registry import load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.records.expectations import Expectation, Manifest
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -240,7 +240,7 @@ def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict
     assert first.case.recipe == "normal"
     assert first.case.axis_order == "bhld"
     again = Cell(first.check, first.case, first.implementation)
-    assert run(again).message == first.verdict.message
+    assert judge(again).message == first.verdict.message
 
 
 def test_a_tail_beyond_a_block_is_found() -> None:
@@ -309,7 +309,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
         Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"),
         plan.implementations[0],
     )
-    assert failures.alike(Manifest([entry], {}, "cpu"), cell, run(cell)) is None
+    assert failures.alike(Manifest([entry], {}, "cpu"), cell, judge(cell)) is None
 
 
 @pytest.mark.parametrize(

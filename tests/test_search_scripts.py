@@ -15,7 +15,7 @@ import pytest
 from backends.compilation import mode_of
 from backends.prepared import PreparedCall
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -56,7 +56,7 @@ def test_backends_without_words_give_the_case_alone() -> None:
         "tests.mutants:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense"
     )
     with pytest.raises(script.NoScript, match="no words for a script"):
-        script.script(cell, run(cell))
+        script.script(cell, judge(cell))
 
 
 @pytest.mark.parametrize("case", ["b1h2q3k5d4", "b2h3q40k33d16"])
@@ -234,7 +234,7 @@ def _script_passes(
     plan = Plan.make(Options((backend,), mode=mode_of(name)))
     chosen = next(i for i in plan.implementations if i.name == name)
     cell = Cell(CHECKS[check], Case.parse(case), chosen)
-    assert run(cell).status == "pass"
+    assert judge(cell).status == "pass"
     shown = alone(_script_of_any_element(cell, monkeypatch), folder)
     assert shown.returncode == 0, shown.stderr
     assert "by definition" in shown.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
-from suite.judge.run import run
+from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable, Verdict
 from suite.spec.case import Case
 from suite.spec.catalogue import find
@@ -34,7 +34,7 @@ def judged(
     audit: bool = False,
 ) -> Verdict:
     implementation = miniatures.Miniatures("cpu", kind).implementations()[0]
-    return run(Cell(CHECKS[check], find(case), implementation), audit)
+    return judge(Cell(CHECKS[check], find(case), implementation), Policy(audit))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_check_that_breaks_is_an_error() -> None:
     implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
     for function in (breaks, ill_posed):
         check = Check("x", function, lambda level: ())
-        verdict = run(Cell(check, find(PLAIN), implementation))
+        verdict = judge(Cell(check, find(PLAIN), implementation))
         assert (verdict.status, verdict.kind) == ("error", "harness")
         assert "test_statuses.py" in verdict.message
 
@@ -141,7 +141,7 @@ def test_what_a_variation_lacks_is_unsupported() -> None:
     implementation = miniatures.Miniatures("cpu", NoBias).implementations()[0]
     for function, reason in ((varies, "has no bias"), (elects_otherwise, "elects otherwise")):
         check = Check("x", function, lambda level: ())
-        verdict = run(Cell(check, find(PLAIN), implementation))
+        verdict = judge(Cell(check, find(PLAIN), implementation))
         assert (verdict.status, verdict.message) == ("unsupported", reason)
 
 
@@ -151,7 +151,7 @@ def test_what_a_check_needs_besides_its_case_is_asked_first() -> None:
 
     implementation = miniatures.Miniatures("cpu", miniatures.Miniature).implementations()[0]
     check = Check("x", breaks, lambda level: (), ("gradient",))
-    verdict = run(Cell(check, find(PLAIN), implementation))
+    verdict = judge(Cell(check, find(PLAIN), implementation))
     assert (verdict.status, verdict.message) == ("unsupported", "NumPy differentiates nothing")
 
 

@@ -17,7 +17,7 @@ import tomli_w
 from backends.registry import load
 from suite.__main__ import main
 from suite.judge.cell import Cell
-from suite.judge.run import run
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.records import cells as records
 from suite.records.cells import CellRecord, Run
@@ -78,12 +78,12 @@ def test_verdicts_are_those_of_the_implementation_itself(narrow: Path, tmp_path:
         plan = plan_of(folder, JudgeOptions(narrow))
         statuses: Counter[str] = Counter()
         for cell in plan.every_cell():
-            got = plan.judge(cell, 0.0)
+            got = judge(cell, plan.policy(cell, 0.0))
             statuses[got.status] += 1
             assert got.status not in BROKEN, (cell.case.id, got.message)
             if not cell.check.applies_to(implementation.declared):
                 continue  # what is asked of persons alone
-            want = run(Cell(cell.check, cell.case, implementation))
+            want = judge(Cell(cell.check, cell.case, implementation))
             if want.status == "unsupported" or got.message == "no answer":
                 assert got.status == "unsupported"
                 continue

@@ -41,7 +41,6 @@ class Cell:
         self.case = case
         self.implementation = implementation
         self.seed = seed
-        self.audit = False
         self.measured = Measured()
         self.changed_settings: list[str] = []
         self.background_errors: list[str] = []

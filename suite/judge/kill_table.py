@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from suite.judge.check import Check
-from suite.judge.run import run
+from suite.judge.judge import judge
 
 if TYPE_CHECKING:
     from backends.protocol import Backend, Implementation
@@ -98,7 +98,7 @@ def first_failure(
     statuses: Counter[str] = Counter()
     error = ""
     for cell in check.cells(level, [mutant], seed):
-        verdict = run(cell)
+        verdict = judge(cell)
         statuses[verdict.status] += 1
         if verdict.status == "fail":
             return True, cell.case.id, verdict.kind, verdict.message, statuses.total()

@@ -7,7 +7,6 @@ wrong with them is a UsageError that lists what would be right. Knows nothing of
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,9 +30,8 @@ from suite.checks import all_checks
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.judge.run import run
+from suite.judge.judge import Policy, Step
 from suite.judge.trial import trial
-from suite.judge.verdict import Verdict
 from suite.records.cells import digest
 from suite.records.expectations import (
     Expectation,
@@ -42,15 +40,13 @@ from suite.records.expectations import (
     load,
     load_named,
 )
-from suite.run.inherited import inherited
 from suite.run.options import Options
-from suite.run.overflow import with_overflow
 from suite.run.process import limited
 from suite.run.recorded import record_key
+from suite.run.steps import expected, inherited, overflow
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import dtype
-from suite.spec.vocabulary import BROKEN, OF_CALLS
 
 
 @dataclass
@@ -239,50 +235,20 @@ class Plan:
             and _part_of(cell.case.id, count) == index
         ]
 
-    def judge(self, cell: Cell, seconds: float | None = None) -> Verdict:
-        """Run a cell and read the verdict in the light of the backend's manifest.
-
-        A cell that runs longer than `seconds`, by default those of the options, is a crash. If programs
-        are compiled quickly, a wrong answer is asked for again with all optimisations, and so is what the
-        manifest does not expect; but not what no compiler changes.
-        """
+    def policy(self, cell: Cell, seconds: float | None = None) -> Policy:
+        """How a cell is judged; `seconds` are its time limit, by default that of the options."""
         seconds = self.options.cell_timeout if seconds is None else seconds
-        optimized = cell.implementation.optimized
-        if optimized is None:
-            return self._judged(cell, seconds)
-        other = Cell(cell.check, cell.case, optimized, cell.seed)
-        if cell.asks_optimized:
-            return self._judged(other, seconds)
-        first = self._judged(cell, seconds)
-        if first.status not in BROKEN or first.kind in OF_CALLS:
-            return first
-        second = leaks.fail_for_leaks(
-            self._judged(other, seconds), cell.changed_settings, cell.background_errors
-        )
-        return replace(second, seconds=first.seconds + second.seconds)
-
-    def _judged(self, cell: Cell, seconds: float) -> Verdict:
-        """The verdict of a cell, in the light of the manifest."""
-        start = time.perf_counter()
-        limit = partial(limited, seconds, "the cell")
-        try:
-            verdict = run(cell, self.options.audit, limit)
-        except TimeOver as error:
-            spent = time.perf_counter() - start
-            verdict = Verdict("crash", "timeout", str(error), seconds=spent)
-        cell.release()
-        manifest = self.manifest(cell.implementation)
-        name = cell.implementation.name
-        if cell.implementation in self.functions:
-            verdict = with_overflow(cell, verdict)
-        try:
-            verdict = manifest.apply(verdict, name, cell.check.name, cell.case.id)
-            if cell.implementation not in self.functions or self.options.inherit_known == "no":
-                return verdict
-            of_framework = self.manifests[cell.implementation.backend.name]
-            return inherited(cell, verdict, self.natives, of_framework, limit)
-        except ExpectationError as error:
-            return replace(verdict, status="error", kind="harness", message=str(error))
+        plain = Policy(self.options.audit, partial(limited, seconds, "the cell"))
+        implementation = cell.implementation
+        steps: list[Step] = [partial(expected, self.manifest(implementation))]
+        if implementation in self.functions:
+            steps.insert(0, overflow)
+        if implementation in self.functions and self.options.inherit_known == "yes":
+            of_framework = self.manifests[implementation.backend.name]
+            steps.append(
+                partial(inherited, self.natives, of_framework, replace(plain, audit=False))
+            )
+        return replace(plain, steps=tuple(steps))
 
     def manifest(self, implementation: Implementation) -> Manifest:
         """The expected failures of an implementation."""

@@ -28,6 +28,7 @@ from backends.threads import limit_threads
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
+from suite.judge.judge import judge
 from suite.judge.verdict import first_line
 from suite.records import cells as records
 from suite.records.coverage import NOT_JUDGED_ENOUGH
@@ -136,7 +137,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     pyfuncitem.stash[RECORD] = None
     plan = _plan(pyfuncitem.config)
     _announce(pyfuncitem)
-    verdict = plan.judge(cell, pyfuncitem.stash.get(SECONDS, None))
+    verdict = judge(cell, plan.policy(cell, pyfuncitem.stash.get(SECONDS, None)))
     if pyfuncitem.stash.get(LAST, False):
         gc.collect()
         if _alone(pyfuncitem.config):

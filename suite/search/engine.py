@@ -20,6 +20,7 @@ from hypothesis.strategies import SearchStrategy
 
 from suite.checks import all_checks
 from suite.judge.cell import Cell
+from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.run import jax_caches
 from suite.run.plan import Plan
@@ -169,7 +170,7 @@ class Search:
         self.judged += 1
         jax_caches.forget(self.judged)
         self.judging(cell)
-        verdict = self.plan.judge(cell)
+        verdict = judge(cell, self.plan.policy(cell))
         if verdict.kind == "unexpected-pass":
             return Verdict("pass", measured=verdict.measured, seconds=verdict.seconds)
         return verdict

@@ -14,6 +14,7 @@ from backends.registry import ALIASES, REGISTRY, UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
+from suite.judge.judge import judge
 from suite.records.cells import CellRecord, Header
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -121,4 +122,4 @@ def as_drawn_here(index: Index, vectors: Path) -> list[StoredProblem]:
 def judged(plan: StoredPlan) -> Iterator[CellRecord]:
     """The records of all cells, as they are judged."""
     for cell in plan.every_cell():
-        yield record(cell, plan.judge(cell, 0.0))
+        yield record(cell, judge(cell, plan.policy(cell, 0.0)))

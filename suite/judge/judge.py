@@ -1,0 +1,164 @@
+"""The judge: one function gives the verdict of a cell to pytest, to other programs and to the kill
+table."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from backends.protocol import ENDS, TimeOver
+from suite.judge import leaks
+from suite.judge.cell import Cell
+from suite.judge.verdict import (
+    Deviation,
+    Measured,
+    NotApplicable,
+    Refused,
+    Verdict,
+    first_line,
+    text_of,
+)
+from suite.spec.case import Case
+from suite.spec.vocabulary import BROKEN, OF_CALLS, REFUSED
+
+Limit = Callable[[], AbstractContextManager[None]]
+"""Makes the context in which an implementation is asked; the context may raise TimeOver."""
+
+Step = Callable[[Cell, Verdict], Verdict]
+"""Reads the verdict of a cell, and returns that verdict or another one."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How cells are judged, beside their checks.
+
+    `audit`: cells that are declared unsupported run, too. `limit`: the time limit. `steps`: what reads a
+    verdict afterwards, the first step first; see `suite.run.steps`.
+    """
+
+    audit: bool = False
+    limit: Limit = nullcontext
+    steps: tuple[Step, ...] = ()
+
+
+def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
+    """The verdict of a cell.
+
+    1. The declaration: a cell that the implementation declares unsupported is not run. An audited cell
+       runs, and a right answer is the failure "stale-claim". An audit leaves out what a backend lacks for
+       all its implementations.
+    2. The check: the implementation is asked within the time limit. Beyond the limit the verdict is the
+       crash "timeout".
+    3. Leaks: a changed setting, a dead thread or a destructor that raised fails the cell.
+    4. Shared programs: if a program that was compiled for an earlier cell took part in anything but a
+       pass, 1 to 3 are done again with new programs. Leaks of both runs count.
+    5. The steps of the policy read the verdict, one after another.
+    6. Quick programs: if programs were compiled with few optimisations and the verdict fails a run, 1 to
+       5 are done again with all optimisations. Leaks of both runs count. Kinds of failures that depend on
+       no compiler (`OF_CALLS`) are final. Cells of `Cell.asks_optimized` have all optimisations at once.
+    """
+    optimized = cell.implementation.optimized
+    full = cell if optimized is None else Cell(cell.check, cell.case, optimized, cell.seed)
+    first = full if cell.asks_optimized else cell
+    verdict = _judged(first, policy)
+    if first is full or verdict.status not in BROKEN or verdict.kind in OF_CALLS:
+        return verdict
+    again = leaks.fail_for_leaks(
+        _judged(full, policy), first.changed_settings, first.background_errors
+    )
+    return replace(again, seconds=verdict.seconds + again.seconds)
+
+
+def _judged(cell: Cell, policy: Policy) -> Verdict:
+    """Points 1 to 5 of `judge`."""
+    start = time.perf_counter()
+    cell.changed_settings, cell.background_errors = [], []
+    implementation = cell.implementation
+    implementation.end_of_cell(False)  # of a cell that was broken off
+    try:
+        verdict = _asked(cell, policy)
+        if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
+            verdict = _asked(cell, policy)
+            implementation.end_of_cell(verdict.status == "pass")
+    except TimeOver as error:
+        verdict = Verdict("crash", "timeout", str(error))
+    cell.release()
+    verdict = replace(verdict, seconds=time.perf_counter() - start)
+    for step in policy.steps:
+        verdict = step(cell, verdict)
+    return verdict
+
+
+def _asked(cell: Cell, policy: Policy) -> Verdict:
+    """Points 1 to 3 of `judge`. Raises TimeOver."""
+    cell.measured = Measured()
+    backend = cell.implementation.backend
+    try:
+        reason = cell.check.unsupported(cell.implementation, cell.case)
+    except Exception as error:
+        return _broken(cell, error)
+    if reason is not None:
+        common = not isinstance(cell.case, Case) or reason in backend.refusals.values()
+        if common or not policy.audit:
+            return Verdict("unsupported", "", reason)
+    settings = leaks.Settings(backend)
+    try:
+        with policy.limit():
+            verdict = _checked(cell) if reason is None else _audited(_checked(cell), reason)
+    finally:
+        cell.changed_settings += settings.restore()
+        cell.background_errors += leaks.died()
+    return leaks.fail_for_leaks(verdict, cell.changed_settings, cell.background_errors)
+
+
+def _checked(cell: Cell) -> Verdict:
+    """The verdict of the check."""
+
+    def verdict(status: str, kind: str = "", message: str = "") -> Verdict:
+        return Verdict(status, kind, message, replace(cell.measured))
+
+    try:
+        # Whether a warning is an error is for the caller's tests, and no property of a kernel.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cell.refuse_what_is_elected()
+            cell.check.function(cell)
+    except NotApplicable as inapplicable:
+        kind = REFUSED if isinstance(inapplicable, Refused) else ""
+        return verdict("unsupported", kind, str(inapplicable))
+    except Deviation as deviation:
+        return verdict("fail", deviation.kind, deviation.message)
+    except Exception as error:
+        return _broken(cell, error)
+    except ENDS:
+        raise
+    except BaseException as error:
+        # The suite raises none of these: an exit, or what tells a test runner to skip a test.
+        return verdict("fail", "raised", first_line(error))
+    return verdict("pass")
+
+
+def _audited(verdict: Verdict, reason: str) -> Verdict:
+    """The verdict of a cell that is declared unsupported for a `reason`, from that of its check."""
+    measured = verdict.measured
+    if verdict.status == "unsupported":
+        return verdict
+    if verdict.status != "pass" or measured.error_ratio is None:
+        # Without a comparison with the oracle, what is not supported may well have been ignored.
+        return Verdict("unsupported", "", reason, measured)
+    message = f"declared unsupported ({reason}), yet the answer is right"
+    return Verdict("fail", "stale-claim", message, measured)
+
+
+def _broken(cell: Cell, error: Exception) -> Verdict:
+    """The verdict where the adapter or the suite itself broke."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+    message = f"{type(error).__name__}: {text_of(error)} ({where})"
+    return Verdict("error", "harness", message, replace(cell.measured))
