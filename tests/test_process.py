@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +28,28 @@ def test_a_command_ends_at_its_limit_with_its_own_children(tmp_path: Path) -> No
     code, said = process.run_module(["parent", "hang"], tmp_path, {"WORD": "word"}, 2.0)
     assert code is None
     wait_for_end(int(said.split()[1]))
+
+
+GRANDPARENT = """
+import os, sys
+from pathlib import Path
+os.register_at_fork(before=lambda: os._exit(1))  # as JAX warns: its threads are not safe in a fork
+from suite.run import process
+process.run_module(["endless"], Path.cwd(), {})
+"""
+
+
+def test_a_command_dies_with_the_process_that_started_it_without_a_fork(tmp_path: Path) -> None:
+    (tmp_path / "grandparent.py").write_text(GRANDPARENT)
+    (tmp_path / "endless.py").write_text(
+        "import os, time; open('pid', 'w').write(f'{os.getpid()} '); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "grandparent.py"], cwd=tmp_path) as parent:
+        while not (file := tmp_path / "pid").is_file() or not file.read_text().endswith(" "):
+            assert parent.poll() is None
+            time.sleep(0.1)
+        parent.kill()
+    wait_for_end(int(file.read_text()))
 
 
 def wait_for_end(pid: int, seconds: float = 30.0) -> None:

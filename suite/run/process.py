@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import json
 import mmap
@@ -29,9 +28,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from backends.protocol import TimeOver
 from backends.registry import DISTRIBUTIONS
@@ -52,9 +50,18 @@ GRACE = 3.0
 EXIT_SECONDS = 60.0
 """Seconds in which frameworks may end their threads once the exit code is known."""
 
-
-DIE_WITH_PARENT = 1
-"""Linux' PR_SET_PDEATHSIG."""
+CHILD = """
+import ctypes, os, runpy, signal, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+PR_SET_PDEATHSIG = 1
+if prctl:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+_, parent, *sys.argv = sys.argv
+if os.getppid() == int(parent):
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""The program of `run_module`: `python -m`, and the system kills the process if its parent dies. The child
+itself asks for that: code of this process that runs between fork and exec is not safe among threads."""
 
 
 class Board:
@@ -81,13 +88,16 @@ class Board:
             return {}
 
 
-_STACKS: list[IO[str]] = []
+_STACKS: list[int] = []
+"""The descriptor that the watchdog writes to, if there is one."""
 
 
 def write_stacks(path: str = "") -> None:
     """Have the watchdog write where this process stood into a file, by default to what is standard error
     now: while a cell is judged, pytest captures standard error."""
-    _STACKS[:] = [open(path or os.dup(2), "w", encoding="utf-8")]  # noqa: SIM115
+    for descriptor in _STACKS:
+        os.close(descriptor)
+    _STACKS[:] = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else os.dup(2)]
 
 
 def place_in(stacks: str) -> str:
@@ -233,11 +243,10 @@ def run_module(
     A child that takes longer than `seconds`, 0 for no limit, is killed with its own children, and the
     code is None. The system kills a child whose parent died.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
     child = subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=folder, env=_environment(variables), text=True,
-        errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, preexec_fn=prctl and partial(prctl, DIE_WITH_PARENT, signal.SIGKILL),
+        [sys.executable, "-c", CHILD, str(os.getpid()), *words], cwd=folder,
+        env=_environment(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         said, _ = child.communicate(timeout=seconds or None)
