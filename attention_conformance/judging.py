@@ -17,6 +17,7 @@ from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.records.cells import Run
 from suite.records.coverage import shortfalls
+from suite.run.loading import UserCode
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import header, record
@@ -131,9 +132,8 @@ def plan_of(
         cell_timeout=timeout,
         start_timeout=0.0,  # the watchdog would end the caller's process
     )  # fmt: skip
-    plan = Plan.make(options, callables={called: _signed(function)}, claimed=claimed)
-    stale = plan.stale_expectations() if plan.expected else []
-    if stale:
+    plan = Plan.make(options, UserCode({called: _signed(function)}, claimed))
+    if stale := plan.stale_expectations():
         raise UsageError("stale expectations: " + "; ".join(stale))
     return plan
 

@@ -24,6 +24,7 @@ from backends.textbook import Textbook
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import Policy, judge
+from suite.run.loading import load_backend
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.case import Case
@@ -107,8 +108,8 @@ def test_library_layers_are_differentiated_by_every_parameter(backend: Backend) 
 
 def test_versions_of_a_plan_are_plain_strings(backend: Backend) -> None:
     """They travel between processes, and torch's own is a class of its own."""
-    plan = Plan(Options((backend.name,)))
-    plan.add(backend)
+    options = Options((backend.name,))
+    plan = Plan(options, [load_backend(backend, options)], {})
     assert all(type(text) is str for text in plan.versions.values())
 
 

@@ -286,7 +286,7 @@ def test_an_entry_is_stale_where_all_that_it_names_are_judged() -> None:
     """One half of an entry may be what a run does not ask."""
     pytest.importorskip("torch")
     of = Plan.make(Options(("torch",), implementation=("sdpa",), level="smoke"))
-    manifest = of.manifests["torch"]
+    manifest = of.loaded[0].manifest
     known = replace(manifest.entries[0], case=["sdpa/diagonal/*"])
     for names, stale in ((["sdpa"], True), (["sdpa", "flex"], False), (["sdpa", "sdpa@x"], True)):
         manifest.entries[:] = [replace(known, implementation=names)]

@@ -16,6 +16,7 @@ from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.records import machine
 from suite.records.cells import load
+from suite.run.loading import UserCode
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import record
@@ -54,7 +55,7 @@ def plan(name: str, file: str = "own_attention.py", backend: str = "torch", **mo
 
 def of_callable(function: Callable[..., Any]) -> Plan:
     pytest.importorskip("torch")
-    return Plan.make(Options(("torch",), function=("mine",)), callables={"mine": function})
+    return Plan.make(Options(("torch",), function=("mine",)), UserCode({"mine": function}))
 
 
 def test_what_the_frameworks_own_attention_fails_is_known() -> None:
@@ -73,7 +74,7 @@ def test_what_the_frameworks_own_attention_fails_is_known() -> None:
 @pytest.mark.parametrize("change", [{"kind": "value"}, {"message": "got inf"}, {"finding": ""}])
 def test_what_no_entry_expects_fails(change: dict[str, str]) -> None:
     of = plan("torch_own")
-    manifest = of.manifests["torch"]
+    manifest = of.loaded[0].manifest
     manifest.entries = [replace(entry, **change) for entry in manifest.entries]
     assert judged(of, *FAILING[0]).status == "fail"
 

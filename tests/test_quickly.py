@@ -25,6 +25,7 @@ from suite.judge.check import Check
 from suite.judge.judge import judge
 from suite.judge.verdict import Deviation, Verdict
 from suite.records.expectations import Manifest, load_named
+from suite.run.loading import load_backend
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.case import Case
@@ -81,11 +82,11 @@ class Wrong(Miniature):
         return PreparedCall(call, plain.arguments)
 
 
-def planned(backend: Backend, **options: Any) -> Plan:
+def planned(backend: Backend, manifest: Manifest | None = None, **options: Any) -> Plan:
     """A plan of this backend, as `Plan.make` makes it of one that it loads."""
-    plan = Plan(Options(backend=(backend.name,), **options))
-    plan.add(backend)
-    return plan
+    asked = Options(backend=(backend.name,), **options)
+    loaded = load_backend(backend, asked)
+    return Plan(asked, [loaded if manifest is None else replace(loaded, manifest=manifest)], {})
 
 
 def judged(
@@ -99,8 +100,7 @@ def judged(
     call; `act` is done in the first one."""
     backend = Hasty()
     backend.wrong, backend.act = wrong, act
-    plan = planned(backend, **options)
-    plan.manifests["hasty"] = manifest or Manifest([], {}, "cpu")
+    plan = planned(backend, manifest, **options)
     (implementation,) = plan.implementations
     cell = Cell(check, Case.parse(PLAIN), implementation)
     return judge(cell, plan.policy(cell)), backend.calls

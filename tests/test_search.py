@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,8 @@ def test_a_tail_beyond_a_block_is_found() -> None:
             return kept[None, None, None] if allowed is None else allowed & kept
 
     plan = Plan.make(Options(("numpy",), dtype=("f32",)))
-    plan.implementations = list(KernelBackend("numpy", (LastTileShort,)).implementations())
+    short = tuple(KernelBackend("numpy", (LastTileShort,)).implementations())
+    plan = replace(plan, loaded=[replace(plan.loaded[0], implementations=short)])
     hits: list[Failure] = []
     Search(plan, 0, examples=100, gradients=False, found=hits.append).run()
     sizes = hits[0].case.sizes
@@ -277,7 +279,7 @@ def test_what_is_known_is_not_found_again() -> None:
     options = Options(("tests.mutants:mutants",), implementation=("mask-ignored",), dtype=("f32",))
     plan = Plan.make(options)
     assert Search(plan, 1, examples=80, gradients=False).run().failures
-    plan.manifests["mutants"] = Manifest([entry], {}, "cpu")
+    plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
     summary = Search(plan, 1, examples=80, gradients=False).run()
     assert not summary.failures
     assert summary.statuses["like known"] > 0
@@ -293,7 +295,7 @@ def test_an_entry_that_a_drawn_case_passes_is_no_failure() -> None:
         ("definition",), ("values",), ("sdpa/*",), "value", "x", "none", "none found", ()
     )
     plan = Plan.make(Options(("numpy",)))
-    plan.manifests["numpy"] = Manifest([entry], {}, "cpu")
+    plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
     summary = Search(plan, examples=20).run()
     assert summary.statuses["pass"] == 20
 

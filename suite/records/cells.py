@@ -44,7 +44,7 @@ class CellRecord:
     - `ratios`: the same by operand or parameter, if several arrays were judged
     - `observed`: the answer to an election question, or a grade of invariance
     - `kernels`: the kernels that a compiled implementation ran, as its framework names them
-    - `inherited`: the finding that makes a failure of a user function known (`suite.run.inherited`)
+    - `inherited`: the finding that makes a failure of a user function known (`suite.run.steps`)
     """
 
     case: str

@@ -60,8 +60,9 @@ _, parent, *sys.argv = sys.argv
 if os.getppid() == int(parent):
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-"""The program of `run_module`: `python -m`, and the system kills the process if its parent dies. The child
-itself asks for that: code of this process that runs between fork and exec is not safe among threads."""
+"""The program of `run_module`: `python -m`, and the system kills the process if its parent dies. The
+child itself asks for that: code of this process that runs between fork and exec is not safe among
+threads."""
 
 
 class Board:

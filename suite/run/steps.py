@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -25,6 +25,7 @@ from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Verdict
 from suite.records.expectations import Expectation, ExpectationError, Manifest
 from suite.records.findings import title_of
+from suite.run.loading import Loaded
 from suite.spec.dtypes import DTYPES, round_to
 
 NARROW = DTYPES["f16"]
@@ -67,15 +68,13 @@ def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
         return _unusable(verdict, error)
 
 
-def inherited(
-    natives: list[Implementation], manifest: Manifest, policy: Policy, cell: Cell, verdict: Verdict
-) -> Verdict:
-    """The verdict of a user function, `known` if one of the framework's `natives` fails in the same way.
+def inherited(loaded: Loaded, policy: Policy, cell: Cell, verdict: Verdict) -> Verdict:
+    """The verdict of a user function, `known` if one of its framework's natives fails in the same way.
 
     A function that calls the framework's own attention, or one of its operations, fails where the
     framework fails. The record names the finding. Three conditions hold for such a cell:
 
-    1. An entry of the framework's `manifest` cites a finding. The entry expects that a native fails the
+    1. An entry of the framework's manifest cites a finding. The entry expects that a native fails the
        same check in the same case, with the kind and the message of the function's failure.
     2. That native does fail so, judged now by `policy`.
     3. The function's error is at most `AS_FAR` times the native's. If no error is measured, the
@@ -83,9 +82,9 @@ def inherited(
     """
     if verdict.status != "fail":
         return verdict
-    for native in _candidates(cell, natives):
+    for native in _candidates(cell, loaded.natives):
         try:
-            entry = manifest.find(native.name, cell.check.name, cell.case.id)
+            entry = loaded.manifest.find(native.name, cell.check.name, cell.case.id)
         except ExpectationError as error:
             return _unusable(verdict, error)
         if entry is None or not entry.finding or not entry.expects(verdict):
@@ -101,10 +100,10 @@ def _unusable(verdict: Verdict, error: ExpectationError) -> Verdict:
     return replace(verdict, status="error", kind="harness", message=str(error))
 
 
-def _candidates(cell: Cell, natives: list[Implementation]) -> Iterator[Implementation]:
+def _candidates(cell: Cell, natives: Sequence[Implementation]) -> Iterator[Implementation]:
     """The natives of the cell's operator, through the compiler that the function goes through."""
     function = cell.implementation
-    forms = compiled_forms(function.backend, natives) if function.mode == "compiled" else []
+    forms = compiled_forms(function.backend, [*natives]) if function.mode == "compiled" else []
     for native in (*natives, *forms):
         if native.operator is function.operator and _compiler(native) == _compiler(function):
             yield native

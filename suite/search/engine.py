@@ -217,7 +217,7 @@ class Search:
     def _alike(self, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
         if cell.implementation in self.plan.functions:
             return None
-        return alike(self.plan.manifests[cell.implementation.backend.name], cell, verdict)
+        return alike(self.plan.of(cell.implementation).manifest, cell, verdict)
 
     def _count(self, case: Case) -> None:
         self.summary.examples += 1

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import suite
 from backends.claims import read_elections
-from backends.protocol import Implementation
 from backends.registry import ALIASES, REGISTRY, UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
 from suite.judge.judge import judge
 from suite.records.cells import CellRecord, Header
+from suite.run.loading import load_backend
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import header, record
@@ -26,7 +26,7 @@ from suite.vectors.options import JudgeOptions, Selection
 from suite.vectors.runtime import StoredBackend
 
 
-@dataclass
+@dataclass(frozen=True)
 class StoredPlan(Plan):
     """The plan of a run over the answers to some cases, by their ids."""
 
@@ -39,12 +39,6 @@ class StoredPlan(Plan):
         if not check.single_answer:
             return []
         return [cell for cell in super().cells(check, whole) if cell.case.id in self.ids]
-
-    def candidates(self, present: Sequence[Implementation]) -> Iterator[tuple[str, str, str]]:
-        """Whatever a runtime may be asked at any level, answered here or not."""
-        for check in all_checks():
-            for case in check.cases("full") if check.single_answer else ():
-                yield from ((i.name, check.name, case.id) for i in present)
 
     def every_cell(self) -> list[Cell]:
         """The cells of all checks."""
@@ -82,11 +76,12 @@ def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
     )  # fmt: skip
     plan = StoredPlan(
         options,
+        [load_backend(backend, options)],
+        {},
         ids=frozenset(asked.case) or ids,
         filtered=bool(asked.case or index.operators or index.dtypes),
         digest_of_vectors=index.digest,
     )
-    plan.add(backend)
     if stale := plan.stale_expectations():
         raise UsageError("stale expectations: " + "; ".join(stale))
     return plan

@@ -1,0 +1,208 @@
+"""Loading: backends, implementations and user functions, from the names that the options give.
+
+Everything that is wrong with the names is a UsageError that lists what would be right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from backends import registry
+from backends.compilation import Compiled, compiled_forms
+from backends.protocol import Backend, BackendUnavailable, Implementation
+from backends.registry import UsageError
+from backends.user.layer import UserLayer
+from suite.checks import all_checks
+from suite.judge import leaks
+from suite.judge.trial import trial
+from suite.records.expectations import ExpectationError, Manifest, load, load_named
+from suite.run.options import Options
+from suite.run.process import limited
+from suite.spec.case import Case
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """Functions at hand by the names that the options call them, and what is claimed of functions besides
+    what the options claim (see `suite.spec.claims.CLAIMS`)."""
+
+    callables: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    claimed: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_CODE = UserCode()
+"""User functions are only those that the options name."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backend, and what of it is judged.
+
+    `implementations` are judged. Among them are user `functions`, with their compiled forms; they fail as
+    `of_functions` expects, all others as `manifest` expects. Beside user functions `natives` are the
+    framework's own implementations. `expect` are the files that `of_functions` was read from. `notes` are
+    for people.
+    """
+
+    backend: Backend
+    implementations: tuple[Implementation, ...]
+    functions: tuple[Implementation, ...]
+    natives: tuple[Implementation, ...]
+    manifest: Manifest
+    of_functions: Manifest
+    expect: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+    def expected_of(self, implementation: Implementation) -> Manifest:
+        """The expected failures of an implementation."""
+        return self.of_functions if implementation in self.functions else self.manifest
+
+
+def load_backends(
+    options: Options, user: UserCode
+) -> tuple[list[Loaded], dict[str, BackendUnavailable]]:
+    """Import the frameworks, and find the implementations that the options ask for; returns besides those
+    backends of "all" that cannot be loaded. Raises UsageError."""
+    by_name = {registry.canonical(name) for name in options.backend if name != "all"}
+    loaded: list[Loaded] = []
+    unavailable: dict[str, BackendUnavailable] = {}
+    for name in options.backends:
+        try:
+            backend = registry.load(name, options.device)
+        except BackendUnavailable as error:
+            if name in by_name:
+                raise UsageError(f"backend {name} cannot be used: {error}") from error
+            unavailable[name] = error
+            continue
+        loaded.append(load_backend(backend, options, user))
+    if options.implementation:
+        loaded = _selected(loaded, options.implementation)
+    if not any(one.implementations for one in loaded):
+        reasons = {name: str(error) for name, error in unavailable.items()}
+        raise UsageError(f"no implementation to judge; unavailable: {reasons}")
+    return loaded, unavailable
+
+
+def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -> Loaded:
+    """A backend's implementations, or the user functions instead of them. Raises UsageError."""
+    quick = backend.quick() if options.compiles_quickly else None
+    natives = registry.implementations(quick or backend)
+    if quick is not None:
+        for native, optimized in zip(natives, registry.implementations(backend), strict=True):
+            native.optimized = optimized
+    functions: list[Implementation] = []
+    notes: list[str] = []
+    expect: list[Path] = []
+    settings = leaks.Settings(backend) if options.function else None
+    for text in options.function:
+        function, files = _function(backend, text, options, user)
+        functions.append(function)
+        notes += [f"{function}: {remark}" for remark in function.remarks]
+        expect += [path for path in files if path not in expect]
+    if settings is not None:
+        notes += [
+            f"importing {', '.join(options.function)} left {change}; cells are judged with what was"
+            for change in settings.restore()
+        ]
+    judged = functions + (natives if options.implementation or not options.function else [])
+    compiled = [] if options.mode == "eager" else compiled_forms(backend, judged)
+    functions += [form for form in compiled if form.inner in functions]
+    judged = [*(judged if options.mode != "compiled" else []), *compiled]
+    twice = [name for name, count in Counter(i.name for i in judged).items() if count > 1]
+    if twice:
+        raise UsageError(f"two implementations of {backend.name} are called {twice[0]!r}")
+    try:
+        entries = load(Path(backend.expectations))
+        if not options.function:
+            entries += [entry for path in options.expect for entry in load_named(path)]
+        of_functions = [entry for path in expect for entry in load_named(path)]
+    except ExpectationError as error:
+        raise UsageError(str(error)) from error
+    return Loaded(
+        backend, tuple(judged), tuple(functions), tuple(natives if options.function else ()),
+        Manifest(entries, backend.versions, backend.device),
+        Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes),
+    )  # fmt: skip
+
+
+def _function(
+    backend: Backend, text: str, options: Options, user: UserCode
+) -> tuple[Implementation, Sequence[Path]]:
+    """The user function that the options call `text`, and the manifests that it names. Raises
+    UsageError."""
+    said = {**options.said, **user.claimed}
+    if text in user.callables:
+        function, claims = registry.callable_implementation(
+            backend, user.callables[text], text, said, options.like
+        )
+    else:
+        function, claims = registry.function_implementation(backend, text, said, options.like)
+    return function, claims.expect
+
+
+def _selected(loaded: Sequence[Loaded], names: Sequence[str]) -> list[Loaded]:
+    """The backends with the implementations of these names ("sdpa" or "torch:sdpa") and every user
+    function alone. Raises UsageError for an unknown name."""
+
+    def called(i: Implementation) -> set[str]:
+        return {i.name, str(i)} | (called(i.inner) if isinstance(i, Compiled) else set())
+
+    every = [i for one in loaded for i in one.implementations]
+    unknown = sorted(set(names).difference(*map(called, every)))
+    if unknown:
+        raise UsageError(
+            f"unknown implementation {', '.join(unknown)}; valid: {', '.join(map(str, every))}"
+        )
+    return [
+        replace(one, implementations=tuple(
+            i for i in one.implementations if called(i) & set(names) or i in one.functions
+        ))
+        for one in loaded
+    ]  # fmt: skip
+
+
+def try_out(
+    text: str, function: Implementation, seconds: float, told: Callable[[str], object]
+) -> None:
+    """Call the user function named by `text` on a few cases, for so many seconds each; `told` takes the
+    sentence that is said if the process dies. Raises UsageError if the function cannot be judged."""
+    who = f"function {text!r}"
+
+    @contextmanager
+    def calling(case: Case) -> Iterator[None]:
+        told(f"{who} killed the process in its trial call on {case.id}")
+        with limited(seconds, f"its trial call on {case.id}"):
+            yield
+        told("")
+
+    reason = trial(function, calling)
+    if reason is not None:
+        raise UsageError(f"{who}: {reason}")
+
+
+def lacking_parameters(function: Implementation, level: str) -> list[str]:
+    """How many cells of a level each parameter would add that a user layer lacks, the most first, as a
+    note for people; none if no parameter adds any."""
+    if not isinstance(function, UserLayer):
+        return []
+    cells = [
+        (check, cell.case)
+        for check in all_checks()
+        for cell in check.cells(level, [function])
+        if check.unsupported(function, cell.case) is not None
+    ]
+    more = Counter({
+        name: sum(check.unsupported(layer, case) is None for check, case in cells)
+        for name, layer in function.with_one_more().items()
+    })  # fmt: skip
+    (name, count), *others = more.most_common()
+    added = [
+        f"a parameter {name} would add {count} cells",
+        *(f"{n} {c}" for n, c in others if c),
+    ]
+    return [f"{function}: {', '.join(added)}"] if count else []
