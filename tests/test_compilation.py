@@ -12,11 +12,13 @@ from backends._numpy import NumpyBackend
 from backends.compilation import KEPT, Compiled, Program, Programs, mode_of, signature
 from backends.prepared import PreparedCall
 from backends.protocol import DeclarationError, Implementation
+from backends.registry import load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs, draw
 from tests.mutants.kernel import Kernel
 
@@ -209,3 +211,14 @@ def test_only_the_compiled_have_the_sign_in_their_names() -> None:
         Compiled(inner, "once@more")
     with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
         type(inner)(inner.backend, "a@b")
+
+
+@pytest.mark.parametrize(
+    "token", [f.option.write(True) for f in FEATURES.values() if f.option and (f.axes or f.outputs)]
+)
+def test_a_twin_for_rewrites_refuses_what_it_does_not_compute(token: str) -> None:
+    pytest.importorskip("torch")
+    (twin,) = load("torch").for_compilers()
+    assert judge(Cell(CHECKS["values"], Case.parse(CASE), twin)).status == "pass"
+    case = Case.parse(f"{CASE}/{token}")
+    assert judge(Cell(CHECKS["values"], case, twin)).status == "unsupported"

@@ -27,6 +27,7 @@ from backends.protocol import Implementation
 from backends.sources import call_source
 from backends.textbook.attention import TextbookAttention
 from backends.user.function import NativeSignature
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.vocabulary import OPERANDS
@@ -89,6 +90,9 @@ class Eager(TextbookAttention):
         return {"torch": self.backend.torch}
 
 
+TWIN = "a twin of the textbook for rewrites by pattern"
+
+
 class EagerPermuted(Eager):
     """`Eager` with keys handed in as (Lk, H, B, D) and permuted to (B, H, D, Lk) in one step.
 
@@ -99,10 +103,13 @@ class EagerPermuted(Eager):
     name = "eager-permuted"
     declared = Eager.declared.refusing(
         {
-            "grouped-heads": "a twin of the textbook for rewrites by pattern, without grouped heads",
-            "gradient": "a twin of the textbook for rewrites by pattern, in inference",
-            "sinks": "a twin of the textbook for rewrites by pattern, without sinks",
-            "lse": "a twin of the textbook for rewrites by pattern, without a log-sum-exp",
+            "grouped-heads": f"{TWIN}, without grouped heads",
+            "gradient": f"{TWIN}, in inference",
+            **{
+                f.word: f"{TWIN}, without {f.word}"
+                for f in FEATURES.values()
+                if f.axes or f.outputs
+            },
         }
     )
 
