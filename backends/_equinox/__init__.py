@@ -1,6 +1,6 @@
 """equinox on JAX: its rotary embedding, its multi-head attention and its layer norm.
 
-equinox is imported when the backend is made.
+equinox is imported when the backend is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""equinox as a backend: its arrays are JAX'."""
+"""The equinox backend, with JAX's arrays."""
 
 from __future__ import annotations
 

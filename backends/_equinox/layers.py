@@ -1,6 +1,6 @@
 """`equinox.nn.MultiheadAttention` and `equinox.nn.LayerNorm`, mapped over samples, through `jax.jit`.
 
-A module is built within the call, from parameters that are arguments of it.
+The call builds the module from parameters among its arguments.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from suite.spec.operators.layer_norm import LAYER_NORM
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = ("query", "key", "value", "output")
-"""The projections, whose modules are called `query_proj` and alike."""
+"""The projections; their modules are called `query_proj` and so on."""
 
 SEED = "dropout_seed"
-"""The argument from which a call makes the key of its dropout."""
+"""The argument with the seed of dropout."""
 
-NO_BIAS = "equinox takes no bias of the scores"
+NO_BIAS = "equinox has no bias of the scores"
 
 
 class EquinoxMultiHead(Implementation):
-    """`equinox.nn.MultiheadAttention`: scaled queries, products, a softmax in float32."""
+    """`equinox.nn.MultiheadAttention`: it scales queries, and its softmax is float32."""
 
     backend: JaxEngine
 
@@ -74,8 +74,8 @@ class EquinoxMultiHead(Implementation):
     def call(self, inputs: Inputs, every_head: bool = False, in_call: bool = False) -> PreparedCall:
         """The call, operation by operation.
 
-        `every_head`: the mask is written out for every head. `in_call`: a module with dropout that the
-        call switches off.
+        `every_head`: the mask has an axis of all heads. `in_call`: the module has dropout, and an
+        argument of the call switches it off.
         """
         import equinox
 
@@ -102,7 +102,7 @@ class EquinoxMultiHead(Implementation):
 
         def module(own: Mapping[str, Any]) -> Any:
             kind = equinox.nn.MultiheadAttention
-            # In the abstract: no initializer is computed.
+            # An abstract module: no initializer runs.
             bare = equinox.filter_eval_shape(kind, **settings, key=jax.random.key(0))
             arrays = {name: _matrix(name, array) for name, array in own.items()}
 
@@ -132,7 +132,7 @@ class EquinoxMultiHead(Implementation):
 
 
 def _matrix(name: str, array: Any) -> Any:
-    """A canonical kernel or bias as `equinox.nn.Linear` has it: (out, in), or (out,)."""
+    """A canonical kernel or bias in the shape of `equinox.nn.Linear`: (out, in) or (out,)."""
     if name.endswith("_bias"):
         return array.reshape(-1)
     if name == "output_kernel":  # (H, Dv, E)

@@ -1,7 +1,7 @@
 """`equinox.nn.RotaryPositionalEmbedding`: halves of whole heads, rows numbered from 0.
 
-The module takes one sequence (L, D); samples and heads are mapped over. It takes no positions: a query at
-a later one follows as many rows of zeros, as in a sequence that is turned whole.
+The module takes one sequence (L, D); samples and heads are mapped. It takes no positions, so the call
+puts rows of zeros before a query at a later position.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators.rotary import ROTARY, Rotation
 
 LONGEST = 2**17
-"""The rows of the longest sequence that is turned here."""
+"""The largest number of rows that a call rotates."""
 
 
 class EquinoxRotary(Implementation):
     """The module in the query's dtype, operation by operation.
 
-    Sine and cosine of all instances lie in one table of equinox, which each cell finds empty.
+    All instances share one table of sine and cosine in equinox, which is empty before each cell.
     """
 
     backend: JaxEngine
@@ -37,11 +37,11 @@ class EquinoxRotary(Implementation):
         numerics="eager",
         features=ROTARY_FEATURES,
         refusals={
-            "interleaved": "equinox turns components half a head apart",
-            "partial-rotation": "equinox turns whole heads",
-            "positions": "equinox takes no positions",
+            "interleaved": "equinox rotates components half a head apart",
+            "partial-rotation": "equinox rotates whole heads",
+            "positions": "equinox has no argument for positions",
             "gathered-positions": "equinox numbers the rows of a sequence from 0",
-            "rotary-scaling": "equinox scales no frequencies",
+            "rotary-scaling": "equinox has no scaled frequencies",
         },
     )
     table: str = ""
@@ -49,7 +49,9 @@ class EquinoxRotary(Implementation):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("offset") + case.sizes.Lq > LONGEST:
-            return "equinox numbers the rows of a sequence from 0: a position far out needs as many rows"
+            return (
+                "equinox numbers the rows of a sequence from 0: a large position needs as many rows"
+            )
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -59,7 +61,7 @@ class EquinoxRotary(Implementation):
         rotation = Rotation.of(inputs.case, s.D)
         first = int(np.min(inputs.arrays["position"], initial=LONGEST)) if s.Lq else 0
         if not np.array_equal(inputs.arrays["position"], first + np.arange(s.Lq)):
-            raise ValueError("rows are numbered one after the other here")
+            raise ValueError("equinox numbers rows consecutively")
         dtype = jnp.dtype(self.table or inputs.dtype.long_name)
 
         def call(query: Any) -> Any:
@@ -74,19 +76,19 @@ class EquinoxRotary(Implementation):
         )
 
     def called(self, prepared: PreparedCall) -> PreparedCall:
-        """The call as it is made."""
+        """The call, operation by operation or compiled."""
         return prepared
 
     def end_of_cell(self, passed: bool) -> bool:
         import equinox
 
-        # What a cell finds in the table would hang on the cells before it.
+        # Otherwise the table's content would depend on earlier cells.
         equinox.clear_caches()
         return super().end_of_cell(passed)
 
 
 class EquinoxRotaryJit(EquinoxRotary):
-    """The same through `jax.jit`, which computes the table as it compiles."""
+    """`EquinoxRotary` through `jax.jit`; the compiler computes the table."""
 
     name = "rotary-jit"
 
@@ -95,8 +97,10 @@ class EquinoxRotaryJit(EquinoxRotary):
 
 
 class EquinoxRotarySingle(EquinoxRotary):
-    """Sine and cosine in float32, the default of a JAX without float64. The answer is rounded once, and
-    each product of a gradient."""
+    """`EquinoxRotary` with sine and cosine in float32, as in JAX without float64.
+
+    The answer, and each product of a gradient, is rounded once.
+    """
 
     name = "rotary-float32"
     declared = EquinoxRotary.declared.but(

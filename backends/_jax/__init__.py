@@ -1,6 +1,6 @@
 """JAX: textbook attention, `jax.nn.dot_product_attention`, textbook layers and Flax's.
 
-jax is imported when the backend is made.
+jax is imported when the backend is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in JAX: as textbooks write it, and `jax.nn.dot_product_attention`."""
+"""Scaled dot-product attention in JAX: textbook code, and `jax.nn.dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ SIGNATURE = NativeSignature(
 
 
 class Eager(TextbookAttention):
-    """einsum, softmax, einsum in jax.numpy; hidden scores are the dtype's lowest number."""
+    """Textbook attention in jax.numpy: einsum, softmax, einsum; masked scores are the
+    dtype's lowest number."""
 
     backend: JaxEngine
 
@@ -106,7 +107,7 @@ class JaxNn(Implementation):
 
     name = "jax-nn"
     declared = Declared(
-        # Softmax runs in float32 whatever the dtype.
+        # The softmax is float32 in every dtype.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
         features=ATTENTION_FEATURES | {"lse"},
         refusals={
@@ -121,7 +122,7 @@ class JaxNn(Implementation):
             "minus-inf-row": "nan",
             "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
             "no-keys": "zeros",
-            # The log-sum-exp comes in the dtype of the keys.
+            # The log-sum-exp has the dtype of the keys.
             "lse-of-empty-row": {
                 "f64": "lowest",
                 "f32": "lowest",
@@ -150,7 +151,7 @@ class JaxNn(Implementation):
         return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        if inputs.feature("lse"):  # the paths return the output alone
+        if inputs.feature("lse"):  # the paths return only the output
             return {}
         plain, s = self.plain(inputs), inputs.sizes
         function = self.backend.jax.nn.dot_product_attention
@@ -178,7 +179,7 @@ class JaxNn(Implementation):
             counts = numpy.maximum(s.Lq - 1 - numpy.arange(s.B, dtype="int32"), 1)
             valid = numpy.arange(s.Lq) < counts[:, None]
             answer = forced(**arguments, query_seq_lengths=counts)
-            # Rows that are no queries are zeros.
+            # Rows beyond query_seq_lengths must be zeros: the sum with the full answer would show others.
             return numpy.where(valid[..., None, None], answer, answer + forced(**arguments))
 
         def without_batch(mask: Any = None, bias: Any = None, **arguments: Any) -> Any:
@@ -209,7 +210,7 @@ class JaxNn(Implementation):
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         jax, s = self.backend.jax, inputs.sizes
-        # Arrays of NumPy: what is cut and joined here compiles nothing.
+        # NumPy arrays: slicing them compiles nothing.
         own = {name: np.asarray(a) for name, a in self.plain(inputs).arguments.items()}
         query, key, value = (own[name] for name in OPERANDS)
         changes: dict[str, dict[str, Any]] = {
@@ -232,7 +233,7 @@ class JaxNn(Implementation):
         function = jax.nn.dot_product_attention
 
         def call(**named: Any) -> Any:
-            # Nothing is computed: shapes, dtypes and names are what is wrong.
+            # Only shapes, dtypes and names are wrong, so nothing needs to be computed.
             settings = {n: x for n, x in named.items() if isinstance(x, str)}
             arrays = {n: x for n, x in named.items() if n not in settings}
             return jax.eval_shape(partial(function, **settings), **arrays)

@@ -1,4 +1,4 @@
-"""JAX as a backend: textbook code, `jax.nn.dot_product_attention`, and Flax's layers."""
+"""The JAX backend: textbook code, `jax.nn.dot_product_attention`, and Flax's layers."""
 
 from __future__ import annotations
 

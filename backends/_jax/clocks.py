@@ -1,4 +1,4 @@
-"""What JAX and XLA say of compilations, of memory, and of what a call consists of."""
+"""Compilations, peak memory and operations of a call, as JAX and XLA report them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from backends.hlo import kernels_in
 from backends.prepared import PreparedCall
 
 COLD_BYTES = 256 * 2**20
-"""What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
+"""The bytes to write to empty a GPU's L2 cache, more than the largest cache (NVIDIA H200: 50 MB)."""
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """The event of `jax.monitoring` for every program that XLA compiles."""
 
 
 class Compilations:
-    """Counts what JAX traces, lowers and compiles in this process, from the moment it is made; `programs`
-    are those that XLA compiled."""
+    """Counts what JAX traces, lowers and compiles in this process from now on; `programs` counts programs
+    that XLA compiled."""
 
     def __init__(self) -> None:
         import jax
@@ -34,7 +34,7 @@ class Compilations:
 
 
 def _program(prepared: PreparedCall) -> Any:
-    """XLA's program of the call; None where the call is none."""
+    """XLA's program of the call; None if the call is not one program."""
     handle = prepared.compiled
     if isinstance(handle, Jitted):
         return handle.compiled(prepared.arguments)
@@ -42,14 +42,14 @@ def _program(prepared: PreparedCall) -> Any:
 
 
 def peak_bytes(prepared: PreparedCall) -> int | None:
-    """Temporaries and output of a call that is one program, as XLA planned them; else None."""
+    """Bytes of temporaries and output by XLA's plan; None if the call is not one program."""
     program = _program(prepared)
     plan = None if program is None else program.memory_analysis()
     return None if plan is None else int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
 
 
 def kernels(prepared: PreparedCall) -> str:
-    """What XLA made of a call that is one program; of any other, what it asks of XLA one by one."""
+    """The operations of XLA's program, or the operations that JAX passes to XLA one by one."""
     import jax
 
     program = _program(prepared)

@@ -1,5 +1,7 @@
-"""Forms of a call in JAX besides `jax.jit`, which is how it is called anyway: operation by operation,
-mapped over the batch, and compiled ahead of the first call."""
+"""Compiled modes in JAX: operation by operation, mapped over the batch, compiled ahead of the first call.
+
+`jax.jit` is the form of eager mode.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from backends.prepared import PreparedCall
 from backends.protocol import Backend
 
 AHEAD = {
-    "gradient": "a program compiled ahead has no derivative",
-    "other-shapes": "a program compiled ahead takes the shapes it was compiled for",
+    "gradient": "a program that is compiled ahead has no derivative",
+    "other-shapes": "a program that is compiled ahead has fixed shapes",
 }
-"""What programs that are compiled ahead of their first call lack."""
+"""Features that programs lack if they are compiled ahead, with reasons."""
 
 
 class Ahead:
@@ -35,7 +37,7 @@ class Ahead:
 
 
 def jitted(prepared: PreparedCall) -> PreparedCall:
-    """The call through a `jax.jit` of its own."""
+    """The call through its own `jax.jit`."""
     function = Jitted(prepared.function)
     return replace(prepared, function=function, compiled=function)
 

@@ -1,4 +1,4 @@
-"""JAX as an engine: arrays, devices, programs, derivatives and clocks, whoever computes on it."""
+"""JAX as an engine: arrays, devices, programs, derivatives and clocks, for all backends on JAX."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from suite.spec.inputs import Inputs
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
-"""XLA compiles for the CPU with flush-to-zero; float16 is computed in float32."""
+"""XLA's CPU programs flush subnormals to zero; float16 is computed in float32."""
 
 JIT = "jax.jit({function})"
-"""A function through `jax.jit`, as text."""
+"""Source text of a function through `jax.jit`."""
 
 
 class JaxEngine(Backend):
-    """Arrays of JAX; subclasses say what is implemented on them.
+    """Arrays of JAX; subclasses list the implementations.
 
-    What the suite itself does with arrays is done in NumPy: every operation on the device would be
-    compiled for every new shape.
+    The suite's own array operations use NumPy, since JAX would compile each for every new shape.
     """
 
     compiles_shapes = True
     narrow_reductions = True
     handed_over: tuple[type[Implementation], ...] = (UserLayer,)
-    """What people hand over, and is called as it is: all else goes through jit."""
+    """Classes of user code, which is called unchanged; all other calls go through `jax.jit`."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -45,7 +44,7 @@ class JaxEngine(Backend):
             import jax
         except Exception as error:
             raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
-        # float64 is silently float32 otherwise.
+        # Without this float64 silently becomes float32.
         jax.config.update("jax_enable_x64", True)
         # The default lets a GPU or TPU multiply float32 in TF32 or bfloat16.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -83,7 +82,7 @@ class JaxEngine(Backend):
         return next((name for name, p in _PLATFORMS.items() if p == platform), platform)
 
     def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        # JAX arrays have no strides that a caller could choose: an axis order is a shape.
+        # JAX arrays have no strides that a caller can choose: an axis order changes the shape.
         if values.ndim == 4 and axis_order == "blhd":
             values = values.swapaxes(1, 2)
         return self.array(values, inputs.dtype)
@@ -93,20 +92,20 @@ class JaxEngine(Backend):
         return settings.settings(self.jax)
 
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
-        """The call through `jax.jit`, as JAX is used; one function for all calls of an implementation
-        that have equal constants."""
+        """The call through `jax.jit`; calls of an implementation with equal constants
+        share a function."""
         return self.programs.jitted(owner.name, prepared)
 
     @property
     def stepwise_dtypes(self) -> tuple[str, ...]:
-        """The dtypes in which `jax.nn.dot_product_attention` cannot go through `jax.jit`: a CPU is asked
-        float16 operation by operation (see finding float16-jit), and each is a program."""
+        """The dtypes in which `jax.nn.dot_product_attention` runs operation by operation: float16 on a
+        CPU (finding float16-jit)."""
         return ("f16",) if self.device == "cpu" else ()
 
     def jitted_native(
         self, owner: Implementation, prepared: PreparedCall, dtype: DType
     ) -> PreparedCall:
-        """A call with `jax.nn.dot_product_attention` in it, through `jax.jit` where that can be."""
+        """A call of `jax.nn.dot_product_attention`, through `jax.jit` unless in `stepwise_dtypes`."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
     def quick(self) -> Backend | None:
@@ -138,7 +137,7 @@ class JaxEngine(Backend):
 
     def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         if compiler == "vmap":
-            return {"empty-batch": "nothing can be mapped over an empty batch"}
+            return {"empty-batch": "vmap cannot map over an empty batch"}
         return AHEAD if compiler == "aot" else {}
 
     def kernels(self, prepared: PreparedCall) -> str:

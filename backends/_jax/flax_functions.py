@@ -1,4 +1,4 @@
-"""Flax's attention as functions: `dot_product_attention` of `flax.nnx` and of `flax.linen`."""
+"""Flax's attention functions: `dot_product_attention` of `flax.nnx` and of `flax.linen`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from suite.spec.vocabulary import OPERANDS
 
 
 class FlaxFunction(Implementation):
-    """Products, softmax and dropout as Flax writes them; a row without keys is the mean of all values."""
+    """Flax's own products, softmax and dropout; a fully masked row is the mean of all values."""
 
     backend: JaxEngine
 
@@ -53,35 +53,37 @@ class FlaxFunction(Implementation):
     )
     causal_flag = False
     drops: Mapping[str, Any] = {}
-    """What is said of dropout besides its rate."""
+    """Arguments of dropout besides its rate."""
 
     @abstractmethod
     def function(self) -> Callable[..., Any]:
-        """Flax's function, of arrays (B, L, H, D)."""
+        """Flax's function; arrays are (B, L, H, D)."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
 
     @property
     def later(self) -> frozenset[str]:
-        """All dtypes but float32: the layers, which are asked the others, call these functions."""
+        """All dtypes except float32, since layers call these functions in the other dtypes."""
         return frozenset(ALL_BUT_FLOAT32)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         if split_native(inputs, causal=self.causal_flag).causal:
             return {"mask as it broadcasts": self.call(inputs, written_out=False)}
-        # Every path is a program: these hang on no mask.
+        # Every path is a program to compile, and these paths do not depend on a mask.
         if inputs.dense_mask is not None:
             return {}
         return {name: self.call(inputs, **more) for name, more in self.settings().items()}
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Settings that must not change the answer, by their names."""
+        """Settings that must not change the answer, by name."""
         return {"precision": {"precision": "highest"}}
 
     def call(self, inputs: Inputs, written_out: bool = True, **settings: Any) -> PreparedCall:
-        """The call; `written_out`: a mask beside the causal flag has all its axes (see the finding
-        nnx-causal-broadcast). `settings` are those of the function."""
+        """A call with `settings` of the function.
+
+        With `written_out` a mask beside the causal flag has full sizes (finding nnx-causal-broadcast).
+        """
         native = split_native(inputs, causal=self.causal_flag)
         arguments = flagged_arguments(self.backend, inputs, native)
         mask = dense_of(inputs, native.rest)
@@ -91,7 +93,7 @@ class FlaxFunction(Implementation):
         options: dict[str, Any] = dict(settings)
         if inputs.rate:
             options |= {"dropout_rate": inputs.rate, **self.drops}
-            if not inputs.training:  # the other is so by default
+            if not inputs.training:  # the default is False
                 options["deterministic"] = True
             arguments[SEED] = self.backend.array(np.asarray(inputs.dropout_seed), None)
 
@@ -106,7 +108,7 @@ class FlaxFunction(Implementation):
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         arguments = flagged_arguments(self.backend, inputs, split_native(inputs))
-        # Arrays of NumPy: what is cut and joined here compiles nothing.
+        # NumPy arrays: slicing them compiles nothing.
         own = {name: np.asarray(array) for name, array in arguments.items()}
         query, key, value = (own[name] for name in OPERANDS)
         twice = {"key": key.repeat(2, 0), "value": value.repeat(2, 0)}
@@ -117,7 +119,7 @@ class FlaxFunction(Implementation):
             "values of fewer heads": {"value": value[:, :, :2]},
             "queries of another size": {"query": query[..., 1:]},
         }
-        # In the abstract: nothing is computed.
+        # eval_shape computes nothing.
         shape_of, function = self.backend.jax.eval_shape, self.function()
         calls = variations(partial(shape_of, function), own, changes)
         settings = {
@@ -127,13 +129,15 @@ class FlaxFunction(Implementation):
         return calls | settings
 
     def bad_settings(self) -> dict[str, dict[str, Any]]:
-        """Settings that have no meaning, by what is wrong with them."""
+        """Meaningless settings, by a description of the mistake."""
         return {}
 
 
 class NnxFunction(FlaxFunction):
-    """`flax.nnx.dot_product_attention` that sows its weights into a module: without one, and without
-    dropout, it calls `jax.nn.dot_product_attention`, which is asked for itself."""
+    """`flax.nnx.dot_product_attention` with a module that it sows weights into.
+
+    Without module and dropout it calls `jax.nn.dot_product_attention`, another implementation.
+    """
 
     name = "flax-nnx-function"
     declared = FlaxFunction.declared.electing(

@@ -1,4 +1,4 @@
-"""What Flax's attention modules share: names, arguments, and the ways of handing over a mask."""
+"""Shared code of Flax's attention modules: names, arguments, and ways to pass a mask."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
-"""Flax's names of the projections, whose kernels and biases have the canonical shapes."""
+"""Canonical names of projections by Flax's names. Kernels and biases have the canonical shapes."""
 
 ARGUMENTS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
-"""What the modules call their inputs."""
+"""The modules' names of query, key and value."""
 
 EPSILON = 1e-6
-"""What Flax's layer norms add to a variance by default; attention modules hand on no other number."""
+"""The default epsilon of Flax's layer norms; attention modules cannot set another."""
 
 NOTHING = 2.0**-60
-"""A rate of dropout that drops nothing: 1 less the rate is 1."""
+"""A dropout rate that drops nothing, since 1 - rate rounds to 1."""
 
 SEED = "dropout_seed"
-"""The argument from which a call makes the key of its dropout."""
+"""The argument with the seed of dropout."""
 
 
 def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Kernels and biases by Flax's names of the projections, scales by those of its norms."""
+    """Kernels and biases by Flax's names of projections, gains by its names of norms."""
     norms = {
         f"{part}_ln": {"scale": parameters[f"{part}_gain"]}
         for part in ("query", "key")
@@ -55,8 +55,10 @@ def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class FlaxLayer(Implementation):
-    """A module is built within the call, from parameters that are arguments of it. A bias goes in through
-    `attention_fn`, the documented way."""
+    """A Flax attention module, which the call builds from parameters among its arguments.
+
+    A bias is passed through `attention_fn`, as documented.
+    """
 
     backend: JaxEngine
 
@@ -106,7 +108,7 @@ class FlaxLayer(Implementation):
         }
 
     def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
-        """The call as it is made by default: through `jax.jit`."""
+        """The call through `jax.jit`, the default."""
         if self.calls_native:
             return self.backend.jitted_native(self, plain, inputs.dtype)
         return self.backend.jitted(self, plain)
@@ -121,13 +123,15 @@ class FlaxLayer(Implementation):
         wide_parameters: bool = False,
         **flags: Any,
     ) -> PreparedCall:
-        """The call, by any of the layer's flags, operation by operation.
+        """A call of the layer with flags, operation by operation.
 
-        `masks`: "heads" (B, 1 or H, Lq, Lk), what `make_attention_mask` gives; "full" (B, H, Lq, Lk);
-        "broadcast", as it comes; "float32"; "helpers", made by Flax. `flag`: whether the causal flag may
-        be used. `inputs_given`: how many of query, key and value are handed over. `axes`: how many axes
-        of batches there are. `wide_parameters`: they are float32, as most models keep them. `flags` are
-        those of the module and its call.
+        - `masks`: "heads" (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "full" (B, H, Lq, Lk);
+          "broadcast", with sizes of 1; "float32"; "helpers", made by Flax
+        - `flag`: whether the causal flag may be used
+        - `inputs_given`: how many of query, key and value are passed
+        - `axes`: the number of batch axes
+        - `wide_parameters`: parameters are float32, as in most models
+        - `flags`: those of the module and its call
         """
         backend = self.backend
         arrays = sequences(backend, inputs)
@@ -162,10 +166,10 @@ class FlaxLayer(Implementation):
         return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=ARGUMENTS, constants=constants)
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
-        """The constructor's arguments that all modules have."""
+        """Constructor arguments that all modules have."""
         s, widths = inputs.sizes, inputs.widths
         dtype = self.backend.numpy.dtype(inputs.dtype.long_name)
-        # As people write it: what is so by default is not said.
+        # As in users' code: default values are not passed.
         said = {
             "qkv_features": (s.H * s.D, widths.query),
             "out_features": (widths.output, widths.query),
@@ -181,11 +185,14 @@ class FlaxLayer(Implementation):
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """A function of parameters, bias (or None), dropout's seed, and the arguments of the call, that
-        builds the module and calls it: (output, weights). `settings` hold the flags, too."""
+        """A function that builds the module, calls it, and returns (output, weights).
+
+        Its arguments are parameters, bias or None, the seed of dropout, and the arguments of the call.
+        `settings` include the flags.
+        """
 
     def helped(self, inputs: Inputs) -> Any:
-        """The mask as Flax's own functions make it."""
+        """The mask from Flax's own helper functions."""
         import flax.linen as linen
 
         s = inputs.sizes
@@ -200,7 +207,7 @@ class FlaxLayer(Implementation):
         return linen.combine_masks(causal, padding)
 
     def mask_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """Ways of handing over the same mask."""
+        """Ways to pass the same mask."""
         flags: dict[str, dict[str, Any]] = {}
         if inputs.dense_mask is None:
             return flags
@@ -216,7 +223,7 @@ class FlaxLayer(Implementation):
         return flags
 
     def input_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """Ways of handing over one tensor as query, key and value."""
+        """Ways to pass one tensor as query, key and value."""
         if not inputs.self_attention:
             return {}
         return {"inputs_q alone": {"inputs_given": 1}, "no inputs_v": {"inputs_given": 2}}
@@ -225,7 +232,7 @@ class FlaxLayer(Implementation):
         plain = self.call(inputs)
         own, query = plain.arguments, np.asarray(plain.arguments["inputs_q"])
         one = {n: a for n, a in own.items() if n != "inputs_k"}
-        # In the abstract: nothing is computed.
+        # eval_shape computes nothing.
         shape_of = partial(self.backend.jax.eval_shape, plain.function)
         heads = self.call(inputs, num_heads=inputs.sizes.H + 1)
         rows = self.call(inputs, rows_at_once=2)
@@ -256,8 +263,7 @@ def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
 
 
 def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any], count: int) -> Any:
-    """What a layer that decodes answers, which is given `count` rows of a sequence at a time. It takes
-    one, and refuses more."""
+    """The answers of a decoding layer that gets `count` rows at a time; only 1 is allowed."""
     import jax
 
     rows = arguments["inputs_q"]
@@ -266,11 +272,11 @@ def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any], count: 
 
 
 def decodes(inputs: Inputs) -> bool:
-    """Whether decoding row by row answers the same: self-attention under a causal mask alone."""
+    """Whether decoding row by row gives the same answer: self-attention with only a causal mask."""
     whole = not (inputs.squeezed or inputs.training or inputs.bias is not None)
     return causal_alone(inputs) and whole and inputs.self_attention and inputs.returned == "none"
 
 
 def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:
-    """The setting that adds a bias to the scores; none where there is no bias."""
+    """The setting that adds a bias to the scores; empty without a bias."""
     return {} if bias is None else {"attention_fn": partial(function, bias=bias)}

@@ -11,7 +11,7 @@ from suite.spec.inputs import Inputs
 
 
 class Linen(FlaxLayer):
-    """Products and a softmax of its own, whether weights are sown or not."""
+    """The layer with Linen's own products and softmax, with and without weights."""
 
     name = "flax-linen"
     declared = (
@@ -28,10 +28,14 @@ class Linen(FlaxLayer):
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """Flags: `deterministic`; `constructor`: it is said there; `einsums`: JAX's own, handed over;
-        `sow`; `alias`: MultiHeadAttention; `one_memory`: keys and values are inputs_kv; `jax_nn`:
-        attention_fn is jax.nn's; `wide_softmax`: force_fp32_for_softmax; `rows_at_once`: how many rows a
-        layer that decodes is given at a time."""
+        """See `FlaxLayer.module`. Flags:
+
+        - `deterministic`, `sow`: as in Flax; `constructor`: the constructor gets `deterministic`
+        - `einsums`: JAX's own einsums are passed; `jax_nn`: attention_fn is jax.nn's
+        - `alias`: the class MultiHeadAttention; `one_memory`: keys and values are inputs_kv
+        - `wide_softmax`: force_fp32_for_softmax
+        - `rows_at_once`: rows per call of a decoding layer
+        """
         import flax.linen as linen
         import jax
 
@@ -64,7 +68,7 @@ class Linen(FlaxLayer):
             parameters: Mapping[str, Any], bias: Any, seed: Any, arguments: dict[str, Any]
         ) -> tuple[Any, Any]:
             layer = kind(**{**own, **biased(attention, bias)})
-            # As people write it: random numbers are for training, and for dropout.
+            # As in users' code: rngs only in training or with dropout.
             rngs = {"dropout": jax.random.key(seed)} if inputs.training or drops else None
             variables = {"params": by_parts(parameters)}
             if one_memory:
@@ -106,7 +110,7 @@ class Linen(FlaxLayer):
         def both(query: Any) -> Any:
             return called(query, inputs_k=query, inputs_kv=query, deterministic=True)
 
-        # In the abstract: nothing is computed.
+        # eval_shape computes nothing.
         return {
             **super().refused(inputs),
             "inputs_kv beside inputs_k": partial(jax.eval_shape, both, tokens),
@@ -114,7 +118,7 @@ class Linen(FlaxLayer):
         }
 
     def alias(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """The layer's other name, and the other name of keys and values that are one."""
+        """The class under its other name, with keys and values as inputs_kv."""
         if inputs.self_attention:
             return {"MultiHeadAttention, inputs_kv": {"alias": True, "one_memory": True}}
         return {"MultiHeadAttention": {"alias": True}}
@@ -140,7 +144,7 @@ class Linen(FlaxLayer):
                     "broadcast_dropout": False,
                 },
             }
-            # jax.nn's softmax is in float32 whatever the dtype.
+            # jax.nn's softmax is float32 in every dtype.
             if inputs.returned == "none" and inputs.dtype.name != "f64":
                 flags["attention_fn=jax.nn.dot_product_attention"] = {"jax_nn": True}
         return flags

@@ -14,25 +14,25 @@ from suite.spec.inputs import Inputs
 
 
 class Nnx(FlaxLayer):
-    """No dropout, no weights: `jax.nn.dot_product_attention` inside."""
+    """The layer without dropout and weights; this path calls `jax.nn.dot_product_attention`."""
 
     name = "flax-nnx"
     declared = (
         FlaxLayer.declared.refusing(
             {
-                "weights": "asked for weights it takes another path: flax-nnx-weights",
-                "dropout": "with dropout it takes another path: flax-nnx-weights",
+                "weights": "sow_weights=True takes another path: flax-nnx-weights",
+                "dropout": "dropout takes another path: flax-nnx-weights",
             }
         )
         .electing(
             {
                 "causal-alignment": "top-left",
                 "causal-with-mask": "intersect",
-                # jax.nn.dot_product_attention inside, whose softmax is in float32.
+                # The softmax of jax.nn.dot_product_attention is float32.
                 "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
             }
         )
-        # Softmax runs in float32 whatever the dtype.
+        # The softmax is float32 in every dtype.
         .but(numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"})
     )
     causal_flag = calls_native = True
@@ -56,10 +56,14 @@ class Nnx(FlaxLayer):
     def module(
         self, settings: dict[str, Any], inputs: Inputs
     ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """Flags: `deterministic`, of the call; `view`, which says instead whether dropout is on: "eval",
-        "train", "nnx.view" or "constructor"; `decode_in_call`; `sow`; `jit`, for `nnx.jit`;
-        `rows_at_once`: how many rows a layer that decodes is given at a time, its cache made by
-        `init_cache` or `nnx.view`; `own_rngs`: the call is given none."""
+        """See `FlaxLayer.module`. Flags:
+
+        - `deterministic`: an argument of the call
+        - `view`: the way to switch dropout instead: "eval", "train", "nnx.view" or "constructor"
+        - `sow`, `decode_in_call`: as in Flax; `jit`: through `nnx.jit`
+        - `rows_at_once`: rows per call of a decoding layer, with a cache by `init_cache` or `nnx.view`
+        - `own_rngs`: the call gets no rngs
+        """
         import jax
         from flax import nnx
 
@@ -70,7 +74,7 @@ class Nnx(FlaxLayer):
         deterministic = own.pop("deterministic", not inputs.training)
         sows, jit = own.pop("sow", self.sows), own.pop("jit", False)
         own_rngs = own.pop("own_rngs", False)
-        # As people write it: what is so by default is not said.
+        # As in users' code: default values are not passed.
         static: dict[str, Any] = {"sow_weights": True} if sows else {}
         if decode_in_call:
             static["decode"] = decode
@@ -89,8 +93,7 @@ class Nnx(FlaxLayer):
 
         @cache
         def abstract() -> Any:
-            """In the abstract: no initializer is computed, and no random numbers are there. It is made
-            once, which costs as much as all else of a trace."""
+            """The abstract module, made once: no initializer runs, and there are no random numbers."""
             return nnx.eval_shape(lambda: construct(None))
 
         def run(
@@ -147,7 +150,7 @@ class Nnx(FlaxLayer):
             return module(*call) if call else module
 
         def abstract(*shape: int, **settings: Any) -> Callable[[], Any]:
-            # In the abstract: nothing is computed.
+            # Abstract arrays: nothing is computed.
             operands = [self.backend.jax.ShapeDtypeStruct(shape, "float32")] if shape else []
             return partial(nnx.eval_shape, partial(layer, **settings), *operands)
 
@@ -167,15 +170,14 @@ class Nnx(FlaxLayer):
             "nnx.view, nnx.jit": {"view": "nnx.view", "jit": True},
         }
         if decodes(inputs):
-            # A row has no future: the cache hides it, and the flag hides the past (the finding
-            # nnx-decode-causal).
+            # The cache masks the future; the causal flag would mask the past (finding nnx-decode-causal).
             flags["decode"] = {"rows_at_once": 1, "flag": False}
             flags["decode, is_causal"] = {"rows_at_once": 1}
         return flags
 
 
 class NnxWeights(Nnx):
-    """sow_weights=True, or dropout: products and a softmax of its own."""
+    """The layer with sow_weights=True or dropout: Flax's own products and softmax."""
 
     name = "flax-nnx-weights"
     declared = FlaxLayer.declared.electing(

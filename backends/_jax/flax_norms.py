@@ -19,21 +19,21 @@ from suite.spec.operators.batch_norm import BATCH_NORM
 from suite.spec.operators.layer_norm import LAYER_NORM
 
 NAMES = {"params": {"scale": "gain", "bias": "offset"}}
-"""What Flax calls the canonical parameters of a norm, by collection of variables."""
+"""Canonical parameters of a norm by Flax's names, for each collection of variables."""
 
 
 class FlaxNorm(Implementation):
-    """A norm of Flax Linen, statistics and all as variables."""
+    """A norm of Flax Linen; its parameters and statistics are variables."""
 
     backend: JaxEngine
 
     names: Mapping[str, Mapping[str, str]] = NAMES
     own_epsilon: float
-    """The default of epsilon."""
+    """Flax's default epsilon."""
 
     @abstractmethod
     def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
-        """The module with the settings that both norms have."""
+        """The module; `settings` are those that both norms have."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
@@ -56,12 +56,12 @@ class FlaxNorm(Implementation):
         return calls
 
     def hides(self, inputs: Inputs) -> bool:
-        """Whether a mask can hide something of what statistics are made of."""
+        """Whether a mask can exclude elements from the statistics."""
         return True
 
     @abstractmethod
     def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-        """Query and parameters with something more, and the mask that hides it from statistics."""
+        """Query and parameters with additional elements, and the mask that excludes these."""
 
     def call(
         self,
@@ -72,9 +72,12 @@ class FlaxNorm(Implementation):
         wide_parameters: bool = False,
         **flags: Any,
     ) -> PreparedCall:
-        """The call with more settings; `masked`: of more than the query, which a mask hides; after so
-        many `steps` of training, each on a multiple of the query; `wide_parameters`: they are float32, as
-        most models keep them."""
+        """A call with more settings.
+
+        - `masked`: with additional elements that a mask excludes
+        - `steps`: the number of training steps before, each on a multiple of the query
+        - `wide_parameters`: parameters are float32, as in most models
+        """
         import flax.linen as linen
 
         backend, training = self.backend, inputs.training
@@ -136,13 +139,13 @@ class LinenLayerNorm(FlaxNorm):
 
 
 class LinenBatchNorm(FlaxNorm):
-    """`flax.linen.BatchNorm` over all axes but the last."""
+    """`flax.linen.BatchNorm` over all axes except the last."""
 
     name = "flax-batch-norm"
     operator = BATCH_NORM
     own_epsilon = 1e-5
     declared = Declared(
-        # In evaluation parameters of 16 bits make every step one of 16 bits.
+        # In evaluation with 16-bit parameters every step is in 16 bits.
         numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},
         features=LAYER_FEATURES,
     )

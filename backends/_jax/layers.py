@@ -1,4 +1,4 @@
-"""JAX's layers, textbook code in jax.numpy, and what Flax has, where it is installed."""
+"""Layers on JAX: textbook code in jax.numpy, and Flax's layers if Flax is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMERICS: Numerics = "stepwise"
 
 
 def layers(backend: JaxEngine) -> list[Implementation]:
-    """Every layer judged in JAX, and Flax's functions."""
+    """All layers on JAX, and Flax's functions."""
     of_textbooks = textbooks(backend, spelled(backend), NUMERICS)
     if not find_spec("flax"):
         return of_textbooks

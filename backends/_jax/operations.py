@@ -1,4 +1,4 @@
-"""How JAX spells what textbooks are written in. A script has `operations` as it stands here."""
+"""The operations of textbook code in JAX. Scripts of found failures contain `operations`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from backends.textbook.layer import Operations
 
 
 def spelled(backend: JaxEngine) -> Operations:
-    """The operations, in code that is called through `jax.jit`."""
+    """The operations for code that is called through `jax.jit`."""
     return replace(operations(backend.jax, backend.numpy), called=backend.jitted)
 
 
 def operations(jax: Any, jnp: Any) -> Operations:
-    """JAX's words for what textbooks write."""
+    """JAX's names for the operations of textbook code."""
     return Operations(
         softmax=lambda x: jax.nn.softmax(x, axis=-1),
         fill=lambda x, hidden, number: jnp.where(hidden, number, x),
@@ -36,7 +36,7 @@ def operations(jax: Any, jnp: Any) -> Operations:
         largest=lambda x, axis: x.max(axis),
         cast=lambda x, dtype: x.astype(dtype),
         number=lambda value, x: value,
-        # A mask of more axes than the scores is refused, not broadcast.
+        # Refuses a mask with more axes than the scores, instead of broadcasting.
         hide=lambda scores, mask: jnp.where(
             jnp.broadcast_to(mask, scores.shape), scores, jnp.finfo(scores.dtype).min
         ),

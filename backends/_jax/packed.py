@@ -1,4 +1,4 @@
-"""Packed attention by `jax.nn.dot_product_attention`: a row of the batch a segment, with its lengths."""
+"""Packed attention by `jax.nn.dot_product_attention`: each segment is a sample of a batch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from suite.spec.operators.packed import PACKED, summed
 
 
 class JaxNnPacked(Implementation):
-    """Segments are rows of a batch, (B, longest, H, D), filled up with zeros; `query_seq_lengths` and
-    `key_value_seq_lengths` say how long they are. The answer's tokens are put one behind the other again.
-    """
+    """Segments as a batch (B, longest, H, D), padded with zeros, with `query_seq_lengths` and
+    `key_value_seq_lengths`. The answer is packed again."""
 
     backend: JaxEngine
 
@@ -38,14 +37,14 @@ class JaxNnPacked(Implementation):
 
     @cached_property
     def layouts(self) -> tuple[Any, Any]:
-        """`laid_out` and `put_back`, a program each in every dtype: no operation of theirs is judged."""
+        """`laid_out` and `put_back` as programs in every dtype; their operations are not judged."""
         jit = self.backend.jax.jit
         return jit(laid_out), jit(partial(put_back, self.backend.numpy))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, (rows_of, tokens_of) = self.backend, self.layouts
         if len(inputs.key) != len(inputs.value):
-            raise ValueError("rows of the batch are laid out for as many values as keys")
+            raise ValueError("a batch needs as many values as keys")
         arguments = sequences(backend, inputs)
         for name in ("query", "key"):
             lengths = inputs.arrays[f"{name}_lengths"].astype(np.int32)
@@ -74,19 +73,19 @@ class JaxNnPacked(Implementation):
 
 
 def laid_out(query: Any, key: Any, value: Any, query_places: Any, key_places: Any) -> list[Any]:
-    """Tokens (L, H, D) as rows (B, longest, H, D), zeros behind the tokens of a segment."""
+    """Unpack tokens (L, H, D) to a batch (B, longest, H, D), padded with zeros."""
     of = ((query, query_places), (key, key_places), (value, key_places))
     return [tokens.at[at].get(mode="fill", fill_value=0) for tokens, at in of]
 
 
 def put_back(numpy: Any, query: Any, answer: Any, query_places: Any) -> Any:
-    """Rows (B, longest, H, Dv) as tokens (Lq, H, Dv), as many as `query` has; `numpy` is `jax.numpy`."""
+    """Pack a batch (B, longest, H, Dv) to the tokens (Lq, H, Dv) of `query`; `numpy` is `jax.numpy`."""
     tokens = numpy.zeros_like(answer, shape=(len(query), *answer.shape[2:]))
     return tokens.at[query_places].set(answer, mode="drop")
 
 
 def places(lengths: np.ndarray) -> np.ndarray:
-    """Where the tokens of segments lie, (B, longest); behind all of them where a segment has no more."""
+    """Indices (B, longest) of the tokens of segments; padding has an index beyond all tokens."""
     starts, steps = summed(lengths), np.arange(max(int(lengths.max(initial=0)), 1))
     there = steps < lengths[:, None]
     return np.where(there, starts[:-1, None] + steps, starts[-1]).astype(np.int32)

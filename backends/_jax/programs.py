@@ -1,8 +1,7 @@
-"""Programs of JAX: functions of a call's arguments through `jax.jit`, as JAX is used.
+"""Programs of JAX: calls through `jax.jit`.
 
-A program is compiled for every function, and for every shape and dtype of its arrays. What makes calls
-cheap is that they share functions: one for each way of calling an implementation (`JitPrograms`), which
-its output, its gradients and its tangents are each one program of.
+JAX compiles a program for every function, shape and dtype. So calls share functions, one for each static
+configuration of an implementation (`JitPrograms`). Output, gradients and tangents are one program each.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from backends._jax.quickly import JitProgram
 from backends.prepared import PreparedCall
 
 Gradients = tuple[Any, dict[str, Any]]
-"""A call's output, and its gradients by operand."""
+"""The output of a call, and its gradients by operand."""
 
 
 @dataclass(frozen=True)
 class Static:
-    """What a program hangs on besides arrays: names of arguments that are one array with an earlier one,
-    plain values by name, and the place of the output among what comes back (None: it is all).
+    """The parts of a call besides arrays, on which its program depends.
 
-    Two are equal by their text, since 1 == True and 0.0 == -0.0.
+    They are: names of arguments that are the same array as an earlier argument, plain values by name, and
+    the index of the output in the returned tuple (None: the return value is the output). Equality is that
+    of the text, since 1 == True and 0.0 == -0.0.
     """
 
     same: Mapping[str, str] = field(compare=False)
@@ -36,18 +36,18 @@ class Static:
         object.__setattr__(self, "text", repr((self.same, sorted(self.rest.items(), key=str))))
 
     def arguments(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the call, with these arrays."""
+        """The arguments of the call for these arrays."""
         return {**arrays, **{n: arrays[first] for n, first in self.same.items()}, **self.rest}
 
     def first(self, name: str) -> str:
-        """The name under which an array comes in."""
+        """The name of the first argument with the same array."""
         return self.same.get(name, name)
 
 
 def divided(
     arguments: Mapping[str, Any], place: int | None = None
 ) -> tuple[dict[str, Any], Static]:
-    """The arrays of a call, each once, and all else."""
+    """Split a call's arguments into arrays, each once, and `Static`."""
     import jax
 
     arrays: dict[str, Any] = {}
@@ -65,9 +65,9 @@ def divided(
 
 
 class Jitted:
-    """A function through `jax.jit`: arrays are arguments of the program, all else is a part of it.
+    """A function through `jax.jit`, whose arguments other than arrays are static.
 
-    `plain` is the function as it is; its programs are compiled with `options` of XLA.
+    `plain` is the function itself; `options` are compiler options of XLA.
     """
 
     def __init__(self, plain: Callable[..., Any], options: Mapping[str, Any] | None = None) -> None:
@@ -81,13 +81,13 @@ class Jitted:
         return self.forward(arrays, static=static)
 
     def ready(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
-        """A call with its arguments divided beforehand, which is left out of what is timed."""
+        """A call whose arguments are already split, so that splitting is not timed."""
         arrays, static = divided(arguments)
         forward = self.forward.program
         return lambda: forward(arrays, static=static)
 
     def compiled(self, arguments: Mapping[str, Any]) -> Any:
-        """XLA's program of a call; compiled for it where it was not called before."""
+        """XLA's program of a call, compiled if necessary."""
         arrays, static = divided(arguments)
         return self.forward.program.lower(arrays, static=static).compile()
 
@@ -99,7 +99,7 @@ class Jitted:
         return output, dict(zip(wrt, gradients, strict=True)) if gradients else {}
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        """How the output of a call of this function moves, one program (see `Backend.jvp`)."""
+        """JVP of a call of this function, one program (see `Backend.jvp`)."""
         arrays, static = divided(prepared.arguments, _place(prepared))
         moving = {static.first(prepared.argument(name)): t for name, t in tangents.items()}
         return self._jvp(arrays, moving, static=static)
@@ -118,7 +118,7 @@ class Jitted:
 
         out, pull = jax.vjp(output, *(arrays[name] for name in wrt))
         if out.dtype != cotangent.dtype:
-            return out, ()  # the answer's dtype is the fault; vjp would refuse the cotangent
+            return out, ()  # wrong dtype of the answer: vjp would refuse the cotangent
         return out, pull(cotangent)
 
     def _tangent(
@@ -138,14 +138,16 @@ def _place(prepared: PreparedCall) -> int | None:
 
 
 class FusedCalls:
-    """Calls through `jax.jit` as one program, which gives the answers of all: XLA computes once what they
-    have in common. It is compiled where the first of them is asked for."""
+    """Several calls as one program through `jax.jit`. XLA computes common parts once.
+
+    The first use of an answer compiles the program.
+    """
 
     def __init__(self, calls: Mapping[str, PreparedCall], functions: Mapping[str, Jitted]) -> None:
         self.calls, self.functions = calls, functions
 
     def call(self, name: str) -> PreparedCall:
-        """One of the calls. With other arguments than its own it is a program of its own again."""
+        """One of the calls. With other arguments than its own it runs as a separate program."""
         own = self.calls[name]
 
         def function(**arguments: Any) -> Any:
@@ -159,8 +161,10 @@ class FusedCalls:
 
     @cached_property
     def answers(self) -> dict[str, Any]:
-        """The answers by name, of those that JAX can trace; none where they cannot be compiled together.
-        The others are programs of their own, and raise when they are called."""
+        """Answers by name, for all calls that JAX can trace; empty if the program cannot be compiled.
+
+        Calls without an answer here run as separate programs, and raise there.
+        """
         import jax
 
         parts = {}
@@ -172,7 +176,7 @@ class FusedCalls:
             except Exception:
                 continue
             parts[name] = (part, arrays)
-        # Each array is one argument, whoever takes it: nothing is in common otherwise.
+        # A shared array must be one argument; else XLA sees no common parts.
         unique = {id(a): a for _, arrays in parts.values() for a in arrays.values()}
         places = {key: place for place, key in enumerate(unique)}
 
@@ -186,15 +190,14 @@ class FusedCalls:
         try:
             return dict(JitProgram(all_of_them, options)(list(unique.values())))
         except Exception:
-            # One that JAX traces and cannot compile must not be the others' failure.
+            # One call that cannot be compiled must not fail the others.
             return {}
 
 
 class JitPrograms:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
-    `compiled` is the text of a function through `jax.jit` (see `Dialect.compiled`), `options` are those
-    of XLA.
+    `compiled` is the source text of a function through `jax.jit` (see `Dialect.compiled`).
     """
 
     def __init__(self, compiled: str) -> None:
@@ -203,19 +206,19 @@ class JitPrograms:
         self.kept: dict[tuple[object, str], Jitted] = {}
 
     def jitted(self, owner: object, prepared: PreparedCall) -> PreparedCall:
-        """The call through `jax.jit`; all calls of `owner` that have equal constants share a function.
+        """The call through `jax.jit`; calls of `owner` with equal constants share a function.
 
-        Raises ValueError where the call does not say what it hangs on: it would be compiled each time.
+        Raises ValueError if the call has no constants, since it would be compiled each time.
         """
         if prepared.constants is None:
-            raise ValueError(f"a call of {owner} that shares no program: it names no constants")
+            raise ValueError(f"a call of {owner} names no constants, so it cannot share a program")
         key = (owner, repr(prepared.constants))
         function = self.kept.setdefault(key, Jitted(prepared.function, self.options))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 
 def together(calls: Mapping[str, PreparedCall]) -> dict[str, PreparedCall]:
-    """The calls, of which those through `jax.jit` are one program."""
+    """The calls, with all calls through `jax.jit` fused to one program."""
     functions = {n: call.function for n, call in calls.items() if isinstance(call.function, Jitted)}
     if len(functions) < 2:
         return dict(calls)
@@ -224,7 +227,7 @@ def together(calls: Mapping[str, PreparedCall]) -> dict[str, PreparedCall]:
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:
-    """The call operation by operation, whether or not it is one program."""
+    """The call operation by operation, without `jax.jit`."""
     function = prepared.function
     if not isinstance(function, Jitted):
         return prepared

@@ -1,12 +1,10 @@
 """Programs that XLA compiles for the CPU with few optimisations, in a fifth of the time.
 
-Nearly all the time of judging JAX went into compiling programs that run once. What JAX traces is the
-same, and XLA makes the same operations of it, with the same conversions; single operations may stand in a
-fusion of their own or in none. LLVM then optimises nothing, and loops are written by an emitter of XLA's
-that needs less time. JAX has a switch of its own for this, made for smoke tests
-(`jax_disable_most_optimizations`, jax#3208): the first two options here. A backend compiles all programs
-in one way (`Backend.quick`). A wrong answer of a quick backend is asked for again of another one, which
-compiles with all optimisations (`Plan.judge`).
+JAX traces the same program, and XLA makes the same operations and conversions; only fusions may differ.
+LLVM optimises nothing, and an older emitter of XLA writes loops. The first two options are JAX's own
+switch for smoke tests (`jax_disable_most_optimizations`, jax#3208). A backend compiles all programs in
+one way (`Backend.quick`). After a wrong answer a backend with all optimisations is asked again
+(`Plan.judge`).
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ OPTIONS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-"""Options of XLA. With all of them a forward pass takes 22 ms instead of 90, with gradients 30 instead of
-160; with JAX's own two 52 and 96 (a few rows of attention, jaxlib 0.10.2)."""
+"""Options of XLA. With all options compilation of a small forward pass takes 22 ms instead of 90, with
+gradients 30 instead of 160; with JAX's own two options 52 and 96 (jaxlib 0.10.2)."""
 
 
 def known_options() -> dict[str, Any]:
-    """Those of the options that this release of XLA takes."""
+    """The options that this release of XLA knows."""
     import jax
 
     def known(options: dict[str, Any]) -> bool:
@@ -42,8 +40,11 @@ def known_options() -> dict[str, Any]:
 
 
 class JitProgram:
-    """A function through `jax.jit`, compiled with `options` of XLA. A quick one is the function alone
-    within what JAX traces itself, since a program has one set of options."""
+    """A function through `jax.jit`, compiled with `options` of XLA.
+
+    Within another trace a function with options is called without `jax.jit`, since a program has one set
+    of options.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a call can leave behind in JAX: flags that change what other calls compute."""
+"""Flags of JAX that a call may change, and that affect later calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAGS = (
 
 
 def settings(jax: Any) -> Mapping[str, Setting]:
-    """The flags by name, those that this release has."""
+    """The flags of this release by name."""
 
     def setting(flag: str) -> Setting:
         return Setting(lambda: getattr(jax.config, flag), partial(jax.config.update, flag))

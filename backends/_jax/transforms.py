@@ -1,7 +1,7 @@
-"""Derivatives of prepared calls by `jax.vjp` and `jax.jvp`, and what is timed of them.
+"""Derivatives of prepared calls by `jax.vjp` and `jax.jvp`, for checks and for timing.
 
-A call that is one program has its derivatives as one program each (`Jitted`); any other is differentiated
-operation by operation.
+The derivatives of a call that is one program are one program each (`Jitted`). Other calls are
+differentiated operation by operation.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from backends.protocol import Step
 
 
 def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """`jax.vjp` of the call as a function of the operands that ask for a gradient.
+    """Output and gradients by `jax.vjp`, with respect to the operands `wrt`.
 
-    No gradients where the output has another dtype than the cotangent.
+    There are no gradients if output and cotangent have different dtypes.
     """
     if isinstance(prepared.function, Jitted):
         return prepared.function.vjp(prepared, wrt, cotangent)
     out, pull = _pull(prepared, wrt)
     if out.dtype != cotangent.dtype:
-        return out, {}  # the answer's dtype is the fault; vjp would refuse the cotangent
+        return out, {}  # wrong dtype of the answer: vjp would refuse the cotangent
     return out, dict(zip(wrt, pull(cotangent), strict=True))
 
 
 def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-    """`jax.jvp` of the call as a function of the operands that move."""
+    """JVP of the output for `tangents`, by `jax.jvp`."""
     import jax
 
     if isinstance(prepared.function, Jitted):
@@ -39,7 +39,7 @@ def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
 
 
 def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step`; of a call that is one program, the whole step is one, too."""
+    """`Backend.step`; if the call is one program, the whole step is one program, too."""
     import jax
 
     if direction == "forward":
@@ -48,7 +48,7 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
     through: Callable[..., Any] = jax.jit if jitted else _as_it_is
     plain = by_operation(prepared)
     pulled = through(lambda pull, cotangent: pull(cotangent))
-    # The derivative of one trace: that of another call would be compiled anew.
+    # One trace for all calls: another trace would be compiled again.
     programs: dict[str, Callable[..., Any]] = {}
 
     def ready(arguments: Mapping[str, Any], cotangent: Any) -> Callable[[], Any]:
@@ -82,7 +82,7 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pull(prepared: PreparedCall, wrt: Sequence[str]) -> tuple[Any, Callable[[Any], Any]]:
-    """The output of a call, and what pulls a cotangent back to the operands `wrt`."""
+    """The output of a call, and the function of its VJP with respect to `wrt`."""
     import jax
 
     output, operands = prepared.of_operands(wrt)

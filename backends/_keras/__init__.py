@@ -1,6 +1,5 @@
-"""Keras on every engine it runs on: `keras.ops.dot_product_attention`, and its layers.
+"""Keras on all its engines: `keras.ops.dot_product_attention`, and Keras' layers.
 
-`ops` and `layers` are those of any engine; `on_torch`, `on_jax` and `on_numpy` are backends of their
-own, which stand on the engines of PyTorch's, JAX's and NumPy's packages. On TensorFlow, which Keras comes
-with, they are implementations of the backend `tf`.
+`ops` and `layers` serve every engine. `on_torch`, `on_jax` and `on_numpy` are backends, built on the
+engines of `_torch`, `_jax` and `_numpy`. On TensorFlow Keras belongs to the backend `tf`.
 """

@@ -1,4 +1,4 @@
-"""Keras on an engine: what the backends share whose process has Keras."""
+"""Shared code of backends with Keras in their process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from backends.user.function import UserFunction
 
 
 class WithKeras(Backend):
-    """A backend in whose process Keras is, on the engine that `KERAS_ENGINES` names. It stands before the
-    engine's own class."""
+    """A backend with Keras on the engine that `KERAS_ENGINES` names; a base class before the engine's."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.keras: Any = import_keras(KERAS_ENGINES[self.name])
 
     def begin_cell(self) -> None:
-        """Names of layers begin anew. Keras counts them up in a process, and TensorFlow keeps a kernel
-        for every name of a variable: new ones took a fifth of the time of judging layers. No public
-        function does this alone; where a release keeps it elsewhere, names go on."""
+        """Restart the numbering of layer names, since TensorFlow makes a kernel for every
+        new variable name.
+
+        This uses a private attribute of Keras; in a release without it the numbering continues.
+        """
         super().begin_cell()
         begin_anew = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
         if begin_anew is not None:
@@ -38,7 +39,7 @@ class WithKeras(Backend):
 
 
 class KerasBackend(WithKeras):
-    """Keras on an engine; a person's function is called as Keras' own."""
+    """Keras on an engine; user functions have the signature of Keras' function."""
 
     native = "keras-ops"
 

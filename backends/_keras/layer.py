@@ -1,7 +1,6 @@
-"""What Keras' attention layers share: how they are called, on every engine, and the ways of calling them.
+"""Shared code of Keras' attention layers: calls and paths, for every engine.
 
-Arrays are the engine's own, made by the adapter; Keras is imported when a call is prepared. In every mask
-True attends.
+Arrays are those of the engine. Keras is imported when a call is prepared. In every mask True attends.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
 Called = Callable[[Implementation, PreparedCall, DType], PreparedCall]
-"""How calls that are functions of their arguments alone are called, in a dtype."""
+"""Transforms a call that depends only on its arguments, as by `jax.jit`, for a dtype."""
 
-NO_BIAS = "layers of Keras take no bias of the scores"
+NO_BIAS = "Keras' layers have no bias of the scores"
 
 Numerics = str | Mapping[str, str]
-"""A numerics class, or one by short dtype name."""
+"""A numerics class, or a class for each short dtype name."""
 
 INFERENCE_RATE = 0.3
-"""Dropout of a layer that is called in inference, where it must not matter."""
+"""The dropout rate of layers in inference, where dropout must have no effect."""
 
 
 class KerasLayer(Implementation):
-    """A layer of Keras; what differs between its engines is declared by engine.
+    """A layer of Keras, with declarations by engine.
 
-    On engines whose programs are functions of their arguments (`called`), one layer serves all calls of
-    one configuration, since values come in as arguments; on others every call has a layer of its own.
+    On engines with `called`, values of variables are arguments, so one layer serves all calls of a
+    configuration. On other engines every call has its own layer.
     """
 
     declared = Declared(
@@ -48,14 +47,14 @@ class KerasLayer(Implementation):
     numerics: Mapping[str, Numerics] = {}
     """Numerics classes by engine."""
     elections: Mapping[str, Mapping[str, Election]] = {}
-    """What an engine answers otherwise than the others, by engine."""
+    """Elections of engines that differ from `declared`, by engine."""
     says_scores = False
-    """Whether models say the shape of its scores right (see the finding keras-scores-shape)."""
+    """Whether models state the right shape of scores (finding keras-scores-shape)."""
 
     def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
         declared = self.declared.electing(self.elections.get(engine, {})).but(
             numerics=self.numerics.get(engine, "eager"),
-            # keras.ops.add of a vector is tf.nn.bias_add, whose derivative sums in bfloat16.
+            # keras.ops.add of a vector calls tf.nn.bias_add, whose derivative sums in bfloat16.
             narrow_biases={"bf16": ("output_bias",)} if engine == "tensorflow" else {},
         )
         super().__init__(backend, declared=declared)
@@ -64,7 +63,7 @@ class KerasLayer(Implementation):
 
     @abstractmethod
     def bare(self, inputs: Inputs, **flags: Any) -> Any:
-        """A layer that is not built; `flags` go to its constructor."""
+        """A layer before build(); `flags` go to its constructor."""
 
     @abstractmethod
     def build(self, layer: Any, inputs: Inputs) -> None:
@@ -72,14 +71,14 @@ class KerasLayer(Implementation):
 
     @abstractmethod
     def variables(self, layer: Any) -> dict[str, Any]:
-        """The variables of a layer by their canonical names, in whose shapes Keras keeps them."""
+        """The variables of a layer by canonical names; Keras has the canonical shapes."""
 
     @abstractmethod
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """The mask arguments, valid keys as `value_mask`; a causal mask is a flag and not among them."""
+        """The mask arguments; valid keys are `value_mask`. A causal mask is a flag, and not included."""
 
     def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """The layer called with arrays, or with symbols for them, by the names of its arguments."""
+        """Call the layer with arrays or symbols by argument names."""
         return layer(**arrays, **options)
 
     def asks_scores(self, inputs: Inputs) -> bool:
@@ -87,29 +86,29 @@ class KerasLayer(Implementation):
         return inputs.returned != "none"
 
     def layer(self, inputs: Inputs, restored: bool = False, **flags: Any) -> Any:
-        """A fresh layer with the inputs' parameters; `flags` go to its constructor, and `restored` has it
-        made from another one's configuration."""
+        """A new layer with the inputs' parameters; `flags` go to its constructor. With `restored` the
+        layer is made from the configuration of another layer."""
         layer = self.unbuilt(inputs, **flags)
         layer = models.restored(layer) if restored else layer
         self.build(layer, inputs)
         return self.assigned(layer, inputs)
 
     def unbuilt(self, inputs: Inputs, **flags: Any) -> Any:
-        """A fresh layer without variables; `flags` go to its constructor."""
+        """A new layer without variables; `flags` go to its constructor."""
         common = {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed}
         rate = {"dropout": inputs.rate} if inputs.rate else {}
         return self.bare(inputs, **{**common, **rate, **flags})
 
     def assigned(self, layer: Any, inputs: Inputs, drawn_alone: bool = False) -> Any:
-        """The layer with the inputs' parameters in its variables; or `drawn_alone`, in those that it
-        draws."""
+        """Set the layer's variables to the inputs' parameters; with `drawn_alone` only those with random
+        initial values."""
         for name, variable in self.variables(layer).items():
             if not (drawn_alone and name in INITIAL):
                 variable.assign(inputs.parameters[name])
         return layer
 
     def as_made(self, inputs: Inputs) -> PreparedCall:
-        """The call of a layer whose biases and scales nobody has set."""
+        """A call of a layer with its initial biases and scales."""
         layer = self.unbuilt(inputs)
         self.build(layer, inputs)
         call = self.call(inputs, layer=self.assigned(layer, inputs, drawn_alone=True))
@@ -137,14 +136,16 @@ class KerasLayer(Implementation):
         through: str = "",
         restored: bool = False,
     ) -> PreparedCall:
-        """The call by any of the layer's flags; None leaves what this implementation stands for.
+        """A call of the layer with flags; None for this implementation's own value.
 
-        `layer` is called where there is one. `flags` go to the constructor, `masks` stand for the mask
-        arguments, `without` names arguments left out. `through` "function" is a functional model,
-        "predict" its predict_on_batch, "attached" a mask attached to the value, "attached again" the
-        second of two calls with such a value, "attached residual" the mask that is left on the sum of a
-        layer's input and output, "gate" a gate that reads the queries, "hidden" a mask that hides
-        queries. By the ways of `models.UNBUILT` the layer makes its variables as it is called.
+        - `layer`: the layer to call, else a new one; `flags` go to its constructor
+        - `masks` replaces the mask arguments; `without` names arguments to leave out
+        - `through`: the way of the call
+          - "function": a functional model; "predict": its predict_on_batch
+          - "attached": a mask attached to the value; "attached again": the second of two such calls
+          - "attached residual": the mask that is left on the sum of a layer's input and output
+          - "gate": a gate that reads the queries; "hidden": a mask of queries
+          - a name in `models.UNBUILT`: the layer makes its variables when it is called
         """
         if inputs.bias is not None:
             raise ValueError(NO_BIAS)
@@ -161,17 +162,17 @@ class KerasLayer(Implementation):
         own = dict(flags or {})
         returns_scores = self.asks_scores(inputs) if scores is None else scores
         options = {"training": inputs.training if training is None else training}
-        # As people write it: what is so by default is not said.
+        # As in users' code: default values are not passed.
         if returns_scores:
             options["return_attention_scores"] = True
         if LayerMasks.of(inputs).causal:
             options["use_causal_mask"] = True
-        # A functional model knows which arguments are one array: their names are constants, too.
+        # A functional model depends on which arguments are one array: their names are constants, too.
         constants = (
             inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, options, through,
             restored, *names.items(),
         )  # fmt: skip
-        # Keras compiles what it predicts with for itself, from what the layer holds.
+        # predict compiles by itself, with the layer's own variables.
         called = None if through == "predict" else self.called
         if through in models.UNBUILT:
             layer = self.unbuilt(inputs, **own)
@@ -218,7 +219,7 @@ class KerasLayer(Implementation):
         return calls
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """What `call` is given for every path."""
+        """The arguments of `call` for every path."""
         ways: dict[str, dict[str, Any]] = {
             "function": {"through": "function"},
             "predict": {"through": "predict"},
@@ -240,7 +241,7 @@ class KerasLayer(Implementation):
 
 
 def without_dropout(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """Paths of a layer that has dropout, in inference."""
+    """Paths of a layer with dropout, in inference."""
     if inputs.rate:
         return {}
     quiet: dict[str, Any] = {"flags": {"dropout": INFERENCE_RATE}, "training": False}

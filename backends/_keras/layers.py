@@ -1,4 +1,4 @@
-"""Keras' layers of attention and its norms, shared by the adapters of every engine Keras runs on."""
+"""Keras' attention layers and norms, for every engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from backends.protocol import Backend, Implementation
 def keras_layers(
     backend: Backend, engine: str, called: Called | None = None
 ) -> list[Implementation]:
-    """Every layer of Keras, on the engine of `backend`. `called` is given where the values of a layer's
-    variables are to be arguments of its calls, and says how these are called."""
+    """All layers of Keras on the engine of `backend`.
+
+    With `called`, values of a layer's variables are arguments of a call, and `called`
+    transforms the call.
+    """
     kinds = (
         MultiHead, MultiHeadScores, GroupQuery, GroupQueryScores, Additive, Dot, Concat,
         KerasLayerNorm, KerasBatchNorm,

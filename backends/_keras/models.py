@@ -1,4 +1,4 @@
-"""Ways of calling a layer of Keras besides the plain one: in a functional model, with attached masks."""
+"""Ways to call a layer of Keras besides the plain call: in a functional model, with attached masks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from suite.spec.inputs import Inputs
 
 
 def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
-    """The call with `value_mask` attached to the value ("attached"), as the second of two such calls
-    ("attached again"), or as the mask that is left on the sum of input and output ("attached
-    residual"); a `query_mask` is attached to the query."""
+    """The call with `value_mask` attached to the value, and `query_mask` to the query.
+
+    "attached again" is the second of two such calls. With "attached residual" the mask is the one that is
+    left on the sum of input and output.
+    """
 
     def call(value_mask: Any, query_mask: Any = None, **arrays: Any) -> Any:
         import keras
@@ -27,7 +29,7 @@ def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
         if through == "attached again":
             plain(**arrays)
         if through == "attached residual":
-            # The mask that the sum of a layer's input and output carries to the next layer.
+            # The sum of a layer's input and output must carry the mask to the next layer.
             output = plain(query=value, value=value, **{n: value for n in ("key",) if n in arrays})
             output = output[0] if isinstance(output, tuple) else output
             set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
@@ -37,19 +39,21 @@ def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
 
 
 def shown_rows(inputs: Inputs) -> np.ndarray:
-    """A mask of queries (B, Lq) that hides a third of them, others in every sample."""
+    """A mask of queries (B, Lq) that hides a third of the queries, different ones in every sample."""
     shown: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
     return shown
 
 
 def restored(layer: Any) -> Any:
-    """The layer that the configuration of `layer` makes: as one is saved and loaded."""
+    """A layer from the configuration of `layer`, as after saving and loading."""
     return type(layer).from_config(layer.get_config())
 
 
 def shown(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The call with a `query_mask`, which makes rows of the output zero, and the plain call's rows in
-    their place: added, so that a row that is not zero is seen."""
+    """The call with a `query_mask`, which must make hidden rows zero.
+
+    The plain call's rows are added to hidden rows, so that a row other than zero shows.
+    """
 
     def call(query_mask: Any, **arrays: Any) -> Any:
         from keras import ops
@@ -64,7 +68,7 @@ def shown(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def distinct(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arrays, each once, and for every name that of its array."""
+    """The arrays, each once, and the name of its array for every argument."""
     first: dict[int, str] = {}
     for name, array in arrays.items():
         first.setdefault(id(array), name)
@@ -80,10 +84,12 @@ def functional(
     through: str,
     scores: bool = False,
 ) -> Callable[..., Any]:
-    """The call of a model that takes the arrays ("function"), or its predict_on_batch ("predict");
-    `names` says for every argument of the layer which array it is. Raises RuntimeError where the model
-    says that its output, or its `scores`, have another shape than what it answers, or does not say it,
-    but for the number of samples."""
+    """A call of a functional model ("function"), or of its predict_on_batch ("predict").
+
+    `names` maps each argument of the layer to its array. The call raises RuntimeError if the model does
+    not state the shape of its output, or of its `scores`, or states another shape; the number of samples
+    may be unknown.
+    """
 
     def call(**arrays: Any) -> Any:
         import keras
@@ -111,13 +117,13 @@ def functional(
 
 
 def _shapes(answer: Any, scores: bool) -> list[tuple[int | None, ...]]:
-    """Those of the output, and of `scores` where these are asked for and there are any."""
+    """The shapes of the output and, with `scores`, of the scores if there are any."""
     several = list(answer) if isinstance(answer, list | tuple) else [answer]
     return [tuple(each.shape) for each in (several if scores else several[:1])]
 
 
 def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The call of a layer without a build() of its own that calls `layer`."""
+    """A call of an outer layer that has no build() and calls `layer`."""
     import keras
 
     class Outer(keras.layers.Layer):
@@ -134,8 +140,7 @@ def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def several_axes(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The call of a layer with attention_axes=(1, 2), of arrays, and a mask (B, Lq, Lk) where there is
-    one."""
+    """A call of a layer with attention_axes=(1, 2), with a mask (B, Lq, Lk) if there is one."""
 
     def call(attention_mask: Any = None, **arrays: Any) -> Any:
         axes = {name: array[:, None] for name, array in arrays.items()}
@@ -154,12 +159,12 @@ GATE_BIAS = 0.25
 
 
 def gate_kernel(width: int) -> np.ndarray:
-    """How a gate reads queries (width,), alike for all that it opens."""
+    """The kernel (width,) with which a gate reads queries, the same for all outputs."""
     return np.cos(np.arange(1.0, width + 1)) / np.sqrt(width)
 
 
 def set_gate(dense: Any) -> None:
-    """Have a layer's gate read its queries."""
+    """Set the kernel of a layer's gate to `gate_kernel`."""
     kernel, bias = dense.kernel, dense.bias
     values = gate_kernel(kernel.shape[0])[:, None, None]
     kernel.assign(np.broadcast_to(values, kernel.shape))
@@ -168,8 +173,10 @@ def set_gate(dense: Any) -> None:
 
 
 def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """The call of a layer whose gate `set_gate` has set, and what comes out as if it were open: every
-    head of a query has one gate, whose number is divided by again."""
+    """A call of a layer with the gate of `set_gate`, whose output is divided by the gate again.
+
+    All heads of a query have the same gate.
+    """
 
     def call(**arrays: Any) -> Any:
         from keras import ops
@@ -177,7 +184,7 @@ def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         answer, query = plain(**arrays), arrays["query"]
         kernel = ops.convert_to_tensor(gate_kernel(query.shape[-1])[:, None], dtype=query.dtype)
         biases = layer._output_dense.bias
-        # Not by matmul, which torch's engine computes in float32 for float64.
+        # Not matmul: on torch Keras computes it in float32 for float64.
         read = ops.einsum("...e,eo->...o", query, kernel)
         output, *rest = answer if isinstance(answer, tuple) else (answer,)
         if biases is None:
@@ -191,4 +198,4 @@ def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 UNBUILT = {"inside": inside, "several axes": several_axes}
-"""Ways of calling a layer that is not built before."""
+"""Calls of a layer that is not built before the call."""

@@ -20,27 +20,27 @@ from suite.spec.masks import Window
 from suite.spec.operators.multi_head import MULTI_HEAD
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "stepwise", "f16": "working"}
-"""As of the textbook on TensorFlow (`backends._tensorflow.engine`)."""
+"""The classes of textbook code on TensorFlow (`backends._tensorflow.engine`)."""
 
 SCORES_NUMERICS: Mapping[str, Numerics] = {
-    # 1 / sqrt(D), a Python number, passes through float32.
+    # The Python number 1 / sqrt(D) passes through float32.
     "tensorflow": TENSORFLOW | {"f64": "single"},
     "torch": "eager",
     "jax": "stepwise",
-    # keras.ops maps float64 to float32; einsum adds up in float16. The softmax adds up in bfloat16: few
-    # keys keep the class (see finding keras-numpy-bfloat16-softmax).
+    # keras.ops casts float64 to float32; einsum sums in float16. The softmax sums in bfloat16, which only
+    # few keys allow in this class (finding keras-numpy-bfloat16-softmax).
     "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "working"},
 }
-"""Of the layers that return scores."""
+"""Numerics classes of layers that return scores, by engine."""
 
 
 TORCH_EMPTY = {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked"}
-"""The mask becomes a bias of -0.7 max, which in float16, -45853, does not absorb float32 scores."""
+"""The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32 scores."""
 
 BOTH = KerasLayer.declared.refusing(
     {
         "squeezed": "takes a batch",
-        "average": "keras returns the scores of every head",
+        "average": "Keras returns the scores of every head",
     }
 ).electing(
     {
@@ -57,25 +57,25 @@ PLAIN: Mapping[str, Election] = {
     "padded-sample": "uniform",
     "fully-masked-row-gradient": "values",
 }
-"""What layers answer that call `keras.ops.dot_product_attention`."""
+"""Elections of layers that call `keras.ops.dot_product_attention`."""
 
 SCORES: Mapping[str, Election] = {
-    # The softmax sets hidden weights to zero.
+    # The softmax sets masked weights to zero.
     "fully-masked-row": "zeros",
     "padded-sample": "zeros",
     "fully-masked-row-gradient": "nothing",
     "returned-weights": "before-dropout",
 }
-"""What layers answer that return scores."""
+"""Elections of layers that return scores."""
 
 
 SCORES_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
-    # In float64 the output's bias is rounded to float32, which is neither of the answers.
+    # In float64 the output's bias is rounded to float32, which matches no answer.
     "numpy": dict.fromkeys(
         ("fully-masked-row", "padded-sample"), dict.fromkeys(("f32", "bf16", "f16"), "zeros")
     )
 }
-"""What engines answer otherwise where scores are returned."""
+"""Elections of single engines that differ, for layers that return scores."""
 
 MHA = BOTH.refusing(
     {"grouped-heads": "keras.layers.MultiHeadAttention has as many key/value heads as query heads"}
@@ -89,8 +89,10 @@ GQA = BOTH.refusing(
 
 
 def lowered(inputs: Inputs) -> Inputs:
-    """Inputs whose scores are all lower by 90000 / sqrt(D), which a softmax does not see: the first
-    component of every projected query is 300, and of every key -300."""
+    """Inputs whose scores are all lower by 90000 / sqrt(D), which does not change a softmax.
+
+    The first component is 300 in every projected query and -300 in every projected key.
+    """
     changes: dict[str, np.ndarray] = {}
     for name, number in (("query", 300.0), ("key", -300.0)):
         kernel, bias = (inputs.arrays[f"{name}_{what}"].copy() for what in ("kernel", "bias"))
@@ -100,20 +102,20 @@ def lowered(inputs: Inputs) -> Inputs:
 
 
 class MultiHead(KerasLayer):
-    """`keras.layers.MultiHeadAttention` without scores: keras.ops.dot_product_attention inside."""
+    """`keras.layers.MultiHeadAttention` without scores, which calls keras.ops.dot_product_attention."""
 
     name = "keras-mha"
     operator = MULTI_HEAD
     declared = MHA.refusing(
-        {"weights": "asked for scores it takes another path: keras-mha-scores"}
+        {"weights": "return_attention_scores=True takes another path: keras-mha-scores"}
     ).electing(PLAIN)
     numerics: Mapping[str, Numerics] = {
         "tensorflow": TENSORFLOW | {"f64": "single"},
         # keras.ops.dot_product_attention casts float64 to float32.
         "torch": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
-        # jax.nn.dot_product_attention has its softmax in float32.
+        # The softmax of jax.nn.dot_product_attention is float32.
         "jax": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
-        # Einsum adds up in float16.
+        # einsum sums in float16.
         "numpy": {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
     }
     elections: Mapping[str, Mapping[str, Election]] = {
@@ -131,10 +133,10 @@ class MultiHead(KerasLayer):
         "attention_axes=(1,)": {"attention_axes": (1,)},
         "attention_axes=-2": {"attention_axes": -2},
     }
-    """Arguments of the constructor that must not change the answer."""
+    """Constructor arguments that must not change the answer."""
     has_axes = True
     hides_rows = "attached"
-    """How masks of queries come in."""
+    """How a mask of queries is passed."""
 
     def asks_scores(self, inputs: Inputs) -> bool:
         return False
@@ -151,14 +153,13 @@ class MultiHead(KerasLayer):
         )
 
     def projections(self, inputs: Inputs) -> dict[str, Any]:
-        """What the constructor is told of the projections, whose values come later. As people write it:
-        what is so by default is not said."""
+        """Constructor arguments for the projections. As in users' code, default values are not passed."""
         biases = {} if "query_bias" in inputs.parameters else {"use_bias": False}
         return {**biases, "kernel_initializer": "zeros"}
 
     def build(self, layer: Any, inputs: Inputs) -> None:
         query, value, key = (x.shape for x in (inputs.query, inputs.value, inputs.key))
-        # As people write it: keys have the shape of values where they name none.
+        # As in users' code: the key's shape defaults to the value's shape.
         layer.build(query, value, *([key] if key != value else []))
         if hasattr(layer, "_gate_dense"):
             models.set_gate(layer._gate_dense)
@@ -170,7 +171,7 @@ class MultiHead(KerasLayer):
         return {name: variable for name, variable in variables.items() if variable is not None}
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) where heads differ."""
+        """value_mask (B, Lk) and attention_mask (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
         both = {"value_mask": LayerMasks.of(inputs).valid, "attention_mask": _written_out(inputs)}
         return {n: self.backend.array(mask, None) for n, mask in both.items() if mask is not None}
 
@@ -181,14 +182,17 @@ class MultiHead(KerasLayer):
         if split.valid is not None and not split.causal and not inputs.self_attention:
             calls["rows without keys by query_mask"] = self.with_hidden_rows(inputs, split.valid)
         if split.valid is not None and "query_bias" in inputs.arrays and not inputs.dtype.is_half:
-            # Below -3e4, which some take for the lowest of all scores.
+            # Scores below -3e4, a constant that some code uses for masked scores.
             problem = lowered(inputs)
             calls["low scores"] = replace(self.call(problem), problem=problem)
         return calls
 
     def with_hidden_rows(self, inputs: Inputs, valid: np.ndarray) -> PreparedCall:
-        """A mask of queries hides every key from some of them. It is attached to the query: what is given
-        by name counts in GroupQueryAttention alone (finding keras-query-mask-ignored)."""
+        """A call in which a mask of queries hides every key from some queries.
+
+        The mask is attached to the query, since only GroupQueryAttention reads the argument query_mask
+        (finding keras-query-mask-ignored).
+        """
         seen = models.shown_rows(inputs)
         query = {"query_mask": self.backend.array(seen, None)}
         pairs = (valid[:, None] & seen[:, :, None])[:, None]
@@ -200,7 +204,7 @@ class MultiHead(KerasLayer):
         ways = super().ways(inputs)
         ways |= {name: {"flags": flags} for name, flags in self.variants.items()}
         masks, rest = self.masks(inputs), _written_out(inputs)
-        # Every path is a program in JAX: some are asked where query, key and value are apart alone.
+        # In JAX every path is a program to compile: some are asked only without self-attention.
         apart = not inputs.self_attention
         if apart:
             ways["inside a layer"] = {"through": "inside"}
@@ -244,7 +248,7 @@ class MultiHead(KerasLayer):
         }
 
     def refused_calls(self, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-        """Calls of good layers that are refused."""
+        """Calls of valid layers that must be refused."""
         query = sequences(self.backend, inputs)["query"]
         fast, plain = (self.layer(inputs, **f) for f in ({"flash_attention": True}, {}))
         shapes = [(2, 3, 4), (2, 5, 4), (2, 6, 4)]
@@ -256,7 +260,7 @@ class MultiHead(KerasLayer):
         }
 
     def mask_pairs(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """Valid keys divided among the masks of value and key, and masks of queries that hide none."""
+        """Valid keys split between the masks of value and key, and masks of queries that hide nothing."""
         valid, array = np.asarray(LayerMasks.of(inputs).valid), self.backend.array
         odd = np.arange(inputs.sizes.Lk) % 2 == 1
         value, key = array(valid | odd, None), array(valid | ~odd, None)
@@ -270,7 +274,7 @@ class MultiHead(KerasLayer):
 
 
 class MultiHeadScores(MultiHead):
-    """The same with return_attention_scores=True: einsum, softmax, einsum."""
+    """`MultiHead` with return_attention_scores=True: einsum, softmax, einsum."""
 
     name = "keras-mha-scores"
     declared = MHA.electing(SCORES)
@@ -285,11 +289,11 @@ class MultiHeadScores(MultiHead):
 
 
 class GroupQuery(MultiHead):
-    """`keras.layers.GroupQueryAttention` without scores: keras.ops.dot_product_attention inside."""
+    """`keras.layers.GroupQueryAttention` without scores, which calls keras.ops.dot_product_attention."""
 
     name = "keras-gqa"
     declared = GQA.refusing(
-        {"weights": "asked for scores it takes another path: keras-gqa-scores"}
+        {"weights": "return_attention_scores=True takes another path: keras-gqa-scores"}
     ).electing(PLAIN)
     variants = {"flash_attention=False": {"flash_attention": False}}
     has_axes = False
@@ -314,7 +318,7 @@ class GroupQuery(MultiHead):
 
 
 def refused_settings(layer: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
-    """Settings that both layers refuse; `layer` makes one."""
+    """Settings that both layers must refuse; `layer` makes a layer."""
     return {
         "sliding_window=0": partial(layer, sliding_window=0),
         "sliding_window=1.0": partial(layer, sliding_window=1.0),
@@ -323,7 +327,7 @@ def refused_settings(layer: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
 
 
 class GroupQueryScores(GroupQuery):
-    """The same with return_attention_scores=True: einsum, softmax, einsum."""
+    """`GroupQuery` with return_attention_scores=True: einsum, softmax, einsum."""
 
     name = "keras-gqa-scores"
     declared = GQA.electing(SCORES)
@@ -338,7 +342,7 @@ class GroupQueryScores(GroupQuery):
 
 
 def _sides(inputs: Inputs) -> int | None:
-    """How far each query sees to both sides, where that is all that its mask says."""
+    """The size of a window that is symmetric and the only mask; else None."""
     mask = inputs.mask
     if not isinstance(mask, Window) or mask.left != mask.right or inputs.form == "dense":
         return None
@@ -346,7 +350,7 @@ def _sides(inputs: Inputs) -> int | None:
 
 
 def _written_out(inputs: Inputs) -> np.ndarray | None:
-    """The mask that no flag expresses, (B, Lq, Lk), or (B, H, Lq, Lk) where heads differ."""
+    """The mask without the parts that are flags, (B, Lq, Lk), or (B, H, Lq, Lk) if heads differ."""
     rest = LayerMasks.of(inputs).rest
     if rest is None:
         return None

@@ -26,46 +26,44 @@ from suite.spec.operators.layer_norm import LAYER_NORM
 NAMES = {
     "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",
 }  # fmt: skip
-"""What Keras calls the canonical parameters of a norm."""
+"""Canonical parameters of a norm and their names in Keras."""
 
 
 OWN_EPSILON, FUNCTION_EPSILON = 1e-3, 1e-7
-"""The defaults of Keras' norms, and of its function."""
+"""The default epsilon of Keras' norms, and of its function."""
 
 
 def _counted(learned: Sequence[str], **arguments: Any) -> Any:
-    """The call of a layer whose statistics an optimizer would train. It raises, since gradients would be
-    those of another layer."""
-    raise ValueError(f"{', '.join(learned)}: an optimizer would change what is counted")
+    """Raise ValueError for a layer whose statistics an optimizer would train."""
+    raise ValueError(f"{', '.join(learned)}: an optimizer would change these statistics")
 
 
 class KerasNorm(Implementation):
-    """A norm of Keras over the last axis: one statistic a token, or one a feature. Engines differ as for
-    `KerasLayer`."""
+    """A norm of Keras, with statistics per token or per feature. Engines differ as in `KerasLayer`."""
 
     declared = Declared(numerics="exact", features=LAYER_FEATURES)
     kind = ""
     trains = False
     keeps_tokens = False
-    """Whether a layer of mixed precision computes with tokens in their own dtype."""
+    """Whether a layer of mixed precision keeps the dtype of tokens."""
     turn: str
-    """What another shape of tokens (B, L, E) is called."""
+    """The name of the path with another shape of tokens (B, L, E)."""
 
     def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
         declared = self.declared
         if engine != "tensorflow":
-            # keras.ops maps float64 to float32, and the answer is cast back.
+            # keras.ops casts float64 to float32, and the answer back.
             declared = declared.but(numerics=dict.fromkeys(DTYPES, "exact") | {"f64": "single"})
         super().__init__(backend, declared=declared)
         self.called = called
         self.kept: dict[str, Any] = {}
 
     def layer(self, inputs: Inputs, through: str = "", **flags: Any) -> Any:
-        """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+        """A new layer with the inputs' parameters; `flags` go to its constructor."""
         import keras
 
         p = inputs.parameters
-        # As people write it: what is so by default is not said.
+        # As in users' code: default values are not passed.
         told: dict[str, Any] = {} if "gain" in p else {"center": False, "scale": False}
         if inputs.epsilon != OWN_EPSILON:
             told["epsilon"] = inputs.epsilon
@@ -82,7 +80,7 @@ class KerasNorm(Implementation):
         return layer
 
     def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
-        """The variables of a layer by their canonical names."""
+        """The variables of a layer by canonical names."""
         own = {variable.name: variable for variable in layer.variables}
         variables = {ours: own[theirs] for ours, theirs in NAMES.items() if theirs in own}
         return {name: v for name, v in variables.items() if name in inputs.parameters}
@@ -93,7 +91,7 @@ class KerasNorm(Implementation):
 
     @abstractmethod
     def back(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """The same back in their own."""
+        """The tokens back in the shape (B, L, E)."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
@@ -132,8 +130,10 @@ class KerasNorm(Implementation):
         return calls
 
     def mixed(self, inputs: Inputs) -> PreparedCall:
-        """The call of a layer whose parameters are float32 numbers that 16 bits cannot hold, and tokens
-        where it leaves these as they come."""
+        """A call of a layer of mixed precision, with float32 parameters that need more than 16 bits.
+
+        If the layer keeps the dtype of tokens, these also need more than 16 bits.
+        """
         factor = 1 + 0.9 * inputs.dtype.unit_roundoff
         names = [*inputs.parameters, *(["query"] if self.keeps_tokens else [])]
         own = {n: np.float64(np.float32(factor * inputs.arrays[n])) for n in names}
@@ -145,7 +145,7 @@ class KerasNorm(Implementation):
         return replace(plain, arguments=plain.arguments | tokens, problem=problem)
 
     def with_mask(self, inputs: Inputs) -> PreparedCall:
-        """The call on tokens to which a mask is attached that hides none; the answer carries it on."""
+        """The call with an attached mask that hides no token; the answer must carry the mask."""
         plain = self.call(inputs)
         shown = self.backend.array(np.ones(inputs.query.shape[:2], bool), None)
 
@@ -155,9 +155,7 @@ class KerasNorm(Implementation):
             set_keras_mask(query, shown)
             output, _ = plain.function(query=query)
             if get_keras_mask(output) is None:
-                raise RuntimeError(
-                    "the mask of the tokens is lost: the layer hands it on to nobody"
-                )
+                raise RuntimeError("the layer does not pass on the mask of the tokens")
             return output, None
 
         return replace(plain, function=run)
@@ -170,10 +168,13 @@ class KerasNorm(Implementation):
         through: str = "",
         flags: Mapping[str, Any] | None = None,
     ) -> PreparedCall:
-        """The call of a layer, by default one with the inputs' parameters, after so many `steps` of
-        training, each on a multiple of the query. `flags` go to the constructor. `through` "config" is a
-        layer made from another one's configuration, "made" one whose variables nobody has set,
-        "function" a functional model, and `turn` tokens of another shape."""
+        """A call of a layer, by default of a new one with the inputs' parameters.
+
+        - `steps`: the number of training steps before, each on a multiple of the query
+        - `flags` go to the constructor
+        - `through`: "config" (a layer from another layer's configuration), "made" (initial variables),
+          "function" (a functional model), or `turn` (tokens of another shape)
+        """
         own = dict(flags or {})
         options = {"training": inputs.training} if self.trains else {}
         constants = (
@@ -247,9 +248,11 @@ class KerasLayerNorm(KerasNorm):
         return calls | self.rms_scaled(inputs)
 
     def rms_scaled(self, inputs: Inputs) -> dict[str, PreparedCall]:
-        """The calls with `rms_scaling`, which scales by the variance and takes no mean away: a layer norm
-        of tokens whose mean is 0, and one whose offset brings the mean back, where every token has the
-        features of one, in turn. Keras warns that the argument is deprecated."""
+        """Calls with the deprecated `rms_scaling`, which divides by the deviation and keeps the mean.
+
+        They equal a layer norm for tokens of mean 0, and for tokens that permute the features of one
+        token, with an offset that restores the mean.
+        """
         if "offset" not in inputs.parameters:
             return {}
         width, flags = inputs.widths.query, dict[str, Any](rms_scaling=True)
@@ -286,8 +289,8 @@ class KerasLayerNorm(KerasNorm):
         }
 
     def function(self, inputs: Inputs, axes: list[int] | None = None, **flags: Any) -> PreparedCall:
-        """The function by its defaults but for `flags`; with `axes`, in a functional model, of tokens
-        in another shape."""
+        """A call of the function with `flags`; with `axes` in a functional model, for tokens of another
+        shape."""
 
         def run(query: Any, gain: Any = None, offset: Any = None) -> tuple[Any, None]:
             import keras

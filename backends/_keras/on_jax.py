@@ -59,7 +59,7 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
 
 
 class KerasJaxOps(KerasOps):
-    """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy where that raises."""
+    """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy if jax.nn raises."""
 
     backend: KerasJaxBackend
 
@@ -69,7 +69,7 @@ class KerasJaxOps(KerasOps):
             "no-heads": NO_HEADS,
         }
     ).but(
-        # Softmax runs in float32 whatever the dtype.
+        # The softmax is float32 in every dtype.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
         elections={
             "fully-masked-row": "uniform",
@@ -96,7 +96,7 @@ class KerasJaxOps(KerasOps):
         plain = super().prepare(inputs)
         if plain.arguments.get("mask") is None:
             return super().paths(inputs)
-        # jax.nn takes a mask as bool alone: Keras answers with its own copy.
+        # jax.nn refuses a mask that is not boolean; then Keras uses its own copy.
         numbers = {"mask": plain.arguments["mask"].astype("int32")}
         call = replace(plain, arguments=plain.arguments | numbers)
         return {**super().paths(inputs), "mask of whole numbers": self._jitted(call, inputs)}

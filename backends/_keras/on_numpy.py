@@ -1,4 +1,4 @@
-"""Keras on NumPy, on the CPU, forward only: this engine differentiates nothing."""
+"""Keras on NumPy, on the CPU, without gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KerasNumpyOps(KerasOps):
     """`keras.ops.dot_product_attention` on NumPy: einsum, softmax, einsum."""
 
     declared = KerasOps.declared.but(
-        # Softmax runs in float32 whatever the dtype; einsum adds up in float16.
+        # The softmax is float32 in every dtype; einsum sums in float16.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
         elections={
             "fully-masked-row": "uniform",
@@ -61,7 +61,7 @@ class KerasNumpyOps(KerasOps):
             "nan-in-query": "nan",
             "value-size": "accepted",
             "integer-mask": "cast-to-bool",
-            # float64 is cast to float32, where 2^-1024 is zero.
+            # In float64 the cast to float32 makes 2^-1024 zero.
             "subnormal-output": {"f64": "flushed", "f32": "kept", "bf16": "kept", "f16": "kept"},
             "score-overflow": "nan",
         },

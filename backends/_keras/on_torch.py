@@ -37,8 +37,8 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
     name = "keras-torch"
     dialect = DIALECT
     compilers = ("inductor", "aot_eager")
-    # Keras breaks its attention into two graphs (keras#23327), and dynamo keeps the second one by
-    # Keras' own code: all programs would be one function with eight signatures at most.
+    # Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
+    # programs under one code object of Keras, with eight programs at most.
     one_graph = shares_programs = False
 
     @property
@@ -53,15 +53,15 @@ class KerasTorchOps(KerasOps):
     """`keras.ops.dot_product_attention` on PyTorch: it calls scaled_dot_product_attention."""
 
     declared = KerasOps.declared.refusing(
-        {"bias-with-mask": "on torch keras.ops takes a bias or a mask, not both"}
+        {"bias-with-mask": "on torch keras.ops allows a bias or a mask, not both"}
     ).but(
         numerics="fused",
-        # The exponential of torch's CPU flash kernel, which is called underneath.
+        # The exponential of torch's CPU flash kernel, which Keras calls.
         exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
         gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
         elections={
-            # The mask becomes a bias of -0.7 max; in float16 that is -45853, which does not absorb the
-            # scores in float32 arithmetic: a fully masked row attends as if nothing were masked.
+            # The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32
+            # scores: a fully masked row attends as if nothing were masked.
             "fully-masked-row": {
                 "f64": "uniform",
                 "f32": "uniform",
@@ -82,8 +82,7 @@ class KerasTorchOps(KerasOps):
             "nan-in-query": "zeros",
             "value-size": "accepted",
             "integer-mask": "cast-to-bool",
-            # float64 is cast to float32, where 2^-1024 is zero.
-            # In bfloat16 that hangs on the CPU, as it does in torch.
+            # In float64 the cast to float32 makes 2^-1024 zero. bfloat16 depends on the CPU, as in torch.
             "subnormal-output": {"f64": "flushed", "f32": "kept", "f16": "kept"},
             "score-overflow": "finite",
         },

@@ -1,6 +1,6 @@
-"""`keras.ops.dot_product_attention`, shared by the adapters of every engine Keras runs on.
+"""`keras.ops.dot_product_attention`, for every engine of Keras.
 
-Arrays are the engine's own, made by the adapter; Keras is imported when the first call is prepared.
+Arrays are those of the engine. Keras is imported when the first call is prepared.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SIGNATURE = NativeSignature(
 
 
 def import_keras(engine: str) -> Any:
-    """Keras on `engine`. Raises BackendUnavailable where this process has it on another one.
+    """Import Keras on `engine`. Raises BackendUnavailable if this process has Keras on another engine.
 
-    KERAS_BACKEND is read once, when Keras is first imported, so that a process has one engine.
+    Keras reads KERAS_BACKEND at its first import, so a process has one engine.
     """
     os.environ.setdefault("KERAS_BACKEND", engine)
     try:
@@ -56,7 +56,7 @@ class KerasOps(Implementation):
     declared = Declared(
         features=ATTENTION_FEATURES | {"no-heads"},
         refusals={
-            "softcap": "keras.ops takes attn_logits_soft_cap on a TPU only",
+            "softcap": "keras.ops has attn_logits_soft_cap only on a TPU",
             "native-window": "keras.ops.dot_product_attention has no window",
             "sinks": "keras.ops.dot_product_attention has no sinks",
         },
@@ -91,7 +91,7 @@ class KerasOps(Implementation):
         return function
 
     def widened(self, inputs: Inputs) -> dict[str, PreparedCall]:
-        """The call with some operands in float32, in which it answers then; a bias is narrowed."""
+        """Calls with some operands in float32, whose answers are then float32; a bias is cast down."""
         problem = inputs.replace(dtype=DTYPES["f32"])
         plain, wide = self.prepare(inputs), self.prepare(problem).arguments
         ways = {
@@ -105,7 +105,7 @@ class KerasOps(Implementation):
         }
 
     def in_a_model(self, inputs: Inputs) -> PreparedCall:
-        """The call of a functional model that takes query, key and value."""
+        """A call of a functional model with the inputs query, key and value."""
         plain, names = self.prepare(inputs), OPERANDS
         rest = {name: array for name, array in plain.arguments.items() if name not in names}
         function = partial(self.function, **rest)
@@ -127,8 +127,11 @@ class KerasOps(Implementation):
 
 
 def lowered(inputs: Inputs) -> Inputs:
-    """Inputs whose scores are all lower, by 60000 with the default scale, which a softmax does not see:
-    below what some take for the lowest of all scores."""
+    """Inputs whose scores are all lower (by 60000 with the default scale), which does not
+    change a softmax.
+
+    Such scores lie below constants that some code uses for masked scores.
+    """
     number = np.ceil(np.sqrt(60_000 * np.sqrt(inputs.sizes.D)))
     query, key = inputs.query.copy(), inputs.key.copy()
     query[..., 0], key[..., 0] = number, -number

@@ -1,4 +1,4 @@
-"""What a call can leave behind in Keras: settings that change what other calls compute."""
+"""Settings of Keras that a call may change, and that affect later calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def settings(keras: Any) -> Mapping[str, Setting]:
     config = keras.config
 
     def choose_flash(on: bool | None) -> None:
-        # Unset, Keras chooses by itself; which it has no function for.
+        # Without a setting Keras chooses; it has no function to remove the setting.
         (config.enable_flash_attention if on else config.disable_flash_attention)()
 
     return {

@@ -21,20 +21,21 @@ from suite.spec.operators.concat import CONCAT
 from suite.spec.operators.dot import DOT
 
 UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
-"""1e9 is subtracted from hidden scores, 65504 in float16: float64 scores are not absorbed."""
+"""Keras subtracts 1e9 from masked scores, 65504 in float16. This does not absorb float64 scores."""
 
-PAIRS = "takes valid keys and a causal flag, no mask of pairs"
+PAIRS = "the layer has a mask of keys and a causal flag, and no mask of pairs"
 
 
 class SingleHead(KerasLayer):
-    """`keras.layers.Attention` and its subclass: one head, no projections, a mask of keys and a flag."""
+    """`keras.layers.Attention` and its subclass: one head, no projections, a mask of
+    keys, a causal flag."""
 
     declared = KerasLayer.declared.refusing(
-        {"squeezed": "takes queries with an axis of their own", "mask": PAIRS, "window": PAIRS}
+        {"squeezed": "the layer needs an axis of queries", "mask": PAIRS, "window": PAIRS}
     ).electing(
         {
             "padded-sample": UNMASKED,
-            # What is subtracted from hidden scores is a constant.
+            # A constant is subtracted from masked scores, so gradients flow to them.
             "padded-sample-gradient": dict.fromkeys(("f32", "bf16"), "scores"),
             "returned-weights": "after-dropout",
         }
@@ -42,19 +43,19 @@ class SingleHead(KerasLayer):
     says_scores = True
     numerics: Mapping[str, Numerics] = {
         "tensorflow": TENSORFLOW,
-        # keras.ops.matmul gives float32 for float64.
+        # keras.ops.matmul computes float64 in float32.
         "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         "jax": "stepwise",
-        # keras.ops maps float64 to float32.
+        # keras.ops casts float64 to float32.
         "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "stepwise"},
     }
     elections: Mapping[str, Mapping[str, Election]] = {
         "numpy": {"padded-sample": "uniform"},
-        # A torch dtype is not equal to "float16": there, too, 1e9 is subtracted, which gives -inf.
+        # Keras compares a torch dtype with "float16", so it subtracts 1e9 also there, which gives -inf.
         "torch": {"padded-sample": UNMASKED | {"f16": "nan"}},
     }
     names: Mapping[str, str] = {"scale": "scale", "concat_weight": "concat_score_weight"}
-    """What Keras calls the canonical parameters."""
+    """Canonical parameters and their names in Keras."""
 
     def build(self, layer: Any, inputs: Inputs) -> None:
         layer.build([x.shape for x in operands(inputs)])
@@ -109,24 +110,24 @@ class SingleHead(KerasLayer):
 
 
 def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query, value and key, as Keras has them in a list."""
+    """Query, value and key, in the order of Keras' list."""
     return inputs.query, inputs.value, inputs.key
 
 
 TANH: Mapping[str, Numerics] = {
     **SingleHead.numerics,
-    # keras.ops.tanh gives float32 for float64.
+    # keras.ops.tanh computes float64 in float32.
     "jax": {"f64": "single", "f32": "stepwise", "bf16": "stepwise", "f16": "stepwise"},
 }
-"""Numerics classes of the layers whose scores have a tanh."""
+"""Numerics classes of layers with tanh scores."""
 
 
 class Additive(SingleHead):
-    """`keras.layers.AdditiveAttention`: queries and keys are added as they are."""
+    """`keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
 
     name = "keras-additive"
     operator = ADDITIVE
-    declared = SingleHead.declared.refusing({"projection": "adds queries and keys as they are"})
+    declared = SingleHead.declared.refusing({"projection": "the layer has no projections"})
     numerics = TANH
     elections = {**SingleHead.elections, "jax": {"padded-sample": "uniform"}}
     names = {"score_vector": "scale"}
@@ -134,7 +135,7 @@ class Additive(SingleHead):
     def bare(self, inputs: Inputs, **flags: Any) -> Any:
         import keras
 
-        # With a scale is the default, as everybody calls it.
+        # use_scale=True is the default, and is not passed.
         unscaled = {} if "score_vector" in inputs.parameters else {"use_scale": False}
         return keras.layers.AdditiveAttention(**unscaled, **flags)
 
@@ -144,7 +145,7 @@ class Dot(SingleHead):
 
     name = "keras-attention"
     operator = DOT
-    # Scores are stored: inf - inf.
+    # Scores are stored and overflow; inf - inf is NaN.
     declared = SingleHead.declared.electing({"large-scores": "nan"})
     elections: Mapping[str, Mapping[str, Election]] = {
         "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},

@@ -1,5 +1,5 @@
-"""A layer's variables: the layer's own, as tapes and autograd want them, or arguments of a call, as
-`stateless_call` has them, for engines whose programs are functions of their arguments alone."""
+"""Variables of a layer: its own (for tapes and autograd), or arguments of a call as in `stateless_call`
+(for engines whose programs depend only on arguments)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from backends.protocol import Backend
 from suite.spec.inputs import Inputs
 
 SEED = "dropout_seed"
-"""The argument that is the state of a layer's generator of random numbers."""
+"""The argument with the state of a layer's random generator."""
 
 INITIAL = {
     "gain": 1.0, "offset": 0.0, "mean": 0.0, "variance": 1.0, "scale": 1.0, "concat_weight": 1.0,
     "query_bias": 0.0, "key_bias": 0.0, "value_bias": 0.0, "output_bias": 0.0,
 }  # fmt: skip
-"""What variables hold before anybody sets them, by their canonical names; others are drawn."""
+"""Initial values of variables by canonical names; other variables are random."""
 
 
 def initial(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Those of the parameters that no layer draws, as it makes them."""
+    """The initial values of those parameters that are not random."""
     return {n: np.full_like(a, INITIAL[n]) for n, a in parameters.items() if n in INITIAL}
 
 
 def kept(layers: dict[str, Any], constants: tuple[Any, ...], layer: Callable[[], Any]) -> Any:
-    """The layer of these constants among those that serve all calls of one configuration; made where it
-    is asked for first."""
+    """The shared layer of a configuration (`constants`), made on first use."""
     key = repr(constants)
     if key not in layers:
         layers[key] = layer()
@@ -37,21 +36,24 @@ def kept(layers: dict[str, Any], constants: tuple[Any, ...], layer: Callable[[],
 
 
 def random_state(layer: Any) -> dict[str, Any]:
-    """The state of a layer's generator of random numbers; none where it has no dropout."""
+    """The state of a layer's random generator; empty without dropout."""
     states = [v for v in layer.variables if v.name == "seed_generator_state"]
     return dict.fromkeys([SEED], states[-1]) if states else {}
 
 
 def with_leaves(prepared: PreparedCall, variables: Mapping[str, Any]) -> PreparedCall:
-    """The call with the layer's own variables among the arguments, to be differentiated by; the layer
-    takes them from where they are. Raises ValueError for a variable that cannot be trained."""
+    """The call with the layer's own variables as arguments, for gradients.
+
+    The layer still reads its variables, not the arguments. The call raises ValueError for a variable that
+    is not trainable.
+    """
 
     def run(**arguments: Any) -> Any:
         return prepared.function(**{n: a for n, a in arguments.items() if n not in variables})
 
     fixed = [name for name, variable in variables.items() if not variable.trainable]
     if fixed:
-        raise ValueError(f"{', '.join(fixed)}: no loop that trains the layer would change them")
+        raise ValueError(f"{', '.join(fixed)}: not trainable, expected trainable variables")
     leaves = {name: variable.value for name, variable in variables.items()}
     return PreparedCall(run, prepared.arguments | leaves, LAYER_OUTPUTS)
 
@@ -64,8 +66,7 @@ def by_values(
     inputs: Inputs,
     constants: tuple[Any, ...],
 ) -> PreparedCall:
-    """The call as a function of the arrays, and of the inputs' values for the variables of these
-    names."""
+    """The call as a function of the arrays and of the values of the named variables."""
     import keras
 
     def run(**arguments: Any) -> Any:

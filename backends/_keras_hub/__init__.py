@@ -1,7 +1,6 @@
 """keras-hub on Keras and TensorFlow: its rotary embedding, its cached attention, its ALiBi.
 
-Layers are made from configurations: no model is downloaded. keras-hub is imported when the backend is
-made.
+Layers are made from configurations, without downloads. keras-hub is imported when the backend is created.
 """
 
 from __future__ import annotations

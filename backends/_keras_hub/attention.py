@@ -1,4 +1,4 @@
-"""Attention whose ALiBi is that of `keras_hub.layers.AlibiBias`.
+"""Attention with ALiBi from `keras_hub.layers.AlibiBias`.
 
 The layer adds slope (k - Lk + 1) to the scores, for key k of Lk.
 """
@@ -15,7 +15,7 @@ from suite.spec.inputs import Inputs
 
 
 class AlibiAttention(Eager):
-    """Textbook attention, to whose scores the layer adds its bias."""
+    """Textbook attention with the bias of the layer."""
 
     name = "alibi-bias"
     textbook = False
@@ -25,7 +25,7 @@ class AlibiAttention(Eager):
         return refusal(case) or super().unsupported(case)
 
     def refuses(self, inputs: Inputs) -> str | None:
-        # Probes of what nothing declares have no bias.
+        # Probes of undeclared elections have no bias.
         return None if inputs.bias is None else super().refuses(inputs)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -1,4 +1,4 @@
-"""keras-hub as a backend: its arrays are TensorFlow's."""
+"""The keras-hub backend, with TensorFlow's arrays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`keras_hub.layers.CachedMultiHeadAttention`: without a cache, with one that it fills, with one that is
-full. All masks are one array: the layer has no causal flag and no mask of values."""
+"""`keras_hub.layers.CachedMultiHeadAttention` without a cache, with a cache that calls fill, and with a
+full cache. All masks are one array, since the layer has no causal flag and no mask of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.spec.vocabulary import OPERANDS
 
 
 class MultiHeadPlain(MultiHead):
-    """Without a cache: what `keras.layers.MultiHeadAttention` computes."""
+    """The layer without a cache, equal to `keras.layers.MultiHeadAttention`."""
 
     name = "cached-mha-plain"
     declared = MHA.refusing(
@@ -44,14 +44,16 @@ class MultiHeadPlain(MultiHead):
 
 
 class MultiHeadUpdated(MultiHeadPlain):
-    """With a cache that two calls fill, each with its part of keys and values; the output is the second
-    one's."""
+    """The layer with a cache that two calls fill, each with its part of keys and values.
+
+    The output is that of the second call.
+    """
 
     name = "cached-mha-updated"
     declared = MultiHeadPlain.declared.refusing(
         {
             "value-size": "the cache holds keys and values of one size",
-            "gradient": "a cache is for inference; keras.ops.slice_update has no gradient on TensorFlow",
+            "gradient": "keras.ops.slice_update, which fills the cache, has no gradient on TensorFlow",
         }
     )
 
@@ -79,13 +81,13 @@ class MultiHeadUpdated(MultiHeadPlain):
         )
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        # A model of symbols has no cache of a known size.
+        # In a functional model the size of the cache is unknown.
         ways = super().ways(inputs)
         return {name: way for name, way in ways.items() if way.get("through", "gate") == "gate"}
 
 
 class MultiHeadStatic(MultiHeadUpdated):
-    """With a cache that is full, and the query alone, as decoders attend to what was encoded."""
+    """The layer with a full cache and only a query, as in cross-attention to an encoder's output."""
 
     name = "cached-mha-static"
 
@@ -96,5 +98,5 @@ class MultiHeadStatic(MultiHeadUpdated):
 
 
 def _dense(inputs: Inputs) -> Inputs:
-    """The inputs with their mask as an array."""
+    """The inputs with the mask as one array."""
     return inputs if inputs.dense_mask is None else inputs.with_dense()

@@ -15,18 +15,18 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters
 
 SCALED = {
-    "ntk": "its dynamic scaling knows neither the length of the training nor that of the sequence",
-    "llama3": "keras-hub scales frequencies like Llama 3.1 inside of that model",
-    "longrope": "keras-hub scales frequencies like LongRoPE inside of the Phi-3 models",
+    "ntk": "the layer's dynamic scaling uses neither the training length nor the sequence length",
+    "llama3": "keras-hub has Llama 3.1's scaling inside the Llama 3 model, not in the layer",
+    "longrope": "keras-hub has LongRoPE inside the Phi-3 model, not in the layer",
 }
-"""Scaled variants that the layer cannot be asked, with the reason."""
+"""Scaled variants that the layer lacks, with reasons."""
 
 
 class HubRotary(Implementation):
-    """The layer over (B, L, H, D), with the positions of every token. Angles are made in float32, in
-    float64 calls, too; sine and cosine are cast to the layer's dtype.
+    """The layer over (B, L, H, D), with the position of every token.
 
-    One layer serves all calls of a configuration, as in a model that is served.
+    Angles are float32, also in float64 calls; sine and cosine are cast to the layer's dtype. One layer
+    serves all calls of a configuration.
     """
 
     name = "rotary"
@@ -35,8 +35,8 @@ class HubRotary(Implementation):
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         features=ROTARY_FEATURES,
         refusals={
-            "interleaved": "the layer turns components half a head apart",
-            "partial-rotation": "the layer turns whole heads",
+            "interleaved": "the layer rotates components half a head apart",
+            "partial-rotation": "the layer rotates whole heads",
         },
     )
     axis_order = "blhd"
@@ -76,19 +76,19 @@ class HubRotary(Implementation):
         )
 
     def places(self, inputs: Inputs) -> dict[str, Any]:
-        """Where tokens stand, as arguments of the call."""
+        """The positions as arguments of the call."""
         position = inputs.arrays["position"].astype(np.int32)
         return {"positions": self.backend.array(position, None)}
 
 
 class HubRotaryByStart(HubRotary):
-    """The layer over (B, H, L, D), told where the sequence begins, as in decoding."""
+    """The layer over (B, H, L, D), with the first position as start_index, as in decoding."""
 
     name = "rotary-start-index"
     declared = HubRotary.declared.refusing(
         {
-            "positions": "the layer is told where a sequence begins",
-            "gathered-positions": "a sequence that is told where it begins has no gaps",
+            "positions": "the layer gets only the first position",
+            "gathered-positions": "the layer gets only the first position",
         }
     )
     axis_order = "bhld"
@@ -98,5 +98,5 @@ class HubRotaryByStart(HubRotary):
         position = inputs.arrays["position"]
         first = int(position[0]) if position.size else 0
         if not np.array_equal(position, first + np.arange(position.size)):
-            raise ValueError("positions stand one after the other here")
+            raise ValueError("expected consecutive positions")
         return {"start_index": first}

@@ -1,4 +1,4 @@
-"""MLX on the CPU: its fused attention and its rotary embedding, with their derivatives."""
+"""MLX on the CPU: fused attention and rotary embedding, with gradients."""
 
 from __future__ import annotations
 

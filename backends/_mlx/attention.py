@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def says_causal(inputs: Inputs) -> bool:
-    """Whether the mask is the one that "causal" stands for, and nothing else."""
+    """Whether the only mask is the one that "causal" means."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     if inputs.form == "dense" or len(parts) != 1 or inputs.bias is not None:
         return False
@@ -29,19 +29,19 @@ def says_causal(inputs: Inputs) -> bool:
 
 
 class Fast(Implementation):
-    """On the CPU it is made of MLX's other operations."""
+    """The fused function, which on the CPU consists of other MLX operations."""
 
     backend: MlxBackend
 
     name = "fast-attention"
     declared = Declared(
-        # In 16 bits queries are scaled, and rounded, before they meet keys.
+        # In 16 bits scaled queries are rounded before the product with keys.
         numerics={"f64": "single", "f32": "exact", "bf16": "working", "f16": "working"},
         features=ATTENTION_FEATURES | {"sinks"},
         refusals={
             "softcap": "the function has no softcap",
             "native-window": "the function has no window",
-            "native-causal": "the causal mask is bottom-right, and stands in the place of any other",
+            "native-causal": "the causal mask is bottom-right and excludes other masks",
         },
         elections={
             "fully-masked-row": "uniform",

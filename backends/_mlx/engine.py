@@ -1,4 +1,4 @@
-"""MLX's arrays on the CPU, and derivatives by its transformations."""
+"""MLX's arrays on the CPU, and its VJP and JVP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from suite.spec.dtypes import DType
 
 
 class MlxBackend(Backend):
-    """MLX, whose default device is the CPU from here on. Arrays are computed when they are read."""
+    """MLX with the CPU as its default device. MLX computes arrays when they are read."""
 
     name = "mlx"
 
@@ -44,7 +44,7 @@ class MlxBackend(Backend):
         return self.mlx.array(np.array(values, wide, order="C"), dtype=kind)
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        if array.dtype == self.mlx.bfloat16:  # NumPy has no such numbers
+        if array.dtype == self.mlx.bfloat16:  # NumPy has no bfloat16
             array = array.astype(self.mlx.float32)
         values = np.array(array)
         return values if values.dtype.kind in "biu" else values.astype(np.float64)
@@ -63,7 +63,7 @@ class MlxBackend(Backend):
     ) -> tuple[Any, dict[str, Any]]:
         output, operands = prepared.of_operands(wrt)
         if self.dtype_name(cotangent) != self.dtype_name(out := output(*operands)):
-            return out, {}  # the answer's dtype is the fault; vjp would refuse the cotangent
+            return out, {}  # wrong dtype of the answer: vjp would refuse the cotangent
         (out,), gradients = self.mlx.vjp(output, operands, [cotangent])
         return out, dict(zip(wrt, gradients, strict=True))
 

@@ -1,4 +1,4 @@
-"""`mlx.core.fast.rope`, which numbers the rows of a sequence from an offset on."""
+"""`mlx.core.fast.rope`, which numbers rows consecutively from an offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FastRope(Implementation):
-    """On the CPU it is made of MLX's other operations. Positions can be multiplied by a number."""
+    """The fused function, which on the CPU consists of other MLX operations. It can scale positions."""
 
     backend: MlxBackend
 
@@ -30,20 +30,20 @@ class FastRope(Implementation):
         features=ROTARY_FEATURES,
         refusals={
             "positions": "MLX takes no positions",
-            "gathered-positions": "MLX numbers the rows of a sequence from an offset on",
+            "gathered-positions": "MLX numbers rows consecutively from an offset",
         },
     )
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("scaling") not in ("none", "linear"):
-            return "of the scaled variants MLX has the linear one"
+            return "of the scaled variants MLX has only linear"
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rope, s = self.backend.mlx.fast.rope, inputs.sizes
         rotation, first = Rotation.of(inputs.case, s.D), inputs.case.option("offset")
         if not np.array_equal(inputs.arrays["position"], first + np.arange(s.Lq)):
-            raise ValueError("rows are numbered one after the other here")
+            raise ValueError("MLX numbers rows consecutively")
         scale = 1 / FACTOR if rotation.scaling == "linear" else 1.0
 
         def call(query: Any) -> Any:

@@ -1,6 +1,6 @@
-"""ONNX: the standard's operators in ONNX Runtime, and in the standard's own reference evaluator.
+"""ONNX: the standard's operators in ONNX Runtime and in the standard's reference evaluator.
 
-A call becomes a model, made in memory. Models are run, and not differentiated.
+A call becomes a model in memory. Models have no gradients.
 """
 
 from __future__ import annotations

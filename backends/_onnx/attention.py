@@ -23,28 +23,28 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 
-FIRST = "no keys come before the queries' own"
-"""Why a case has no cache."""
+FIRST = "the case has no keys before the queries, so the cache would be empty"
+"""The reason for cases without a cache."""
 
 
 def packed(x: Symbol) -> Symbol:
-    """(B, L, H, D) as (B, L, H D)."""
+    """Reshape (B, L, H, D) to (B, L, H D)."""
     return x.reshape((*x.shape[:2], x.shape[2] * x.shape[3]))
 
 
 def of_values(query: Symbol, value: Symbol) -> tuple[int, ...]:
-    """The shape of a query with the size of the values."""
+    """The shape of the output: the query's shape with the size of values."""
     return (*query.shape[:-1], value.shape[-1])
 
 
 def check_packed(inputs: Inputs) -> None:
-    """Raise ValueError for keys and values that packed operands cannot be made of."""
+    """Raise ValueError if keys and values have different numbers of heads."""
     if inputs.key.ndim != 4 or inputs.key.shape[1] != inputs.value.shape[1]:
         raise ValueError("packed keys and values have one number of heads")
 
 
 def in_full(mask: np.ndarray, inputs: Inputs, queries: bool = True) -> np.ndarray:
-    """A mask or bias whose last axis, and that of the queries, are written out where they have size 1."""
+    """A mask or bias whose axis of keys and, with `queries`, axis of queries have full size."""
     *outer, Lk = mask.shape
     if queries and len(outer) and outer[-1] == 1:
         outer[-1] = inputs.sizes.Lq
@@ -52,7 +52,7 @@ def in_full(mask: np.ndarray, inputs: Inputs, queries: bool = True) -> np.ndarra
 
 
 def behind_a_cache(inputs: Inputs) -> Native:
-    """The mask divided where the causal flag counts the keys of a cache, and is bottom-right."""
+    """The mask split into flags and rest, for a causal flag that is bottom-right because of a cache."""
     parts = inputs.mask.parts if inputs.mask is not None else ()
     flagged = [part for part in parts if isinstance(part, Causal) and part.bottom_right]
     if inputs.form == "dense" or not flagged:
@@ -61,7 +61,7 @@ def behind_a_cache(inputs: Inputs) -> Native:
 
 
 class Attention(Implementation):
-    """Operands of rank 4; every mask but a causal one is an array, as small as it is."""
+    """The operator with operands of rank 4. Masks other than causal are arrays with sizes of 1 kept."""
 
     backend: OnnxEngine
 
@@ -89,28 +89,28 @@ class Attention(Implementation):
     opset = 23
     axis_order = "bhld"
     queries_in_full = False
-    """Whether masks are written out along the queries."""
+    """Whether the axis of queries of a mask must have full size."""
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.dtype.name == "f64":
             for name in ("scale", "softcap"):
                 number = case.option(name)
                 if number is not None and float(np.float32(number)) != number:
-                    return f"the attribute {name} is a float32 number, and {number} is none"
+                    return f"the attribute {name} is float32, which cannot hold {number}"
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
 
     def call(self, inputs: Inputs, short: bool = False) -> PreparedCall:
-        """The call; `short`: the mask ends before the last key, which it hides by that."""
+        """The call; with `short` the mask has one key less, which hides the last key."""
         backend, native = self.backend, self.divided(inputs)
         query, key, value = backend.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         biased = inputs.bias is not None
         added = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
         if added is not None:
-            # A last axis of size 1 is no broadcast one here: it is a mask of the first key.
+            # The operator does not broadcast a last axis of size 1: it would mask only the first key.
             written = in_full(added, inputs, self.queries_in_full)
             written = written[..., :-1] if short else written
             name = "bias" if biased else "mask"
@@ -128,11 +128,11 @@ class Attention(Implementation):
         return backend.recorded(plain, self.opset)
 
     def divided(self, inputs: Inputs) -> Native:
-        """The mask divided into what has an attribute or an input of its own, and the rest."""
+        """The mask split into attributes, inputs, and the rest."""
         return split_native(inputs, causal=True)
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """The operator's attributes but for its numbers of heads."""
+        """The operator's attributes, without the numbers of heads."""
         numbers = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
         attributes = {name: number for name, number in numbers.items() if number is not None}
         return attributes | ({"is_causal": 1} if native.causal else {})
@@ -155,14 +155,14 @@ class Attention(Implementation):
 
 
 class Attention24(Attention):
-    """Opset 24: how many keys each sample has is an input of its own."""
+    """Opset 24, with the number of keys of each sample as an input."""
 
     name = "attention-24"
     opset = 24
     queries_in_full = True
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """Keys beyond the end of a mask are hidden."""
+        """A call with a mask that is too short, which must hide the keys beyond its end."""
         mask, keys = inputs.dense_mask, inputs.sizes.Lk
         if mask is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
             return {}
@@ -173,12 +173,12 @@ class Attention24(Attention):
 
     def divided(self, inputs: Inputs) -> Native:
         native = split_native(inputs, causal=True, lengths=True)
-        # Beside lengths the causal flag is bottom-right, the last valid key before the last query.
+        # With lengths the causal flag is bottom-right: the last query is aligned with the last valid key.
         return split_native(inputs, causal=True) if native.causal else native
 
 
 class PackedAttention(Attention24):
-    """Operands of rank 3 (B, L, H D), as projections give them."""
+    """Opset 24 with operands of rank 3, (B, L, H D)."""
 
     name = "attention-24-packed"
     axis_order = "blhd"
@@ -200,12 +200,15 @@ class PackedAttention(Attention24):
 
 
 class CachedAttention(Attention):
-    """Keys before the queries' own are a cache (past_key, past_value), to which the operator adds the
-    others: a step of decoding, or a later chunk of a prompt. The causal flag is bottom-right."""
+    """Keys before the queries are a cache (past_key, past_value), as in decoding or a later chunk
+    of a prompt.
+
+    The causal flag is bottom-right.
+    """
 
     name = "attention-24-cache"
     declared = Attention.declared.refusing(
-        {"native-causal": "beside a cache the causal flag counts the keys in it"}
+        {"native-causal": "with a cache the causal flag is bottom-right"}
     )
     opset = 24
     queries_in_full = True
@@ -232,7 +235,7 @@ class CachedAttention(Attention):
 
 
 class Attention25(Attention):
-    """Opset 25: a sliding window is two attributes."""
+    """Opset 25, with two attributes for a sliding window."""
 
     name = "attention-25"
     declared = Attention.declared.taking("native-window")
@@ -251,4 +254,4 @@ class Attention25(Attention):
 
 
 BY_DEFINITION = (Attention, Attention24, PackedAttention, CachedAttention)
-"""What both runtimes compute by the definition of one operator."""
+"""Implementations that both runtimes can compute by the operator's definition."""

@@ -24,7 +24,7 @@ from suite.spec.masks import Causal
 DOMAIN = "com.microsoft"
 
 HEAD_SIZES = tuple(range(8, 1025, 8))
-"""What GroupQueryAttention takes: multiples of 8."""
+"""Head sizes of GroupQueryAttention: multiples of 8."""
 
 
 ELECTIONS = {
@@ -36,11 +36,11 @@ ELECTIONS = {
     "nan-in-query": "nan",
     "integer-mask": "raises",
 }
-"""What both operators answer."""
+"""Elections of both operators."""
 
 
 class ContribAttention(Implementation):
-    """What both operators have in common: one additive mask (B or 1, H or 1, Lq, Lk), a causal flag."""
+    """Both operators have one additive mask (B or 1, H or 1, Lq, Lk) and a causal flag."""
 
     backend: OnnxEngine
 
@@ -51,7 +51,9 @@ class ContribAttention(Implementation):
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         mask = dense_of(inputs, native.rest)
         if mask is not None and mask.dtype.kind != "b":
-            arguments["bias"] = backend.array(mask, None)  # what is no mask of these operators
+            arguments["bias"] = backend.array(
+                mask, None
+            )  # a mask of another dtype, passed unchanged
         elif (added := merged_bias(inputs, native.rest)) is not None:
             arguments["bias"] = backend.array(in_full(rank4(added), inputs), inputs.dtype)
         arguments |= self.more(inputs, native)
@@ -63,15 +65,15 @@ class ContribAttention(Implementation):
         return backend.recorded(PreparedCall(attention, arguments, axis_order="blhd"))
 
     def divided(self, inputs: Inputs) -> Native:
-        """The mask divided into what has an attribute or an input of its own, and the rest."""
+        """The mask split into attributes, inputs, and the rest."""
         raise NotImplementedError
 
     def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """What else the operator is given as arrays."""
+        """Further arrays of the operator."""
         return {}
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """The operator's attributes but for its numbers of heads."""
+        """The operator's attributes, without the numbers of heads."""
         return {} if inputs.scale is None else {"scale": inputs.scale}
 
     def node(
@@ -83,8 +85,8 @@ class ContribAttention(Implementation):
 
 
 class MultiHead(ContribAttention):
-    """MultiHeadAttention. What its key lengths hide has -inf added, as a mask has; by default that is
-    -10000 (the finding masked-by-ten-thousand)."""
+    """MultiHeadAttention, with -inf for keys beyond the lengths in place of the default -10000 (finding
+    masked-by-ten-thousand)."""
 
     name = "ms-multi-head"
     declared = Declared(
@@ -95,8 +97,8 @@ class MultiHead(ContribAttention):
             "softcap": "MultiHeadAttention has no softcap",
             "native-window": "MultiHeadAttention has no window",
             "grouped-heads": "MultiHeadAttention has as many key heads as query heads",
-            # The finding unidirectional-last-query. It is used where there are as many.
-            "native-causal": "the causal flag is right where there are as many keys as queries alone",
+            # Finding unidirectional-last-query. The flag is used only with as many keys as queries.
+            "native-causal": "the causal flag is right only with as many keys as queries",
         },
         elections=ELECTIONS
         | {"no-keys": "zeros", "value-size": "accepted", "subnormal-output": "kept"},
@@ -141,9 +143,9 @@ class GroupQuery(ContribAttention):
         features=ATTENTION_FEATURES | {"sinks"},
         refusals={
             "value-size": "GroupQueryAttention has values of the keys' size",
-            # The finding group-query-empty-batch.
+            # Finding group-query-empty-batch.
             "empty-batch": "GroupQueryAttention divides by the number of its samples",
-            "empty-queries": "GroupQueryAttention takes one query or more",
+            "empty-queries": "GroupQueryAttention needs at least one query",
         },
         elections=ELECTIONS
         | {
@@ -157,14 +159,14 @@ class GroupQuery(ContribAttention):
         limits=Limits(head_sizes=HEAD_SIZES, equal_lengths=True),
     )
     cached = False
-    """Whether the keys before the queries' own are a cache."""
+    """Whether the keys before the queries are a cache."""
 
     def divided(self, inputs: Inputs) -> Native:
         native = split_native(inputs, causal=True, window=True)
         window = native.window
         if window is None:
             return native
-        # The window ends at its query, as the causal flag does that it cannot be without.
+        # A window needs the causal flag, so it must end at its query.
         if not (native.causal if window.right is None else window.right == 0):
             return replace(native, window=None, rest=(*native.rest, window))
         return replace(native, causal=True, window=None if window.left is None else window)
@@ -182,7 +184,9 @@ class GroupQuery(ContribAttention):
         more: dict[str, Any] = {"causal": int(native.causal)}
         if native.window is not None and native.window.left is not None:
             if native.window.left < 0:
-                raise ValueError("local_window_size counts the query's own key, too")
+                raise ValueError(
+                    "local_window_size includes the query's own key: expected 1 or more"
+                )
             more["local_window_size"] = 1 + native.window.left
         if inputs.feature("softcap") is not None:
             more["softcap"] = inputs.feature("softcap")
@@ -206,14 +210,14 @@ class GroupQuery(ContribAttention):
 
 
 class CachedGroupQuery(GroupQuery):
-    """GroupQueryAttention with a cache of the keys before the queries' own; its causal flag is
-    bottom-right."""
+    """GroupQueryAttention with a cache of the keys before the queries; its causal
+    flag is bottom-right."""
 
     name = "ms-group-query-cache"
     declared = GroupQuery.declared.refusing(
         {
-            "native-causal": "beside a cache the causal flag counts the keys in it",
-            "native-window": "only beside a causal flag, which is bottom-right here",
+            "native-causal": "with a cache the causal flag is bottom-right",
+            "native-window": "a window needs the causal flag, which is bottom-right with a cache",
         }
     ).but(limits=Limits(head_sizes=HEAD_SIZES))
     cached = True
@@ -225,7 +229,7 @@ class CachedGroupQuery(GroupQuery):
                 return FIRST
             flagged = any(isinstance(part, Causal) and part.bottom_right for part in parts)
             if s.B > 1 and s.Lq > 1 and (case.form == "dense" or not flagged):
-                return "chunks of several samples are causal"
+                return "with several samples and queries the operator is always causal"
         return super().unsupported(case)
 
     def divided(self, inputs: Inputs) -> Native:

@@ -1,5 +1,4 @@
-"""ONNX as an engine: models that are made of calls, and NumPy arrays that they are given; whoever runs
-them."""
+"""ONNX as an engine: calls become models with NumPy arrays as inputs, for all runtimes."""
 
 from __future__ import annotations
 
@@ -16,12 +15,11 @@ from backends.prepared import PreparedCall
 from backends.protocol import BackendUnavailable, Declared, Implementation
 
 KEPT = 128
-"""Models made ready that are kept."""
+"""The number of loaded models that are kept."""
 
 
 class OnnxEngine(RuntimeArrays):
-    """Models, and NumPy arrays as what runs them is given them. Subclasses say what that is, and what is
-    implemented."""
+    """Models and NumPy arrays. Subclasses have the runtime and list the implementations."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -33,14 +31,17 @@ class OnnxEngine(RuntimeArrays):
 
     @abstractmethod
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs of a model for these inputs; what is made ready for it is kept for other calls.
+        """The outputs of a model for these inputs. The loaded model is kept for other calls.
 
-        Raises what the runtime raises as it loads the model, or as it runs it.
+        Raises the runtime's errors.
         """
 
     def recorded(self, prepared: PreparedCall, opset: int = OPSET) -> PreparedCall:
-        """The call as a model: its function is called with symbols (`backends._onnx.graph`) when it meets
-        arrays of new shapes, and what was recorded is run."""
+        """The call as a model.
+
+        For arrays of new shapes the function is called with symbols (`backends._onnx.graph`). Then the
+        recorded model is run.
+        """
         build, models = prepared.function, dict[Any, Recorded]()
 
         def call(**arguments: Any) -> Any:
@@ -58,11 +59,11 @@ def declared_here(
     declared: Mapping[type[Implementation], Declared],
     layers: Sequence[Implementation],
 ) -> list[Implementation]:
-    """Implementations of these kinds with what they say of themselves on this backend, and textbook
-    layers; none of them has a gradient."""
+    """Implementations of these kinds with their declarations for this backend, and textbook layers, all
+    without gradients."""
     every = [*(kind(backend, declared=says) for kind, says in declared.items()), *layers]
     for implementation in every:
         implementation.declared = implementation.declared.refusing(
-            {"gradient": "models are run, and not differentiated"}
+            {"gradient": "models have no gradients"}
         )
     return every

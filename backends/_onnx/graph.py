@@ -1,7 +1,7 @@
 """Graphs of ONNX operators, recorded by calling a function with symbols in place of arrays.
 
-A model knows the dtypes and ranks of its inputs and leaves their sizes open, as exporters do for dynamic
-axes; sizes that the function asked for are constants in it.
+A model has fixed dtypes and ranks of inputs, and dynamic sizes. Sizes that the function reads become
+constants.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 OPSET = 23
-"""The version of the standard's operators that a graph uses where it names no other."""
+"""The default opset of a graph."""
 
 Shape = tuple[int, ...]
 
 
 class Graph:
-    """The nodes of a graph in the order in which they were recorded; `opset` is the version of the
-    standard's operators, those of other domains are of version 1."""
+    """The nodes of a graph, in recorded order. `opset` is that of the standard; other domains have 1."""
 
     def __init__(self, opset: int = OPSET) -> None:
         from onnx import helper, numpy_helper
@@ -34,7 +33,7 @@ class Graph:
         self._domains: set[str] = set()
 
     def input(self, name: str, array: np.ndarray) -> Symbol:
-        """An input that is given an array like this one, of any sizes."""
+        """An input with the dtype and rank of this array."""
         kind = self._helper.np_dtype_to_tensor_dtype(array.dtype)
         axes = [f"{name}_{axis}" for axis in range(array.ndim)]
         self._inputs.append(self._helper.make_tensor_value_info(name, kind, axes))
@@ -51,10 +50,10 @@ class Graph:
         self, kind: str, *inputs: Symbol | None, outputs: int = 1, domain: str = "",
         shape: Callable[[], Shape] | None = None, dtype: Any = None, **attributes: Any,
     ) -> Any:  # fmt: skip
-        """Record a node: its output, or a tuple of so many.
+        """Record a node; returns its output, or a tuple of outputs.
 
-        None stands for an input that is left out. `shape` tells the shape of the first output where the
-        caller may ask for it; dtypes are those of the first input unless `dtype` names another.
+        None is an absent input. `shape` computes the shape of the first output, if callers need it. The
+        dtype is that of the first input unless `dtype` is given.
         """
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
@@ -69,7 +68,7 @@ class Graph:
         return symbols[0] if outputs == 1 else symbols
 
     def model(self, outputs: Sequence[Symbol]) -> bytes:
-        """The model that computes `outputs`, serialized; equal graphs give equal bytes."""
+        """The serialized model that computes `outputs`; equal graphs give equal bytes."""
         helper = self._helper
         results = []
         for symbol in outputs:
@@ -85,14 +84,14 @@ class Graph:
 
 
 class Symbol:
-    """What an array is called in a graph, with the operations of arrays; a number, or a NumPy array, that
-    meets one is a constant.
+    """The name of an array in a graph, with the operations of arrays.
 
-    `shape` is known of inputs, and of what operations make of them.
+    Numbers and NumPy arrays in an operation become constants. `shape` is known for inputs and for most
+    results.
     """
 
     __array_ufunc__ = None
-    """NumPy's operators leave it to this class what an array and a symbol make."""
+    """Makes NumPy's operators call the reflected operators of this class."""
 
     def __init__(
         self, graph: Graph, name: str, dtype: Any, shape: Callable[[], Shape] | None = None
@@ -101,9 +100,9 @@ class Symbol:
 
     @cached_property
     def shape(self) -> Shape:
-        """The shape that the arrays have which the graph was recorded for.
+        """The shape for the recorded arrays.
 
-        Raises TypeError where no operation told it, and ValueError where shapes do not fit.
+        Raises TypeError if the shape is unknown, ValueError if shapes do not fit.
         """
         if self._shape is None:
             raise TypeError(f"the shape of {self.name} is not known")
@@ -111,20 +110,20 @@ class Symbol:
 
     @property
     def rank(self) -> int | None:
-        """The number of axes; None where the shape is not known, or shapes do not fit: whoever runs the
-        model is to say so."""
+        """The number of axes; None if the shape is unknown or shapes do not fit, which
+        the runtime reports."""
         with suppress(TypeError, ValueError):
             return len(self.shape)
         return None
 
     def met(self, value: Any) -> Symbol:
-        """What meets this symbol, as a symbol: a Python number in its dtype."""
+        """The other operand as a symbol; a Python number gets this symbol's dtype."""
         if isinstance(value, Symbol):
             return value
         return self.graph.constant(value, None if isinstance(value, np.ndarray) else self.dtype)
 
     def same(self, kind: str, *more: Any, **attributes: Any) -> Symbol:
-        """An operation that keeps shape and dtype, with what else it takes."""
+        """An operation that keeps shape and dtype; `more` are its further inputs."""
         met = [self.met(value) for value in more]
         return self.graph.add(kind, self, *met, shape=lambda: self.shape, **attributes)
 
@@ -180,7 +179,7 @@ class Symbol:
     __hash__ = object.__hash__
 
     def __getitem__(self, index: Any) -> Symbol:
-        """Slices and whole numbers, with an ellipsis in front."""
+        """Slices and integers, with an ellipsis in front."""
         parts = index if isinstance(index, tuple) else (index,)
         rank = len(self.shape)
         first = rank - len(parts) + 1 if parts[0] is Ellipsis else 0
@@ -206,18 +205,18 @@ class Symbol:
         return self.graph.add("Slice", self, *bounds, shape=lambda: tuple(shape))
 
     def reshape(self, shape: Sequence[int]) -> Symbol:
-        """The same numbers in another shape, in which one size may be -1."""
+        """Reshape; one size may be -1."""
         size = int(np.prod(self.shape))
         known = int(np.prod([n for n in shape if n != -1]))
         sizes = tuple(size // known if n == -1 else n for n in shape)
         if int(np.prod(sizes)) != size:
             raise ValueError(f"{self.shape} has no shape {tuple(shape)}")
         wanted = self.graph.constant(sizes, np.int64)
-        # A size of 0 would be taken for that of the input.
+        # Without allowzero a size of 0 means the input's size.
         return self.graph.add("Reshape", self, wanted, shape=lambda: sizes, allowzero=1)
 
     def transpose(self, axes: Sequence[int]) -> Symbol:
-        """The axes in another order."""
+        """Permute the axes."""
         return self.graph.add(
             "Transpose",
             self,
@@ -226,7 +225,7 @@ class Symbol:
         )
 
     def reduced(self, kind: str, axis: int) -> Symbol:
-        """A reduction over one axis, which goes."""
+        """A reduction that removes one axis."""
         axes = self.graph.constant([axis], np.int64)
 
         def shape() -> Shape:
@@ -235,13 +234,13 @@ class Symbol:
         return self.graph.add(kind, self, axes, shape=shape, keepdims=0)
 
     def expanded(self, shape: Sequence[int]) -> Symbol:
-        """The same numbers in a shape that this one broadcasts to."""
+        """Broadcast to a shape."""
         sizes = tuple(shape)
         wanted = self.graph.constant(sizes, np.int64)
         return self.graph.add("Expand", self, wanted, shape=lambda: sizes)
 
     def repeated(self, times: int, axis: int) -> Symbol:
-        """Every slice along an axis `times` times, one after the other."""
+        """Repeat every slice along an axis `times` times, as `numpy.repeat`."""
         order = np.repeat(np.arange(self.shape[axis]), times)
         indices = self.graph.constant(order, np.int64)
         shape = list(self.shape)
@@ -249,12 +248,12 @@ class Symbol:
         return self.graph.add("Gather", self, indices, shape=lambda: tuple(shape), axis=axis)
 
     def cast(self, dtype: Any) -> Symbol:
-        """The numbers in another NumPy dtype."""
+        """Cast to a NumPy dtype."""
         to = self.graph._helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.graph.add("Cast", self, shape=lambda: self.shape, dtype=dtype, to=to)
 
     def where(self, condition: Symbol, other: Any) -> Symbol:
-        """This one where the condition holds, else the other."""
+        """This array where the condition holds, else `other`."""
         met = self.met(other)
 
         def shape() -> Shape:
@@ -264,7 +263,7 @@ class Symbol:
 
 
 def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
-    """Symbols side by side along an axis."""
+    """Concatenate symbols along an axis."""
     first = symbols[0]
 
     def shape() -> Shape:
@@ -276,8 +275,10 @@ def concatenated(symbols: Sequence[Symbol], axis: int) -> Symbol:
 
 
 class Recorded:
-    """The model of a function that returns a symbol, or a tuple of symbols and None: `build`, called with
-    a symbol for every array, and None for every other argument."""
+    """The model of the function `build`, which returns a symbol, or a tuple of symbols and None.
+
+    `build` gets a symbol for every array, and None for every other argument.
+    """
 
     def __init__(
         self, build: Callable[..., Any], arrays: Mapping[str, Any], opset: int = OPSET
@@ -294,7 +295,7 @@ class Recorded:
         self.model = graph.model([output for output in outputs if output is not None])
 
     def answer(self, values: Sequence[Any]) -> Any:
-        """What the model gave, as the function would return it."""
+        """The outputs of the model, in the structure that the function returns."""
         outputs = iter(values)
         answer = tuple(next(outputs) if kept else None for kept in self.kept)
         return answer[0] if self.single else answer

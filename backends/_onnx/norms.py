@@ -20,7 +20,7 @@ from suite.spec.operators.layer_norm import LAYER_NORM
 
 
 class OnnxNorm(Implementation):
-    """A norm of the standard. Gain and offset are inputs; where a case has none they are 1 and 0."""
+    """A norm of the standard. Gain and offset are inputs, 1 and 0 if a case has none."""
 
     backend: OnnxEngine
 
@@ -44,7 +44,7 @@ class OnnxNorm(Implementation):
 
 
 class OnnxLayerNorm(OnnxNorm):
-    """LayerNormalization over the last axis, its statistics in float32 as the standard has them."""
+    """LayerNormalization over the last axis, with float32 statistics as in the standard."""
 
     name = "layer-normalization"
     operator = LAYER_NORM
@@ -57,7 +57,7 @@ class OnnxLayerNorm(OnnxNorm):
 
 
 class OnnxBatchNorm(OnnxNorm):
-    """BatchNormalization, which takes features in the second axis."""
+    """BatchNormalization, with features in the second axis."""
 
     name = "batch-normalization"
     operator = BATCH_NORM

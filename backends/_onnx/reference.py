@@ -17,14 +17,14 @@ from backends.protocol import Declared, Implementation, Limits
 from suite.spec.cache import Cache
 
 NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
-"""NumPy's operations, one by one. Sums of bfloat16 are in bfloat16, but for those of products."""
+"""Single NumPy operations. bfloat16 sums are in bfloat16, except in products."""
 
 DECLARED: dict[type[Implementation], Declared] = {
     Eager: Eager.declared.but(numerics=NUMERICS).electing(
         {"lse-of-empty-row": "nan", "integer-mask": "cast-to-bool", "score-overflow": "nan"}
     ),
     **{
-        # Queries and keys are multiplied by the root of the scale, and rounded, before they meet.
+        # Queries and keys are multiplied by the root of the scale, and rounded, before their product.
         kind: kind.declared.but(
             numerics=NUMERICS | {"f16": "working"}, limits=Limits(scales=(0.0, np.inf))
         )
@@ -37,7 +37,7 @@ DECLARED: dict[type[Implementation], Declared] = {
         for kind in (OnnxRotary, OnnxRotaryByIds)
     },
 }
-"""What is implemented besides textbook layers, and what it says of itself here."""
+"""Implementations besides textbook layers, with their declarations."""
 
 
 class OnnxReferenceBackend(OnnxEngine):
@@ -60,6 +60,6 @@ class OnnxReferenceBackend(OnnxEngine):
         from onnx.reference import ReferenceEvaluator
 
         evaluator = self._evaluators.get(model, lambda: ReferenceEvaluator(model))
-        # NumPy warns of what is an answer here: NaN, and numbers beyond the largest.
+        # NaN and infinity are answers, not reasons for warnings.
         with np.errstate(all="ignore"):
             return list(evaluator.run(None, dict(arrays)))

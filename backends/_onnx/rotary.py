@@ -1,4 +1,4 @@
-"""The standard's operator RotaryEmbedding, of opset 23, which is given sine and cosine."""
+"""The standard's operator RotaryEmbedding of opset 23, with sine and cosine as inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from suite.spec.operators.rotary import ROTARY, Rotation, table_length
 
 
 class OnnxRotary(Implementation):
-    """Operands of rank 4; sine and cosine of every token, made in float64 and rounded to its dtype."""
+    """Operands of rank 4; sine and cosine of every token, computed in float64 and rounded
+    to the dtype."""
 
     backend: OnnxEngine
 
@@ -50,7 +51,7 @@ class OnnxRotary(Implementation):
         return self.pair(position, rotation, int(position.max(initial=0)) + 1)
 
     def pair(self, position: np.ndarray, rotation: Rotation, length: int) -> dict[str, np.ndarray]:
-        """Cosine and sine (..., r / 2) of positions in sequences of a length."""
+        """Cosine and sine (..., r / 2) of positions, for sequences of length `length`."""
         frequencies = TextbookRotary(self.backend, operations(self.backend)).frequencies
         theta, factor = frequencies(rotation, length, lambda n: np.asarray(n, np.float64))
         angle = position[..., None] * theta
@@ -59,19 +60,19 @@ class OnnxRotary(Implementation):
     def node(
         self, query: Symbol, rest: Mapping[str, Symbol], attributes: Mapping[str, Any]
     ) -> Symbol:
-        """The turned query (B, H, L, D)."""
+        """The rotated query (B, H, L, D)."""
         return query.same("RotaryEmbedding", rest["cosine"], rest["sine"], **attributes)
 
 
 class OnnxRotaryByIds(OnnxRotary):
-    """Packed operands (B, L, H D); a table of sine and cosine, and where in it each token stands."""
+    """Packed operands (B, L, H D), with a table of sine and cosine and the index of each token."""
 
     name = "rotary-embedding-ids"
     declared = OnnxRotary.declared.taking("position-table")
 
     def tables(self, inputs: Inputs, rotation: Rotation) -> dict[str, np.ndarray]:
         s, position = inputs.sizes, inputs.arrays["position"]
-        # The table begins at the first position that a case may have, so that those far out need no more.
+        # The table begins at the case's first position, so that large positions need no larger table.
         first = inputs.case.option("offset")
         rows = np.arange(first, table_length(inputs.case), dtype=np.float64)
         ids = np.broadcast_to(position - first, (s.B, s.Lq))

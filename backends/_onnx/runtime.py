@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: models are sessions, which are kept."""
+"""ONNX Runtime on the CPU; sessions of models are kept."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from backends.textbook.rotary import TextbookRotary
 from suite.spec.cache import Cache
 
 DTYPES = ("f64", "f32", "f16")
-"""What most operators take: bfloat16 has kernels for few."""
+"""The dtypes of most operators. Few operators have bfloat16 kernels."""
 
 ROOT = Limits(scales=(0.0, np.inf))
-"""By its definition Attention multiplies queries and keys by the root of the scale."""
+"""Limits of Attention's definition, which multiplies queries and keys by the root of the scale."""
 
 POSITIVE = Limits(scales=(2.0**-126, np.inf))
-"""Its kernels refuse the scale 0, too."""
+"""Limits of the kernels, which also refuse the scale 0."""
 
 ATTENTION: dict[str, Any] = {
-    # Float64 has no kernel: there the operator is its definition, with a scale in float32.
+    # Without a float64 kernel the operator's definition is run, with a float32 scale.
     "numerics": {"f64": "single", "f32": "exact", "f16": "eager"},
     "dtypes": DTYPES,
 }
 
 DECLARED: dict[type[Implementation], Declared] = {
-    # What is stored between operators hangs on the optimiser: few have kernels for float16.
+    # Few operators have float16 kernels, so the optimiser decides which results are stored in float16.
     Eager: Eager.declared.but(
         numerics={"f64": "exact", "f32": "exact", "f16": "eager"}, dtypes=DTYPES
     ).electing(
@@ -45,7 +45,7 @@ DECLARED: dict[type[Implementation], Declared] = {
         kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
         for kind in BY_DEFINITION
     },
-    # With its windows it has no kernel in any dtype.
+    # Opset 25 has no kernel in any dtype.
     Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),
     MultiHead: MultiHead.declared,
     GroupQuery: GroupQuery.declared,
@@ -57,17 +57,16 @@ DECLARED: dict[type[Implementation], Declared] = {
         for kind in (OnnxRotary, OnnxRotaryByIds)
     },
 }
-"""What is implemented besides textbook layers, and what it says of itself here."""
+"""Implementations besides textbook layers, with their declarations."""
 
 
 def in_float32(layer: Implementation) -> bool:
-    """Whether all arithmetic of textbook code is in float32, and so in every dtype; that of the others is
-    in the dtype."""
+    """Whether a textbook layer computes in float32 in every dtype; other layers compute in the dtype."""
     return isinstance(layer, TextbookRotary) and not layer.casts_table
 
 
 class OnnxRuntimeBackend(OnnxEngine):
-    """ONNX Runtime's provider for the CPU, with the optimisations that it makes by itself."""
+    """ONNX Runtime's CPU provider with its default optimisations."""
 
     name = "onnxruntime"
     has_threads = True
@@ -93,13 +92,13 @@ class OnnxRuntimeBackend(OnnxEngine):
         return every
 
     def session(self, model: bytes) -> Any:
-        """The session of a model, with as many threads as calls have now."""
+        """The session of a model for the present number of threads."""
 
         def session() -> Any:
             options = self.onnxruntime.SessionOptions()
             options.intra_op_num_threads = self.thread_count
             options.inter_op_num_threads = 1
-            # What goes wrong is raised; without this it is written to the terminal as well.
+            # Errors are raised; this keeps ONNX Runtime from also printing them.
             options.log_severity_level = 4
             providers = ["CPUExecutionProvider"]
             return self.onnxruntime.InferenceSession(model, options, providers=providers)
@@ -115,7 +114,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:
-        """The runtime's own value, on the memory of an array: it knows no NumPy dtype for bfloat16."""
+        """The runtime's value on the memory of an array, since the runtime knows no NumPy bfloat16."""
         OrtValue = self.onnxruntime.OrtValue
         if array.dtype != self.bfloat16:
             return OrtValue.ortvalue_from_numpy(array)
@@ -123,7 +122,7 @@ class OnnxRuntimeBackend(OnnxEngine):
         return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
 
     def _array(self, value: Any) -> np.ndarray:
-        """A copy of the runtime's own value as an array."""
+        """A copy of the runtime's value as an array."""
         if value.element_type() != self.onnx.TensorProto.BFLOAT16:
             return np.array(value.numpy())
         shape = tuple(value.shape())

@@ -1,4 +1,4 @@
-"""What textbooks write, in the operators of ONNX: attention, and the layers of `backends.textbook`."""
+"""Textbook code in ONNX operators: attention, and the layers of `backends.textbook`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.spec.inputs import Inputs
 
 
 class Eager(TextbookAttention):
-    """MatMul, Softmax, MatMul; hidden scores are -inf."""
+    """Textbook attention: MatMul, Softmax, MatMul; masked scores are -inf."""
 
     backend: OnnxEngine
 
@@ -52,12 +52,12 @@ class Eager(TextbookAttention):
 
 
 def layers(backend: OnnxEngine, numerics: Numerics) -> list[Implementation]:
-    """Every textbook layer as a graph, in the numerics class that the operators have."""
+    """All textbook layers as graphs, in the numerics class of the operators."""
     return textbooks(backend, operations(backend), numerics)
 
 
 def operations(backend: OnnxEngine) -> Operations:
-    """How ONNX spells what textbook layers are written in."""
+    """ONNX's names for the operations of textbook code."""
 
     def called(layer: Implementation, call: PreparedCall) -> PreparedCall:
         return backend.recorded(call)
@@ -75,7 +75,7 @@ def operations(backend: OnnxEngine) -> Operations:
         repeat=lambda x, times, axis: x.repeated(times, axis),
         cos=lambda x: x.same("Cos"),
         sin=lambda x: x.same("Sin"),
-        # Frequencies hang on no input: they are constants, computed as the graph is recorded.
+        # Frequencies depend on no input: they are computed when the graph is recorded.
         power=np.power,
         clip=np.clip,
         exp=lambda x: x.same("Exp"),

@@ -1,4 +1,4 @@
-"""OpenVINO: its operator ScaledDotProductAttention in its plugin for the CPU, forward."""
+"""OpenVINO: its operator ScaledDotProductAttention in its CPU plugin, forward only."""
 
 from __future__ import annotations
 

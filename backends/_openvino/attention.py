@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from backends._openvino.engine import OpenvinoBackend
 
 OF_EMPTY_ROWS = {"f64": "uniform", "f32": "nan", "bf16": "nan", "f16": "nan"}
-"""What rows without keys answer: infinity in float64 becomes the largest number of float32."""
+"""Values of fully masked rows. In float64 infinity becomes the largest float32 number."""
 
 
 class Sdpa(Implementation):
-    """Batch and lengths are open, heads and their sizes fixed, as in a model that is served."""
+    """The operator with dynamic batch and lengths, and fixed heads and head sizes, as in
+    a served model."""
 
     backend: OpenvinoBackend
 
     name = "sdpa"
     declared = Declared(
-        # In 16 bits the default scale, too, is a number of the dtype.
+        # In 16 bits the default scale is rounded to the dtype.
         numerics={"f64": "single", "f32": "exact", "bf16": "eager", "f16": "eager"},
         features=(ATTENTION_FEATURES | {"sinks"}) - {"gradient-of-bias"},
         refusals={
             "softcap": "the operator has no softcap",
             "native-window": "the operator has no window",
-            "gradient": "models are run, and not differentiated",
+            "gradient": "models have no gradients",
         },
         elections={
             "fully-masked-row": OF_EMPTY_ROWS,
@@ -64,18 +65,18 @@ class Sdpa(Implementation):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, MalformedCase) and not self.fixed:
-            # The finding openvino-lost-errors.
-            return "with open sizes operands that do not fit can end the process"
+            # Finding openvino-lost-errors.
+            return "with dynamic sizes operands of wrong shapes can end the process"
         if isinstance(case, Case):
             if case.sizes.Hkv not in (1, case.sizes.H):
-                return "heads broadcast: keys have as many as queries, or one"
+                return "the operator broadcasts heads: keys have as many heads as queries, or one"
             if case.sizes.Lk == 0:
-                # The finding openvino-no-keys.
-                return "without keys the answer is memory that nobody wrote"
+                # Finding openvino-no-keys.
+                return "without keys the answer is uninitialised memory"
             scale = case.option("scale")
             exact = scale is None or float(round_to(np.array(scale), case.dtype)) == scale
             if case.dtype.is_half and not exact:
-                return f"the scale is a number of the dtype, and {scale} is none"
+                return f"the scale has the dtype of the operands, which cannot hold {scale}"
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -96,9 +97,9 @@ class Sdpa(Implementation):
         return {"after a call with one key": self.prepared(inputs, after_one_key)}
 
     def prepared(self, inputs: Inputs, request: Callable[..., Any]) -> PreparedCall:
-        """The call, in what `request` makes of a key, a function that makes the model, and the arrays."""
+        """The call; `request` runs a model, given its key, a function that makes it, and the arrays."""
         backend = self.backend
-        # Beside the causal flag a mask is ignored, so that the flag is used alone.
+        # The operator ignores a mask beside the causal flag, so the flag is used only alone.
         alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
         native = split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
         query, key, value = backend.operands(inputs, "bhld")
@@ -125,7 +126,7 @@ class Sdpa(Implementation):
         return PreparedCall(call, arguments, operands=operands)
 
     def shape(self, name: str, array: np.ndarray) -> list[int]:
-        """The sizes of an array that a model fixes; -1 where it leaves them open."""
+        """The sizes of an array in a model; -1 for dynamic sizes."""
         if self.fixed:
             return list(array.shape)
         if name == "mask" or array.ndim != 4:
@@ -133,7 +134,7 @@ class Sdpa(Implementation):
         return [-1, array.shape[1], -1, array.shape[3]]
 
     def model(self, arrays: Mapping[str, np.ndarray], scale: float | None, causal: bool) -> Any:
-        """The operator alone as a model, with the sizes and dtypes of these arrays."""
+        """A model of the single operator, for the sizes and dtypes of these arrays."""
         openvino, kind = self.backend.openvino, arrays["query"].dtype
         parameters = {
             name: openvino.op.Parameter(
@@ -142,7 +143,7 @@ class Sdpa(Implementation):
             for name, array in arrays.items()
         }
         inputs = [parameters[name] for name in OPERANDS]
-        if "sinks" in arrays and scale is None:  # they come after the scale
+        if "sinks" in arrays and scale is None:  # sinks are the input after the scale
             scale = arrays["query"].shape[-1] ** -0.5
         if "mask" in arrays or scale is not None:
             inputs.append(parameters.get("mask") or self.backend.constant(0.0, kind))
@@ -155,7 +156,7 @@ class Sdpa(Implementation):
 
 
 class SdpaFixed(Sdpa):
-    """All sizes are fixed."""
+    """The operator with fixed sizes."""
 
     name = "sdpa-fixed"
     fixed = True

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: models are compiled for a call, and kept."""
+"""OpenVINO on the CPU; compiled models are kept."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from backends.protocol import BackendUnavailable, Implementation
 from suite.spec.cache import Cache
 
 KEPT = 128
-"""Compiled models that are kept."""
+"""The number of compiled models that are kept."""
 
 
 class OpenvinoBackend(RuntimeArrays):
-    """OpenVINO's plugin for the CPU, which is told not to compute float32 in bfloat16."""
+    """OpenVINO's CPU plugin, set to compute float32 in float32."""
 
     name = "openvino"
     has_threads = True
@@ -43,21 +43,20 @@ class OpenvinoBackend(RuntimeArrays):
         return [Sdpa(self), SdpaFixed(self)]
 
     def type_of(self, dtype: np.dtype) -> Any:
-        """OpenVINO's type of a dtype; it knows no NumPy dtype for bfloat16."""
+        """OpenVINO's type of a dtype, also for bfloat16."""
         Type = self.openvino.Type
         return Type.bf16 if dtype == self.bfloat16 else Type(dtype)
 
     def constant(self, number: float, dtype: np.dtype) -> Any:
-        """A node with one number of a dtype."""
+        """A node with one number."""
         return self.openvino.op.Constant(self.type_of(dtype), self.openvino.Shape([]), [number])
 
     def kept(self, key: Any, model: Callable[[], Any]) -> Any:
-        """What runs the model that is kept under a key, or else made, on as many threads as calls have
-        now."""
+        """The request of the model under a key, for the present number of threads; made on first use."""
         return self._requests.get((key, self.thread_count), lambda: self.requested(model()))
 
     def requested(self, model: Any) -> Any:
-        """What runs a model."""
+        """Compile a model; returns its inference request."""
         config = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": self.thread_count,
@@ -68,7 +67,7 @@ class OpenvinoBackend(RuntimeArrays):
         """The output for these inputs."""
         request.infer([self._tensor(array) for array in arrays])
         output = request.get_output_tensor(0)
-        # Its own dtype for bfloat16 is float16, with the bits of bfloat16.
+        # OpenVINO returns bfloat16 bits as a float16 array.
         bits = np.array(output.data)
         return bits.view(self.bfloat16) if output.element_type == self.openvino.Type.bf16 else bits
 

@@ -1,6 +1,6 @@
-"""TensorFlow: textbook attention and layers, and Keras' on the TensorFlow engine.
+"""TensorFlow: textbook attention and layers, and Keras on the TensorFlow engine.
 
-tensorflow and keras are imported when the backend is made.
+tensorflow and keras are imported when the backend is created.
 """
 
 from __future__ import annotations

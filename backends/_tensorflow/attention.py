@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in TensorFlow, as textbooks write it."""
+"""Textbook attention in TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from backends.textbook.attention import TextbookAttention
 
 
 class Eager(TextbookAttention):
-    """matmul, softmax, matmul; hidden scores are the dtype's lowest number."""
+    """Textbook attention: matmul, softmax, matmul; masked scores are the dtype's lowest number."""
 
     backend: TensorflowEngine
 

@@ -1,4 +1,4 @@
-"""TensorFlow as a backend: textbook code, and Keras' attention and layers on the TensorFlow engine."""
+"""The TensorFlow backend: textbook code, and Keras' attention and layers on the TensorFlow engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TensorflowKerasOps(KerasOps):
     """`keras.ops.dot_product_attention` on TensorFlow."""
 
     declared = KerasOps.declared.but(
-        # The default scale, and any Python number given as scale, pass through float32.
+        # The scale, given or default, passes through float32.
         numerics=NUMERICS | {"f64": "single"},
         elections={
             "fully-masked-row": "uniform",

@@ -1,4 +1,5 @@
-"""TensorFlow as an engine: arrays, devices, derivatives, compilers and clocks, whoever computes on it."""
+"""TensorFlow as an engine: arrays, devices, derivatives, compilers, clocks, for all
+backends on TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,19 +21,21 @@ from suite.spec.dtypes import DTYPES, DType
 from suite.spec.inputs import Inputs
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
-"""TensorFlow sets flush-to-zero in its threads; float16 is converted to float32 and back."""
+"""TensorFlow's threads flush subnormals to zero; float16 is converted to float32 and back."""
 
 NUMERICS = {"f64": "eager", "f32": "eager", "bf16": "stepwise", "f16": "working"}
-"""On CPU float16 products are summed in float16: tf.einsum over 257 unit normals is off by 4.4 unit
-roundoffs of sum |q k|, where summing in float32 leaves less than half of one. The softmax stores what it
-computes on the way, differences, exponentials and their sum: in bfloat16 the softmax of 2,000 rows of 8
-normal scores is off by 10.7 unit roundoffs of a weight, where one rounding leaves half of one."""
+"""Numerics classes on the CPU, as measured.
+
+float16 products are summed in float16: the error of tf.einsum over 257 unit normals is 4.4 unit roundoffs
+of sum |q k|; sums in float32 have less than 0.5. The softmax stores differences, exponentials and their
+sum in bfloat16: its error for 8 normal scores is 10.7 unit roundoffs of a weight; one rounding has 0.5.
+"""
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 
 
 class TensorflowEngine(Backend):
-    """Arrays of TensorFlow; subclasses say what is implemented on them."""
+    """Arrays of TensorFlow; subclasses list the implementations."""
 
     timed_compilers: tuple[str, ...] = ("function", "xla")
     compilers: tuple[str, ...] = ("function", "xla")
@@ -53,12 +56,12 @@ class TensorflowEngine(Backend):
         if device == "cuda" and not tensorflow.config.list_physical_devices("GPU"):
             raise BackendUnavailable("tensorflow sees no CUDA device")
         self.place = "/CPU:0" if device == "cpu" else "/GPU:0"
-        # TF32 products would turn float32 cases into another numerics class on recent GPUs.
+        # With TF32 products float32 cases on recent GPUs would have another numerics class.
         tensorflow.config.experimental.enable_tensor_float_32_execution(False)
 
     @cached_property
     def truncates_matmul(self) -> tuple[str, ...]:  # type: ignore[override]
-        """As this CPU does it: the finding bfloat16-products-cut-off."""
+        """The dtypes whose products are truncated on this CPU (finding bfloat16-products-cut-off)."""
         bf16 = DTYPES["bf16"]
         ulp = 2 * bf16.unit_roundoff
         row = self.array(np.array([[1.0, 0.75 * ulp]]), bf16)
@@ -74,7 +77,7 @@ class TensorflowEngine(Backend):
         return settings.settings(self.tf)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
-        # Converted in NumPy, since TensorFlow's own cast flushes subnormals.
+        # NumPy converts, since TensorFlow's cast flushes subnormals.
         if dtype is not None:
             values = values.astype(getattr(self.tf, dtype.long_name).as_numpy_dtype)
         with self.tf.device(self.place):
@@ -94,7 +97,7 @@ class TensorflowEngine(Backend):
         return {"GPU": "cuda", "CPU": "cpu"}[array.device.rsplit(":", 2)[-2]]
 
     def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        # Tensors have no strides that a caller could choose: an axis order is a shape.
+        # Tensors have no strides that a caller can choose: an axis order changes the shape.
         if values.ndim == 4 and axis_order == "blhd":
             values = values.swapaxes(1, 2)
         return self.array(values, inputs.dtype)
@@ -128,7 +131,7 @@ class TensorflowEngine(Backend):
         self.tf.test.experimental.sync_devices()
 
     def compilations(self, prepared: PreparedCall) -> int:
-        # Graphs traced in this process where TensorFlow counts them, else those of the call's function.
+        # All graphs traced in this process if TensorFlow counts them, else those of the call's function.
         timer = getattr(sys.modules.get(_TRACING), "_graph_building_time_counter", None)
         if timer is not None:
             return int(timer.get_cell().value())
@@ -143,7 +146,7 @@ class TensorflowEngine(Backend):
 
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
         if self.device == "cpu":
-            return None  # the CPU's allocator does not count
+            return None  # the CPU's allocator reports no peak
         memory = self.tf.config.experimental
         before = memory.get_memory_info("GPU:0")["current"]
         memory.reset_memory_stats("GPU:0")

@@ -1,4 +1,4 @@
-"""TensorFlow's layers: textbook code. (Keras' layers are those of `backends._keras`.)"""
+"""Textbook layers in TensorFlow. Keras' layers are in `backends._keras`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from backends.textbook import textbooks
 
 
 def layers(backend: TensorflowEngine) -> list[Implementation]:
-    """Every textbook layer in TensorFlow."""
+    """All textbook layers in TensorFlow."""
     return textbooks(backend, operations(np, backend.tf), NUMERICS)

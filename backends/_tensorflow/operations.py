@@ -1,4 +1,4 @@
-"""How TensorFlow spells what textbooks are written in. A script has the function as it stands here."""
+"""The operations of textbook code in TensorFlow. Scripts of found failures contain this function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backends.textbook.layer import Operations
 
 
 def operations(np: Any, tf: Any) -> Operations:
-    """TensorFlow's words for what textbooks write."""
+    """TensorFlow's names for the operations of textbook code."""
     return Operations(
         softmax=lambda x: tf.nn.softmax(x, axis=-1),
         fill=lambda x, hidden, number: tf.where(hidden, tf.constant(number, x.dtype), x),
@@ -28,8 +28,8 @@ def operations(np: Any, tf: Any) -> Operations:
         log=tf.math.log,
         largest=lambda x, axis: tf.reduce_max(x, axis),
         cast=lambda x, dtype: tf.cast(x, dtype),
-        # A Python float that meets a tensor goes through float32 in TensorFlow; made in NumPy it is
-        # rounded to the tensor's dtype once.
+        # TensorFlow converts a Python float to float32 first; NumPy rounds it once, to the tensor's
+        # dtype.
         number=lambda value, x: tf.constant(np.asarray(value, x.dtype.as_numpy_dtype)),
         hide=lambda scores, mask: tf.where(mask, scores, scores.dtype.min),
         broadcast=tf.broadcast_to,

@@ -1,4 +1,4 @@
-"""What a call can leave behind in TensorFlow: settings that change what other calls compute."""
+"""Settings of TensorFlow that a call may change, and that affect later calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derivatives of prepared calls by `tf.GradientTape`, and what is timed of them."""
+"""Derivatives of prepared calls by `tf.GradientTape`, for checks and for timing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from backends.prepared import PreparedCall
 from backends.protocol import Step
 
 Gradients = tuple[Any, dict[str, Any]]
-"""A call's output, and its gradients by operand."""
+"""The output of a call, and its gradients by operand."""
 
 
 def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """`tf.GradientTape`, which watches the operands that ask for a gradient and nothing else."""
+    """Output and gradients by `tf.GradientTape`, which watches only the operands `wrt`."""
     import tensorflow as tf
 
     sources = {name: prepared.arguments[prepared.argument(name)] for name in wrt}
@@ -26,7 +26,7 @@ def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradi
 
 
 def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step` by `tf.GradientTape`; the whole step of a compiled call is compiled as one."""
+    """`Backend.step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
     import tensorflow as tf
 
     wholes: list[Callable[..., Any]] = []

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in PyTorch: as textbooks write it, and `scaled_dot_product_attention`."""
+"""Scaled dot-product attention in PyTorch: textbook code, and `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 
 FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
 """Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
-al. 2015, degree 3): 1 + f - p(f) for 2^f is off by 1.071e-4 at most over 0 <= f < 1."""
+al. 2015, degree 3). The error of its polynomial for 2^f, 0 <= f < 1, is at most 1.071e-4."""
 
 GRADIENT_BLOCKS = {"bf16": (32, 512), "f16": (32, 512)}
-"""The backward pass of the CPU's flash kernel adds blocks of 32 rows or more, and of 512 keys, to
-gradients in the case's dtype (`cpu_flash_attention_backward`: products with beta = 1)."""
+"""Block sizes in queries and keys of the backward pass of the CPU's flash kernel. Gradients of blocks are
+summed in the case's dtype (`cpu_flash_attention_backward`: products with beta = 1)."""
 
-# In bfloat16 it hangs on the CPU: oneDNN's products flush with AVX512_BF16 or AMX, and not without.
+# Not declared for bfloat16: oneDNN's products flush subnormals only on CPUs with AVX512_BF16 or AMX.
 SUBNORMAL = {"f64": "kept", "f32": "kept", "f16": "kept"}
 
-# The finding nan-query-hidden: hidden where keys fill no vector of the CPU. In float64 some CPUs hide it.
+# Finding nan-query-hidden: NaN is lost if keys fill no vector of the CPU; in float64 only on some CPUs.
 NAN_QUERY = {"f32": "zeros", "bf16": "zeros", "f16": "zeros"}
 
 
 class Eager(TextbookAttention):
-    """matmul, softmax, matmul as textbooks write it; hidden scores are -inf."""
+    """Textbook attention: matmul, softmax, matmul; masked scores are -inf."""
 
     backend: TorchEngine
 
@@ -94,10 +94,10 @@ TWIN = "a twin of the textbook for rewrites by pattern"
 
 
 class EagerPermuted(Eager):
-    """`Eager` with keys handed in as (Lk, H, B, D) and permuted to (B, H, D, Lk) in one step.
+    """`Eager` with keys as (Lk, H, B, D), which one call permutes to (B, H, D, Lk).
 
-    For compilers alone: a rewrite that looks for `key.transpose` must not take this for it, least of
-    all where all sizes coincide.
+    Only compilers are asked: a rewrite of the pattern `key.transpose` must not match this permutation,
+    also if all sizes are equal.
     """
 
     name = "eager-permuted"
@@ -136,9 +136,9 @@ class EagerPermuted(Eager):
 
 
 def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
-    """The mask divided into flags and the rest; `causal` and `window` say which there are.
+    """The mask split into flags and the rest; `causal` and `window` say which flags exist.
 
-    The causal flag and a mask exclude each other by torch's contract, so that the flag is used alone.
+    torch forbids the causal flag beside a mask, so the flag is used only alone.
     """
     alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
     flagged = causal and (alone or inputs.form == "flag-and-mask")
@@ -191,7 +191,7 @@ def native_arguments(backend: TorchEngine, inputs: Inputs) -> dict[str, Any]:
 
 
 class Sdpa(Implementation):
-    """`scaled_dot_product_attention` as torch dispatches it."""
+    """`scaled_dot_product_attention` with torch's choice of the kernel."""
 
     backend: TorchEngine
 
@@ -246,7 +246,7 @@ class Sdpa(Implementation):
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         plain = self.prepare(inputs)
-        # A call that has dropout_p keeps it: its neutral value is another call.
+        # A call with dropout_p keeps its rate.
         neutral = {n: x for n, x in SIGNATURE.neutral.items() if n not in plain.arguments}
         ways = SIGNATURE.ways(neutral, inputs.default_scale)
         if self.kernel is None:
@@ -271,7 +271,7 @@ class Sdpa(Implementation):
         }
 
     def causal_biases(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """The causal mask as torch.nn.attention.bias has it, where it is alone."""
+        """The causal mask as an object of torch.nn.attention.bias, if there is no other mask or bias."""
         from torch.nn.attention import bias
 
         mask = inputs.mask
@@ -282,7 +282,7 @@ class Sdpa(Implementation):
         return {name: {"attn_mask": causal_bias, "is_causal": False}}
 
     def source(self, arguments: Mapping[str, Any]) -> str:
-        """The call as text (see `PreparedCall`)."""
+        """The call as source text (see `PreparedCall`)."""
         call = call_source(NATIVE, arguments)
         if self.kernel is None:
             return f"import torch\n{call}"
@@ -292,13 +292,13 @@ class Sdpa(Implementation):
         )
 
     def forced(self) -> AbstractContextManager[Any]:
-        """The context in which the kernel is forced; none where torch chooses."""
+        """The context that forces the kernel; empty if torch chooses."""
         if self.kernel is None:
             return nullcontext()
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         forced = ExitStack()
-        # torch explains on the warning channel why a kernel refuses; the error follows.
+        # torch warns why a kernel refuses, and then raises.
         forced.enter_context(warnings.catch_warnings(action="ignore"))
         forced.enter_context(sdpa_kernel(getattr(SDPBackend, self.kernel)))
         return forced

@@ -1,4 +1,4 @@
-"""Derivatives of prepared calls by `torch.autograd.grad`, and what is timed of them."""
+"""Derivatives of prepared calls by `torch.autograd.grad`, for checks and for timing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from backends.prepared import ForwardOnly, PreparedCall
 from backends.protocol import Step
 
 Gradients = tuple[Any, dict[str, Any]]
-"""A call's output, and its gradients by operand."""
+"""The output of a call, and its gradients by operand."""
 
 
 def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """`torch.autograd.grad` from leaves that lie in memory as the call's own arguments do; a layer's
-    own parameter is the leaf. Raises ForwardOnly where the output has no gradient function."""
+    """Output and gradients by `torch.autograd.grad`.
+
+    Leaves have the strides of the call's arguments; a parameter of a layer is itself the leaf. Raises
+    ForwardOnly if the output has no gradient function.
+    """
     import torch
 
     def leaf(array: Any) -> Any:
@@ -32,11 +35,11 @@ def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> G
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step` by `torch.autograd.grad`; the graph of "backward" is kept between calls."""
+    """`Backend.step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
     import torch
 
-    # A compiled derivative that reuses the memory of its graph refuses to run twice. What holds the
-    # option is imported by torch.compile, and not by torch itself.
+    # A compiled derivative that reuses the memory of its graph cannot run twice. `import torch` does
+    # not import the module with this option.
     config: Any = import_module("torch._functorch.config")
     config.donated_buffer = False
 

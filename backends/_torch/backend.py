@@ -1,4 +1,4 @@
-"""PyTorch as a backend: textbook code, its attention in all kernels, flex_attention and its layers."""
+"""The PyTorch backend: textbook code, PyTorch's attention in all kernels, flex_attention, layers."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class TorchBackend(TorchEngine):
 
     @cached_property
     def exporters(self) -> tuple[str, ...]:
-        """The compilers that export to ONNX: none where that is not installed, and on CUDA."""
+        """The compilers that export to ONNX; none on CUDA or without the needed packages."""
         return exporters() if self.device == "cpu" else ()
 
     def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
-        # An exported model has no kernels of torch to choose from.
+        # An exported model has none of torch's kernels.
         alike = type(implementation) in (Eager, Sdpa)
         return super().compilers_of(implementation) + (self.exporters if alike else ())
 
@@ -82,8 +82,8 @@ class TorchBackend(TorchEngine):
         declared = super().declared_compiled(implementation, compiler)
         if compiler not in self.exporters or "causal-with-mask" not in declared.elections:
             return declared
-        # In float16 ONNX Runtime stores scores. torch's contract excludes the flag beside a mask, and the
-        # exporter holds to it.
+        # ONNX Runtime stores scores in float16. torch forbids the causal flag beside a mask, and so does
+        # the exporter.
         stored = {"f64": "fused", "f32": "fused", "bf16": "eager", "f16": "eager"}
         return declared.but(numerics=stored, exp_error={}).electing({"causal-with-mask": "raises"})
 
@@ -91,25 +91,25 @@ class TorchBackend(TorchEngine):
         flex = isinstance(implementation, Flex)
         if compiler in self.exporters:
             return {
-                "gradient": "the exported model is that of inference",
-                "other-shapes": "the model is exported for the shapes it was given",
-                "bfloat16": "ONNX Runtime has few kernels for it on the CPU",
+                "gradient": "the exported model has no gradients",
+                "other-shapes": "the model is exported for fixed shapes",
+                "bfloat16": "ONNX Runtime has few bfloat16 kernels for the CPU",
             }
         if isinstance(implementation, MultiheadAttentionFast):
-            return {"compiled": "whether the fast path is taken is not seen in a compiled call"}
+            return {"compiled": "a compiled call does not show whether the fast path is taken"}
         if compiler == "vmap":
-            missing = {"empty-batch": "nothing can be mapped over an empty batch"}
+            missing = {"empty-batch": "vmap cannot map over an empty batch"}
             if flex:
                 missing["compiled"] = "flex_attention has no rule for vmap"
             if isinstance(implementation, EagerPermuted):
-                missing["compiled"] = "keys without a batch axis in front are not mapped"
+                missing["compiled"] = "vmap is asked only with the batch axis of keys in front"
             return missing
         if compiler == "inductor" and flex and self.device == "cpu":
-            return {"float64": "flex_attention's template for the CPU takes no float64"}
+            return {"float64": "flex_attention's CPU template has no float64"}
         if compiler == "export":
             return {
-                "gradient": "the exported program is that of inference",
-                "other-shapes": "the program is exported for the shapes it was given",
+                "gradient": "the exported program has no gradients",
+                "other-shapes": "the program is exported for fixed shapes",
             }
         return {}
 

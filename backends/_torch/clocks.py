@@ -1,4 +1,4 @@
-"""What torch says of time, of memory, and of the kernels that ran."""
+"""Time, peak memory and kernels of a call, as torch reports them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from backends.prepared import PreparedCall
 
 COLD_BYTES = 256 * 2**20
-"""What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
+"""The bytes to write to empty a GPU's L2 cache, more than the largest cache (NVIDIA H200: 50 MB)."""
 
 
 def compilations() -> int:
-    """Graphs that dynamo has compiled in this process; none where it was never imported."""
+    """The number of graphs that dynamo has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def peak_bytes(device: str, call: Callable[[], Any]) -> int | None:
-    """The most that a call's tensors hold at a time, by the allocator's own account.
+    """Peak memory of a call in bytes, as torch's allocator reports it.
 
-    On the CPU from the events of torch.profiler, a number of bytes for each allocation and release.
+    On the CPU the events of torch.profiler give the bytes of each allocation and release.
     """
     import torch
 
@@ -59,14 +59,14 @@ def device_seconds(call: Callable[[], Any]) -> float:
 
 
 def empty_caches() -> None:
-    """Write more than a GPU's L2 holds."""
+    """Empty a GPU's L2 cache by a large write."""
     import torch
 
     torch.zeros(COLD_BYTES, dtype=torch.uint8, device="cuda")
 
 
 def kernels(prepared: PreparedCall) -> str:
-    """The fused attention kernels that torch's profiler sees, or else the matrix products."""
+    """The fused attention kernels in torch's profile of the call, or else its matrix products."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -1,4 +1,4 @@
-"""How torch compiles a prepared call: `torch.compile` and `torch.export`."""
+"""Compile a prepared call with `torch.compile` or `torch.export`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TWINS = count()
 def by_torch_compile(
     backend: Backend, prepared: PreparedCall, compiler: str, one_graph: bool = True
 ) -> PreparedCall:
-    """`torch.compile` with fixed shapes, differentiated calls for themselves.
+    """Compile by `torch.compile` with fixed shapes; differentiated calls are compiled separately.
 
-    `one_graph` raises where the call does not make one graph. Where it may be more, what dynamo knows
-    of other calls is forgotten, those prepared before included.
+    With `one_graph` the call raises unless it makes one graph. Without, dynamo is reset: calls that were
+    prepared before are compiled again.
     """
     import torch
     import torch._dynamo
@@ -29,7 +29,7 @@ def by_torch_compile(
 
     if not one_graph:
         torch._dynamo.reset()
-    # Its key leaves out which kernel is forced (pytorch#185449): a hit would judge another one.
+    # The cache's key does not contain the forced kernel (pytorch#185449): a hit could run another one.
     functorch.enable_autograd_cache = False
 
     def one(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,9 +48,8 @@ def by_torch_compile(
 
 
 def raised_inside(error: BaseException) -> BaseException:
-    """The error that a function raised as dynamo traced it, where dynamo reports that it observed one;
-    else the error."""
-    dynamo = sys.modules.get("torch._dynamo.exc")  # not loaded where nothing was compiled
+    """The function's own error, if dynamo reports one that it observed while tracing; else `error`."""
+    dynamo = sys.modules.get("torch._dynamo.exc")  # absent before the first compilation
     kinds = dynamo.observed_exception_map if dynamo else {}
     cause = error.__cause__
     kind = next((kind for kind, observed in kinds.items() if type(cause) is observed), None)
@@ -58,11 +57,10 @@ def raised_inside(error: BaseException) -> BaseException:
 
 
 def twin(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A Python function with a code object of its own.
+    """A copy of a Python function with its own code object.
 
-    Dynamo keeps what it compiled by code object, tries the guards of each in turn and gives up after
-    eight: all functions from one line of source would be one to it. Raises TypeError for what has no
-    code.
+    Dynamo keeps at most eight programs per code object, and all closures from one line of source share
+    a code object. Raises TypeError if the function is not written in Python.
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"expected a function written in Python, got {function!r}")
@@ -71,7 +69,7 @@ def twin(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def by_export(backend: Backend, prepared: PreparedCall) -> PreparedCall:
-    """The program that `torch.export` makes of the first call."""
+    """The program that `torch.export` exports from the first call."""
     return with_constants(_exported, backend.is_array, prepared)
 
 

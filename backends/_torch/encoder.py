@@ -1,6 +1,6 @@
 """`torch.nn.TransformerEncoderLayer`, step by step and by its fast path, alone and in
-`torch.nn.TransformerEncoder`; and `torch.nn.TransformerDecoderLayer`, which is one where either of its
-attentions adds nothing."""
+`torch.nn.TransformerEncoder`. Also `torch.nn.TransformerDecoderLayer`, which equals an encoder layer if
+one of its two attentions gives zeros."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators.encoder import ENCODER
 
 Wrap = Callable[[Any, Inputs], Callable[..., Any]]
-"""Makes of a layer what is called in its place, with its arguments."""
+"""Wraps a layer in a callable with the same arguments."""
 
 
 class Encoder(Masked):
-    """eval(), parameters that require gradients: attention, norms and projections one by one."""
+    """The layer in eval() with parameters that require gradients: no fast path."""
 
     name = "nn-encoder"
     operator = ENCODER
@@ -33,7 +33,7 @@ class Encoder(Masked):
         },
         elections={"fully-masked-row": "zeros", "padded-sample": "zeros"},
         merges_mask_into_bias=True,
-        # As torch.nn.LayerNorm.
+        # As in torch.nn.LayerNorm.
         narrow_statistics=("bf16", "f16"),
         narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
     )
@@ -52,7 +52,7 @@ class Encoder(Masked):
         hint: bool = False,
         float_mask: bool = False,
     ) -> PreparedCall:
-        """The call by any of the layer's flags; `wrap` makes what is called of the layer."""
+        """A call of the layer with flags; `wrap` wraps the layer."""
         import torch
 
         layer = self.build(inputs, batch_first).train(train)
@@ -72,7 +72,7 @@ class Encoder(Masked):
         return PreparedCall(run, arguments, LAYER_OUTPUTS)
 
     def named(self, inputs: Inputs, hint: bool = False, float_mask: bool = False) -> dict[str, Any]:
-        """The masks, by the names of the layer."""
+        """The masks by the layer's argument names."""
         names = {"attn_mask": "src_mask", "key_padding_mask": "src_key_padding_mask"}
         masks = self.masks(inputs, hint, float_mask)
         return {names.get(name, name): mask for name, mask in masks.items()}
@@ -90,7 +90,8 @@ class Encoder(Masked):
         return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
 
     def build(self, inputs: Inputs, batch_first: bool = True, decoder: bool = False) -> Any:
-        """A fresh layer with the inputs' parameters; a decoder's has its own."""
+        """A new layer with the inputs' parameters; with `decoder` a decoder layer, whose own parameters
+        stay random."""
         import torch
 
         kind = torch.nn.TransformerDecoderLayer if decoder else torch.nn.TransformerEncoderLayer
@@ -113,7 +114,7 @@ class Encoder(Masked):
         return load(layer, state, self.backend, inputs.dtype)
 
     def state(self, p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-        """Canonical parameters, arrays of NumPy or torch, by the module's names; `join` concatenates."""
+        """Canonical parameters (arrays of NumPy or torch) by the module's names; `join` concatenates."""
         state = {f"self_attn.{name}": array for name, array in module_state(p, join).items()}
         for name in ("norm1", "norm2"):
             state[f"{name}.weight"] = p[f"{name}_gain"]
@@ -141,8 +142,10 @@ class Encoder(Masked):
         return calls
 
     def stacked(self, layer: Any, inputs: Inputs) -> Callable[..., Any]:
-        """A `torch.nn.TransformerEncoder` of one layer. Where it drops padded tokens (nested tensors),
-        their rows are zeros; what the layer answers there is put in their place."""
+        """A `torch.nn.TransformerEncoder` of one layer.
+
+        With nested tensors it answers zeros for padded tokens; the layer's own answers replace them.
+        """
         import torch
 
         nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
@@ -165,7 +168,7 @@ class Encoder(Masked):
         return call
 
     def decoding(self, layer: Any, inputs: Inputs) -> Callable[..., Any]:
-        """A `torch.nn.TransformerDecoderLayer` whose attention to the memory adds nothing."""
+        """A `torch.nn.TransformerDecoderLayer` whose attention to the memory gives zeros."""
         decoder = self._decoder(inputs, "self_attn", "multihead_attn", ("norm1", "norm3"))
 
         def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
@@ -176,7 +179,8 @@ class Encoder(Masked):
         return call
 
     def remembering(self, layer: Any, inputs: Inputs) -> Callable[..., Any]:
-        """One whose attention to itself adds nothing, and whose memory is what the tokens are, normed."""
+        """A `torch.nn.TransformerDecoderLayer` whose self-attention gives zeros, and whose memory is the
+        normalised tokens."""
         decoder = self._decoder(inputs, "multihead_attn", "self_attn", ("norm2", "norm3"))
 
         def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
@@ -188,8 +192,11 @@ class Encoder(Masked):
         return call
 
     def _decoder(self, inputs: Inputs, attention: str, silent: str, norms: tuple[str, str]) -> Any:
-        """A layer of a decoder with the parameters of one of an encoder: its attention is `attention`,
-        that called `silent` answers zeros, and its norms are `norms`."""
+        """A decoder layer with the parameters of an encoder layer.
+
+        The attention called `attention` and the `norms` get the parameters; the attention called
+        `silent` gives zeros.
+        """
         layer = self.build(inputs, decoder=True).eval()
         renamed = {"self_attn": attention, "norm1": norms[0], "norm2": norms[1]}
         state: dict[str, np.ndarray] = {}
@@ -203,14 +210,14 @@ class Encoder(Masked):
 
 
 class EncoderFast(Encoder):
-    """eval() under no_grad: the fast path, `torch._transformer_encoder_layer_fwd`."""
+    """The layer in eval() under no_grad: the fast path, `torch._transformer_encoder_layer_fwd`."""
 
     name = "nn-encoder-fast"
     declared = Encoder.declared.refusing(
         {
-            "squeezed": "the fast path is for batches",
+            "squeezed": "the fast path needs a batch axis",
             "odd-heads": "the fast path needs an even number of heads",
-            "gradient": "the fast path runs without gradients",
+            "gradient": "the fast path has no gradients",
         }
     ).but(elections={"fully-masked-row": "nan", "padded-sample": "nan"})
     without_gradients = True

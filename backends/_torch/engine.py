@@ -1,4 +1,5 @@
-"""PyTorch as an engine: arrays, devices, derivatives, compilers and clocks, whoever computes on it."""
+"""PyTorch as an engine: arrays, devices, derivatives, compilers and clocks, for all
+backends on PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from suite.spec.inputs import Inputs
 
 
 class TorchEngine(Backend):
-    """Arrays of PyTorch; subclasses say what is implemented on them."""
+    """Arrays of PyTorch; subclasses list the implementations."""
 
     has_strides = True
     has_threads = True
@@ -36,7 +37,7 @@ class TorchEngine(Backend):
         self.torch: Any = torch
         if device == "cuda" and not torch.cuda.is_available():
             raise BackendUnavailable("torch sees no CUDA device")
-        # TF32 products would turn float32 cases into another numerics class on recent GPUs.
+        # With TF32 products float32 cases on recent GPUs would have another numerics class.
         torch.set_float32_matmul_precision("highest")
 
     @property
@@ -94,8 +95,8 @@ class TorchEngine(Backend):
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         torch = self.torch
         if prepared.ahead is not None:
-            # As its documentation has it: compiled with the call, a block mask costs a second more.
-            # Where it cannot be built, the call says so.
+            # The block mask is made before compilation, as in torch's documentation: to compile it takes
+            # a second. If it cannot be made, the call raises.
             with suppress(Exception):
                 prepared.ahead()
         if compiler == "vmap":
@@ -120,7 +121,7 @@ class TorchEngine(Backend):
             self.torch.cuda.manual_seed_all(seed)
 
     def seeded(self, function: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
-        """A function, which where `inputs` ask for dropout draws with their seed in every call."""
+        """The function; with dropout every call first sets the seed of `inputs`."""
         if not (inputs.training and inputs.rate):
             return function
 
@@ -128,7 +129,7 @@ class TorchEngine(Backend):
             if self.torch.compiler.is_compiling():
                 self.torch.manual_seed(inputs.dropout_seed)
             else:
-                # torch.manual_seed keeps stack traces for devices that are not there, 1.5 ms a call.
+                # torch.manual_seed also records stack traces for absent devices, 1.5 ms per call.
                 self.reseed(inputs.dropout_seed)
             return function(*tensors, **arguments)
 

@@ -1,5 +1,4 @@
-"""torch's exporter to ONNX as a compiler: the model that `torch.onnx.export` makes of a call, in ONNX
-Runtime."""
+"""torch's exporter to ONNX as a compiler: `torch.onnx.export` exports a call, ONNX Runtime runs it."""
 
 from __future__ import annotations
 
@@ -14,20 +13,19 @@ from backends.prepared import PreparedCall
 from backends.protocol import Backend
 
 OPSETS: dict[str, int | None] = {"onnx": None, "onnx-23": 23}
-"""The version of the standard's operators of each compiler; None leaves it to the exporter. From 23 on
-attention is one operator there."""
+"""The opset of each compiler; None for the exporter's default. From 23 on attention is one operator."""
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-"""What the exporter needs beside torch, and what runs its models."""
+"""Modules that exporting and running a model needs beside torch."""
 
 
 def exporters() -> tuple[str, ...]:
-    """The compilers of this kind; none where a module is missing that they need."""
+    """The compilers `OPSETS`; none if a needed module is missing."""
     return tuple(OPSETS) if all(find_spec(module) for module in NEEDED) else ()
 
 
 def by_onnx(backend: Backend, prepared: PreparedCall, compiler: str) -> PreparedCall:
-    """The model that is exported of the first call, in a session of ONNX Runtime on the CPU."""
+    """The model that is exported from the first call, run by ONNX Runtime on the CPU."""
 
     def through(function: Callable[..., Any]) -> Callable[..., Any]:
         return _exported(function, OPSETS[compiler])
@@ -62,12 +60,14 @@ def _session(module: Any, arrays: Any, opset: int | None) -> Any:
 
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
-    exporter.setLevel(logging.ERROR)  # it names every package that it finds no operators of
+    exporter.setLevel(logging.ERROR)  # it warns of every package without operators
     try:
         with warnings.catch_warnings(action="ignore"):
             program: Any = torch.onnx.export(
                 module,
-                kwargs={"arrays": arrays},  # a dictionary among the others would be taken for these
+                kwargs={
+                    "arrays": arrays
+                },  # as the last positional argument a dictionary would be kwargs
                 dynamo=True,
                 opset_version=opset,
                 verbose=False,

@@ -1,4 +1,4 @@
-"""`flex_attention`: score_mod for bias and softcap, a block mask for masks, its log-sum-exp for sinks."""
+"""`flex_attention`: bias and softcap by a score_mod, masks by a block mask, sinks by its log-sum-exp."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from suite.spec.vocabulary import OPERANDS
 
 Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]
-"""Samples and heads of a mask; None where they have one."""
+"""The numbers of samples and heads of a mask; None if all share one mask."""
 
 KEPT, SMALL = 128, 2**20
-"""How many block masks are kept, each of a mask of so many pairs (a byte each) at most."""
+"""The number of block masks that are kept, and the largest number of query-key pairs of a kept mask."""
 
 
 class Flex(Implementation):
@@ -119,7 +119,7 @@ class Flex(Implementation):
     def _created(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
     ) -> Callable[..., Any]:
-        """What looks a mask up that create_mask has written out, (B, H, Lq, Lk)."""
+        """A mask_mod that reads the array (B, H, Lq, Lk) that create_mask makes from a mask_mod."""
         from torch.nn.attention.flex_attention import create_mask
 
         batch, heads = axes
@@ -134,7 +134,7 @@ class Flex(Implementation):
     def _created_of_scores(
         self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
     ) -> Callable[..., Any]:
-        """The same of a score_mod, which hides by scores of minus infinity."""
+        """The same from a score_mod, which masks by scores of minus infinity."""
         where = self.backend.torch.where
 
         def score_mod(score, b, h, i, j):
@@ -150,8 +150,11 @@ class Flex(Implementation):
         blocks: Mapping[str, Any] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> PreparedCall:
-        """The call; `rewritten` makes another mask_mod of the one that looks the mask up, `blocks` is for
-        create_block_mask beside it, and `more` for flex_attention."""
+        """The call.
+
+        `rewritten` replaces the mask_mod, `blocks` are more arguments of create_block_mask, `more` those
+        of flex_attention.
+        """
         from torch.nn.attention.flex_attention import (
             AuxRequest,
             create_block_mask,
@@ -165,7 +168,7 @@ class Flex(Implementation):
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)
         leading = (1, 1) if dense is None else rank4(dense).shape[:2]
-        # As people write it: None where samples or heads, if there are any, have one mask.
+        # As in users' code: None if all samples or all heads share one mask.
         both = zip(leading, (s.B, s.H), strict=True)
         batch, heads = (None if size == 1 <= count else count for size, count in both)
         mask_mod: Any = None if full is None else _mask_mod_of(backend.array(full, None))
@@ -223,8 +226,7 @@ class Flex(Implementation):
             else:
                 answer = called(**arguments)
             if sinks is not None:
-                # Without rows flex_attention has no log-sum-exp, and nothing to weigh (finding
-                # flex-lse-of-nothing).
+                # Without rows flex_attention returns no log-sum-exp (finding flex-lse-of-nothing).
                 total = answer[1].lse
                 return answer[0] if total is None else sunk(answer[0], total, sinks)
             if not lse:
@@ -233,7 +235,7 @@ class Flex(Implementation):
             return output, total.lse if more is None else total
 
         def sunk(output: Any, total: Any, sinks: Any) -> Any:
-            # What the keys have of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
+            # The keys' share of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
             share = torch.sigmoid(total - sinks.to(total.dtype)[:, None])  # (B, H, Lq)
             return (output * share[..., None]).to(output.dtype)
 
@@ -247,8 +249,10 @@ class Flex(Implementation):
         )
 
     def _kept(self, shape: tuple[int, ...], key: str | None, block_mask: Callable[[], Any]) -> Any:
-        """The block mask of a mask, made where it is not among those that were asked for last: models
-        make one, too, and hand it to every layer. Without a key it is made."""
+        """The block mask, from the cache if `key` is among the last keys; always made if `key` is None.
+
+        Models also make a block mask once and pass it to every layer.
+        """
         return block_mask() if key is None else self._block_masks.get((shape, key), block_mask)
 
 
@@ -262,22 +266,25 @@ def _mask_mod_of(allowed: Any) -> Callable[..., Any]:
 
 
 def _compare(block_mask: Any, mask: np.ndarray) -> None:
-    """Raise RuntimeError where other blocks are listed than those of the mask (B, H, Lq, Lk): what is not
-    compiled reads no blocks, so that no answer would tell."""
+    """Raise RuntimeError if a block mask does not list the blocks of the mask (B, H, Lq, Lk).
+
+    The uncompiled operator does not read the list of blocks, so answers would not show a wrong list.
+    """
     rows, keys = block_mask.BLOCK_SIZE
     *leading, queries, count = mask.shape
     padded = np.pad(mask, ((0, 0), (0, 0), (0, -queries % rows), (0, -count % keys)))
     apart = padded.reshape(*leading, -(-queries // rows), rows, -(-count // keys), keys)
     listed = np.broadcast_to(block_mask.to_dense().cpu().numpy() != 0, apart.any((3, 5)).shape)
     if (listed != apart.any((3, 5))).any():
-        raise RuntimeError("the block mask lists other blocks than those that the mask shows")
+        raise RuntimeError("the block mask lists other blocks than those of the mask")
 
 
 def looked_up(table: Any, *indices: Any) -> Any:
-    """An entry of a table: `table[indices]`, or where nothing is compiled or differentiated the operator
-    `aten.index` that this ends in. Within a mod flex_attention makes a function of autograd of each pair
-    of brackets, which takes 3 ms of the 4 ms of a call. The paths of create_mask keep the brackets, as
-    people write them."""
+    """The entry `table[indices]` within a mask_mod or score_mod.
+
+    Without compilation and gradients this calls the operator `aten.index`: brackets in a mod make an
+    autograd function, which takes 3 of the 4 ms of a call. The paths of create_mask use brackets.
+    """
     import torch
 
     if torch.compiler.is_compiling() or table.requires_grad:
@@ -330,11 +337,11 @@ def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """flex_attention with the switch its documentation gives for debugging turned on.
+    """flex_attention with its documented switch for debugging.
 
-    Without it every call traces its closures anew through torch.compile with the eager backend, 0.35 s
-    a call, to run the very same operator. (The switch warns of wrong gradients: what is differentiated
-    goes the long way.)
+    Without the switch every call traces its closures again through torch.compile with the eager backend,
+    0.35 s per call, to run the same operator. The switch warns of wrong gradients, so differentiated
+    calls do not use it.
     """
     import torch.nn.attention.flex_attention as module
 

@@ -1,5 +1,5 @@
-"""`torch.nn.functional.multi_head_attention_forward` by arguments that `torch.nn.MultiheadAttention`
-does not hand on by itself, keys that the layer appends, and tensors of other classes."""
+"""Calls of `torch.nn.functional.multi_head_attention_forward` with arguments that
+`torch.nn.MultiheadAttention` never passes, layers that append a key, and tensors of a subclass."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from suite.spec.vocabulary import OPERANDS
 
 
 def weights(p: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of the three projections, arrays of NumPy or torch, by the module's names."""
+    """The weights of the three projections (arrays of NumPy or torch) by the module's names."""
     kernels = {f"{n[0]}_proj_weight": p[f"{n}_kernel"] for n in OPERANDS}
     return {name: kernel.reshape(kernel.shape[0], -1).T for name, kernel in kernels.items()}
 
 
 def biases(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """The biases of all projections, where there are any, by the module's names."""
+    """The biases of all projections by the module's names; empty without biases."""
     if "query_bias" not in p:
         return {}
     joined = join([p[f"{n}_bias"].reshape(-1) for n in OPERANDS])
@@ -31,8 +31,10 @@ def biases(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
 
 
 def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """Canonical parameters, arrays of NumPy or torch, by the names of `torch.nn.MultiheadAttention`,
-    which has one weight for projections of one width; `join` concatenates."""
+    """Canonical parameters (arrays of NumPy or torch) by the names of `torch.nn.MultiheadAttention`.
+
+    The module has one weight for three projections of one width; `join` concatenates.
+    """
     kernel, projections = p["output_kernel"], weights(p)
     if len({weight.shape[1] for weight in projections.values()}) == 1:
         projections = {"in_proj_weight": join(list(projections.values()))}
@@ -43,7 +45,7 @@ def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
 def separate(
     plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs, **more: Any
 ) -> PreparedCall:
-    """The function, called as a layer calls it, but with a weight for each projection, and `more`."""
+    """A call of the function with separate weights for the projections, and the arguments `more`."""
     named = {
         name: backend.array(np.ascontiguousarray(weight), inputs.dtype)
         for name, weight in weights(inputs.parameters).items()
@@ -66,14 +68,14 @@ def separate(
 def with_projected(
     plain: PreparedCall, layer: Any, backend: TorchEngine, inputs: Inputs
 ) -> PreparedCall:
-    """The function with keys and values that are projected beforehand (static_k, static_v)."""
+    """A call of the function with projected keys and values (static_k, static_v)."""
     rows = {f"static_{n[0]}": projected(inputs, n) for n in ("key", "value")}
     static = {name: backend.array(row, inputs.dtype) for name, row in rows.items()}
     return separate(plain, layer, backend, inputs, **static)
 
 
 def projected(inputs: Inputs, name: str) -> np.ndarray:
-    """Keys or values, (B H, Lk, D or Dv), as the layer projects them."""
+    """Projected keys or values, (B H, Lk, D or Dv)."""
     s, p = inputs.sizes, inputs.parameters
     rows = np.einsum("bkx,xhd->bhkd", getattr(inputs, name), p[f"{name}_kernel"])
     if f"{name}_bias" in p:
@@ -83,18 +85,20 @@ def projected(inputs: Inputs, name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Appended:
-    """A problem with one more key, which a layer appends by itself. All rows see it."""
+    """A problem with one more key, which the layer appends and all rows attend."""
 
     problem: Inputs
     flags: Mapping[str, Any]
-    """What the layer's constructor is told."""
+    """Arguments of the layer's constructor."""
     state: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """The parameters that the layer has for the key and its value."""
+    """The layer's parameters for the key and its value."""
 
 
 def appended(inputs: Inputs) -> dict[str, Appended]:
-    """What layers answer that append a key and value of their own (add_bias_kv), or zeros, which are what
-    rows of zeros are projected to without biases."""
+    """Problems for layers that append a learned key and value (add_bias_kv) or zeros (add_zero_attn).
+
+    Without biases a row of zeros is projected to zeros.
+    """
     own = _with_row(inputs, -1)
     s = own.sizes
     state = {
@@ -109,8 +113,8 @@ def appended(inputs: Inputs) -> dict[str, Appended]:
 
 
 def _with_row(inputs: Inputs, factor: int) -> Inputs:
-    """One more key and value in every sample, the first of the first sample times `factor`, in sight of
-    all rows."""
+    """The inputs with one more key and value in every sample, which all rows attend: the first ones of
+    the first sample times `factor`."""
     changes: dict[str, Any] = {"self_attention": False}
     for name in ("key", "value"):
         rows = getattr(inputs, name)
@@ -126,8 +130,7 @@ def _with_row(inputs: Inputs, factor: int) -> Inputs:
 
 
 def refused(layer: Any, query: Any) -> dict[str, Callable[[], Any]]:
-    """Calls of the function with arguments that mean nothing, beside a layer's own; `query` is
-    (B, L, E)."""
+    """Calls of the function with meaningless arguments; `query` is (B, L, E)."""
     import torch
 
     rows = query.transpose(0, 1)
@@ -186,7 +189,7 @@ def refused(layer: Any, query: Any) -> dict[str, Callable[[], Any]]:
 
 
 def of_subclass(plain: PreparedCall) -> PreparedCall:
-    """The call with tensors of a class of their own, which torch hands to `__torch_function__`."""
+    """The call with tensors of a subclass, which torch passes to `__torch_function__`."""
     import torch
 
     class Tagged(torch.Tensor):

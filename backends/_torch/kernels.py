@@ -1,4 +1,4 @@
-"""The kernels of `scaled_dot_product_attention`, each of them forced."""
+"""`scaled_dot_product_attention` with each of its kernels forced."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Forced(Sdpa):
 
     @property
     def later(self) -> frozenset[str]:
-        """Variations on a CPU: `sdpa` takes one of the two kernels there, and is asked all."""
+        """Variations, on a CPU: `sdpa` uses one of the same two kernels and is asked all variations."""
         return frozenset({"variations"} if self.backend.device == "cpu" else ())
 
 
 class SdpaMath(Forced):
-    """The kernel of separate operations in float32 inside."""
+    """The math kernel: separate operations, in float32 for 16-bit dtypes."""
 
     name = "sdpa-math"
     kernel = "MATH"
@@ -32,7 +32,7 @@ class SdpaMath(Forced):
 
 
 class SdpaFlash(Forced):
-    """The fused kernel: flash attention on CPU and CUDA."""
+    """The flash kernel on CPU and CUDA."""
 
     name = "sdpa-flash"
     kernel = "FLASH_ATTENTION"
@@ -54,8 +54,8 @@ class SdpaFlash(Forced):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
-            # The finding flash-operator-without-rows: the process would die.
-            return "torch's flash operator divides by the number of its blocks"
+            # Finding flash-operator-without-rows: the process would die.
+            return "without rows torch's flash operator divides by zero and ends the process"
         return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -66,7 +66,7 @@ class SdpaFlash(Forced):
         grouped = arguments.pop("enable_gqa", False)
         mask = arguments.get("attn_mask")
         if mask is not None and mask.dtype == backend.torch.bool:
-            # The operator itself takes what is added to scores; sdpa makes that of a boolean mask.
+            # The operator takes only an additive mask; sdpa converts a boolean one.
             added = backend.torch.zeros_like(mask, dtype=arguments["query"].dtype)
             arguments["attn_mask"] = added.masked_fill(~mask, -float("inf"))
         operator = backend.torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

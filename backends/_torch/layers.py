@@ -28,7 +28,7 @@ SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
 
 def layers(backend: TorchEngine) -> list[Implementation]:
-    """Every layer judged in PyTorch."""
+    """All layers of PyTorch that are judged."""
     kinds: tuple[type[Implementation], ...] = (
         MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast, TorchLayerNorm,
         TorchBatchNorm, Encoder, EncoderFast,
@@ -41,7 +41,10 @@ def layers(backend: TorchEngine) -> list[Implementation]:
 
 
 class MultiheadAttention(Masked):
-    """need_weights=False, parameters that require gradients: scaled_dot_product_attention inside."""
+    """The layer with need_weights=False and parameters that require gradients.
+
+    This path calls scaled_dot_product_attention.
+    """
 
     name = "nn-mha"
     operator = MULTI_HEAD
@@ -52,8 +55,8 @@ class MultiheadAttention(Masked):
             "value-size": SPLIT,
             "head-width": SPLIT,
             "output-width": SPLIT,
-            "average": "asked for weights it takes another path: nn-mha-weights",
-            "weights": "asked for weights it takes another path: nn-mha-weights",
+            "average": "need_weights=True takes another path: nn-mha-weights",
+            "weights": "need_weights=True takes another path: nn-mha-weights",
             "causal-alone": "is_causal is a hint beside a mask",
         },
         elections={
@@ -90,8 +93,8 @@ class MultiheadAttention(Masked):
         float_mask: bool = False,
         layer: Any = None,
     ) -> PreparedCall:
-        """The call by any of the layer's flags; None leaves what this implementation stands for. `layer`
-        is called where there is one."""
+        """A call of the layer with flags; None for this implementation's own value. `layer` is called if
+        given, else a new layer."""
         import torch
 
         layer = self.build(inputs, batch_first) if layer is None else layer
@@ -102,7 +105,7 @@ class MultiheadAttention(Masked):
             for name, array in arguments.items():
                 arguments[name] = swapped.setdefault(id(array), array.transpose(0, 1).contiguous())
         arguments |= self.masks(inputs, hint, float_mask)
-        # As people write it: what is so by default is not said.
+        # As in users' code: default values are not passed.
         if not (self.asks_weights if need_weights is None else need_weights):
             arguments["need_weights"] = False
         if not (inputs.returned != "head" if average is None else average):
@@ -139,8 +142,7 @@ class MultiheadAttention(Masked):
         state: Mapping[str, np.ndarray] | None = None,
         **flags: Any,
     ) -> Any:
-        """A fresh layer with the inputs' parameters, and more of them in a `state`; `flags` go to its
-        constructor."""
+        """A new layer with the inputs' parameters and those in `state`; `flags` go to its constructor."""
         import torch
 
         p, w = inputs.parameters, inputs.widths
@@ -183,7 +185,7 @@ class MultiheadAttention(Masked):
         return calls if inputs.squeezed else calls | self.functions(inputs)
 
     def functions(self, inputs: Inputs) -> dict[str, PreparedCall]:
-        """Calls of the function that the layer calls, and of layers that append a key."""
+        """Calls of the function behind the layer, and of layers that append a key."""
         backend, plain, layer = self.backend, self.call(inputs), self.build(inputs)
         calls = {"functional, separate weights": functional.separate(plain, layer, backend, inputs)}
         if inputs.returned == "none" and inputs.dense_mask is None and inputs.bias is None:
@@ -216,7 +218,7 @@ class MultiheadAttention(Masked):
 
 
 class MultiheadAttentionWeights(MultiheadAttention):
-    """need_weights=True: separate products and a softmax."""
+    """The layer with need_weights=True: separate products and a softmax."""
 
     name = "nn-mha-weights"
     declared = MultiheadAttention.declared.taking("average", "weights").electing(
@@ -234,18 +236,18 @@ class MultiheadAttentionWeights(MultiheadAttention):
 
 
 class MultiheadAttentionFast(MultiheadAttention):
-    """eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""
+    """The layer in eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""
 
     name = "nn-mha-fast"
     declared = MultiheadAttention.declared.refusing(
         {
             "cross": "the fast path is for self-attention",
-            "squeezed": "the fast path is for batches",
+            "squeezed": "the fast path needs a batch axis",
             "odd-heads": "the fast path needs an even number of heads",
             "no-projection-bias": "the fast path needs biases",
-            "bias": "the fast path takes no float masks",
-            "bias-with-mask": "the fast path takes no float masks",
-            "gradient": "the fast path runs without gradients",
+            "bias": "the fast path has no float masks",
+            "bias-with-mask": "the fast path has no float masks",
+            "gradient": "the fast path has no gradients",
         }
     ).but(
         dropout="",

@@ -1,5 +1,5 @@
-"""What PyTorch's layers with attention share: their masks, their parameters as they are loaded, and the
-native functions that their fast paths end in."""
+"""Shared code of PyTorch's layers with attention: masks, loading of parameters, detection
+of fast paths."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from suite.spec.inputs import Inputs
 
 
 class Masked(Implementation):
-    """A layer with a mask of padded keys and one of pairs."""
+    """A layer with key_padding_mask and attn_mask."""
 
     backend: TorchEngine
 
     def masks(self, inputs: Inputs, hint: bool, float_mask: bool) -> dict[str, Any]:
-        """key_padding_mask and attn_mask; in both True hides. The flag stands beside a mask."""
+        """key_padding_mask and attn_mask; in both True hides. is_causal is passed only beside a mask."""
         backend = self.backend
         if inputs.form == "flag":
             return {"is_causal": True}
@@ -47,7 +47,7 @@ class Masked(Implementation):
         return masks
 
     def shaped(self, mask: np.ndarray, inputs: Inputs) -> np.ndarray:
-        """(Lq, Lk) where samples and heads share the mask, else (B H, Lq, Lk)."""
+        """The mask as (Lq, Lk) if samples and heads share it, else as (B H, Lq, Lk)."""
         s = inputs.sizes
         if mask.ndim == 2 or mask.shape[:2] == (1, 1):
             return np.ascontiguousarray(np.broadcast_to(mask, (1, 1, s.Lq, s.Lk))[0, 0])
@@ -61,14 +61,14 @@ def load(
     dtype: DType,
     whole: bool = True,
 ) -> Any:
-    """The layer with parameters by the module's names: all of its own, where they are the `whole`."""
+    """Load parameters by the module's names into the layer; with `whole` they must be all parameters."""
     arrays = {n: backend.array(np.ascontiguousarray(a), dtype) for n, a in state.items()}
     layer.load_state_dict(arrays, strict=whole)
     return layer
 
 
 def forced(plain: PreparedCall, native: str) -> PreparedCall:
-    """The call, which raises RuntimeError where it does not end in the `native` function."""
+    """The call, which raises RuntimeError unless it calls the function `native`."""
 
     def call(**arguments: Any) -> Any:
         answer, taken = witnessed(lambda: plain.function(**arguments), native)
@@ -83,7 +83,7 @@ MULTI_HEAD_PATH = "_native_multi_head_attention"
 
 
 def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
-    """What a call returns, and whether it ran torch's fast path: the `native` function it ends in."""
+    """The answer of a call, and whether the call took the fast path, that is, called `native`."""
     import torch
 
     taken = []

@@ -23,18 +23,18 @@ class TorchNorm(Implementation):
     """A norm of torch: a module whose weight and bias are gain and offset."""
 
     names: Mapping[str, str] = {"weight": "gain", "bias": "offset"}
-    """What torch calls the canonical parameters."""
+    """Canonical parameters by torch's names."""
 
     @abstractmethod
     def module(self, inputs: Inputs, **flags: Any) -> Any:
-        """The module, in float32 and with parameters of its own; `flags` go to its constructor."""
+        """A module in float32 with its initial parameters; `flags` go to its constructor."""
 
     def turned(self, x: Any) -> Any:
-        """(B, L, E) as the module takes it, and back."""
+        """Convert (B, L, E) to the module's axis order, or back."""
         return x
 
     def build(self, inputs: Inputs, **flags: Any) -> Any:
-        """A fresh layer with the inputs' parameters; `flags` go to its constructor."""
+        """A new layer with the inputs' parameters; `flags` go to its constructor."""
         module = self.module(inputs, **flags)
         layer = self.backend.placed(module, inputs.dtype).train(inputs.training)
         p = inputs.parameters
@@ -46,8 +46,8 @@ class TorchNorm(Implementation):
         return self.call(inputs)
 
     def call(self, inputs: Inputs, evaluated: bool = False, **flags: Any) -> PreparedCall:
-        """The call of a layer, which may be `evaluated` though the inputs are trained on; `flags` go to
-        its constructor."""
+        """A call of a new layer; with `evaluated` in eval() even for inputs in training. `flags` go
+        to its constructor."""
         layer, query = self.build(inputs, **flags), sequences(self.backend, inputs)["query"]
         layer.train(inputs.training and not evaluated)
 
@@ -78,8 +78,8 @@ class TorchNorm(Implementation):
 
 
 def without(norm: TorchNorm, inputs: Inputs, *names: str, **flags: Any) -> PreparedCall:
-    """The call of a norm that its constructor's `flags` take parameters from, each of which is 1 or 0 by
-    what it does."""
+    """A call of a norm without the parameters `names`, which the constructor's `flags` remove. A gain is
+    then 1, an offset 0."""
     own = {n: np.full_like(inputs.parameters[n], float(n == "gain")) for n in names}
     return replace(norm.call(inputs, **flags), problem=inputs.replace(**own))
 
@@ -89,7 +89,7 @@ OWN_EPSILON = 1e-5
 
 
 def told(inputs: Inputs) -> dict[str, Any]:
-    """What a norm is told of epsilon: nothing where it is the default."""
+    """The argument eps; empty if the value is torch's default."""
     return {} if inputs.epsilon == OWN_EPSILON else {"eps": inputs.epsilon}
 
 
@@ -110,7 +110,7 @@ class TorchLayerNorm(TorchNorm):
     def module(self, inputs: Inputs, **flags: Any) -> Any:
         import torch
 
-        # As people write it: what is so by default is not said.
+        # As in users' code: default values are not passed.
         plain = {} if "gain" in inputs.parameters else {"elementwise_affine": False}
         return torch.nn.LayerNorm(inputs.widths.query, **told(inputs), **plain, **flags)
 
@@ -123,7 +123,7 @@ class TorchLayerNorm(TorchNorm):
         return calls
 
     def of_two_axes(self, inputs: Inputs) -> PreparedCall:
-        """The norm over features that stand in two axes."""
+        """The norm over features in two axes."""
         import torch
 
         plain, shape = self.prepare(inputs), (2, inputs.widths.query // 2)
@@ -139,7 +139,7 @@ class TorchLayerNorm(TorchNorm):
 
 
 class TorchBatchNorm(TorchNorm):
-    """`torch.nn.BatchNorm1d`, which takes features in the second axis."""
+    """`torch.nn.BatchNorm1d`, with features in the second axis."""
 
     name = "nn-batch-norm"
     operator = BATCH_NORM
@@ -166,7 +166,7 @@ class TorchBatchNorm(TorchNorm):
         if inputs.training:
             forgetful = {"track_running_stats": False}
             calls["track_running_stats=False"] = self.call(inputs, **forgetful)
-            # Without statistics those of the batch are taken, in evaluation, too.
+            # Without running statistics evaluation uses the statistics of the batch.
             calls["track_running_stats=False, eval()"] = self.call(inputs, True, **forgetful)
         if not can_train(inputs):
             return calls
@@ -179,8 +179,8 @@ class TorchBatchNorm(TorchNorm):
     def trained(
         self, inputs: Inputs, momentum: float | None, shares: Sequence[float]
     ) -> PreparedCall:
-        """Evaluation after training, between whose steps evaluations leave all as it is; torch's running
-        variance is divided by n - 1."""
+        """Evaluation after training steps with evaluations in between, which must not change statistics.
+        torch divides the running variance by n - 1."""
 
         def call(query: Any) -> tuple[Any, None]:
             layer = self.build(inputs)

@@ -1,4 +1,4 @@
-"""How PyTorch spells what textbooks are written in. A script has the function as it stands here."""
+"""The operations of textbook code in PyTorch. Scripts of found failures contain this function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from backends.textbook.layer import Operations
 
 
 def operations(torch: Any) -> Operations:
-    """PyTorch's words for what textbooks write."""
+    """PyTorch's names for the operations of textbook code."""
     return Operations(
         softmax=lambda x: torch.softmax(x, -1),
         fill=lambda x, hidden, number: x.masked_fill(hidden, number),

@@ -23,15 +23,15 @@ class NestedSdpa(Implementation):
     name = "nested-sdpa"
     operator = PACKED
     declared = Declared(
-        # In 16 bits queries and keys are scaled, and rounded, before their product, which of all
-        # classes `working` alone has room for (see the finding nested-in-16-bits).
+        # In 16 bits scaled queries and keys are rounded before their product. Only `working` has such
+        # roundings (finding nested-in-16-bits).
         numerics={"f64": "eager", "f32": "eager", "bf16": "working", "f16": "working"},
         features=PACKED_FEATURES | {"length-arrays"},
         refusals={
-            "causal": "on a CPU nested tensors are not taken with is_causal",
-            "causal-bottom-right": "on a CPU nested tensors are not taken with is_causal",
-            "grouped-heads": "on a CPU nested tensors of fewer key/value heads are not taken",
-            "strided-operands": "what is nested must be contiguous",
+            "causal": "on a CPU is_causal does not work with nested tensors",
+            "causal-bottom-right": "on a CPU is_causal does not work with nested tensors",
+            "grouped-heads": "on a CPU grouped heads do not work with nested tensors",
+            "strided-operands": "nested tensors must be made of contiguous arrays",
         },
         elections={"nan-in-other-segment": "nobody"},
     )
@@ -59,8 +59,7 @@ class NestedSdpa(Implementation):
 
 
 class FlexPacked(Implementation):
-    """`flex_attention` over one sample, with a block mask that compares the documents of a query and a
-    key, as its documentation shows it."""
+    """`flex_attention` over one sample, with a block mask of documents as in its documentation."""
 
     backend: TorchEngine
 
@@ -110,8 +109,10 @@ class FlexPacked(Implementation):
             return create_block_mask(mask_mod, None, None, s.Lq, s.Lk, device=backend.device)
 
         def kept(*offsets: Any) -> Any:
-            """The block mask of these documents: models make it once a batch, for all their layers.
-            Offsets are read, so that a GPU is waited for."""
+            """The block mask of these documents, cached: models make it once per batch.
+
+            The key is the values of the offsets; on a GPU reading them synchronises.
+            """
             key = (alignment, s.Lq, s.Lk, *(tuple(each.tolist()) for each in offsets))
             return self._block_masks.get(
                 key, lambda: block_mask_of(*(each.clone() for each in offsets))

@@ -1,4 +1,4 @@
-"""What a call can leave behind in PyTorch: settings that change what other calls compute."""
+"""Settings of PyTorch that a call may change, and that affect later calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SUBNORMAL = np.float32(1e-45)
 
 
 def settings(torch: Any) -> Mapping[str, Setting]:
-    """The settings by name. A device that arrays are made on by default is read as its type."""
+    """The settings by name. The default device is read as its type."""
     kernels = torch.backends.cuda
 
     def place(device: str) -> None:
-        # None takes the mode away that every call would otherwise go through.
+        # None removes the mode through which all calls would go.
         torch.set_default_device(None if device == "cpu" else device)
 
     def flushes() -> bool:

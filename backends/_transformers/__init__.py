@@ -1,7 +1,7 @@
 """transformers on torch: attention functions and rotary embeddings of its models.
 
-Modules are made from configurations: no model is downloaded. transformers is imported when the backend
-is made.
+Modules are made from configurations, without downloads. transformers is imported when the backend is
+created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Textbook attention whose ALiBi is made as models of transformers make it: Bloom, Falcon, MPT."""
+"""Textbook attention with the ALiBi of three models of transformers: Bloom, Falcon, MPT."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from suite.spec.inputs import Inputs
 
 
 class ModelAlibi(Eager):
-    """Scores to which the bias (1, H, 1, Lk) of one model is added."""
+    """Textbook attention with the ALiBi bias (1, H, 1, Lk) of one model."""
 
     textbook = False
     declared = Eager.declared.refusing(NO_OPERAND).but(
-        # Slopes are made in float32, in float64 calls, too.
+        # Slopes are float32, also in float64 calls.
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
     )
     model = ""
-    """What the model is called in transformers: "bloom"."""
+    """The model's name in transformers, as "bloom"."""
 
     def unsupported(self, case: AnyCase) -> str | None:
         return refusal(case) or super().unsupported(case)
 
     def refuses(self, inputs: Inputs) -> str | None:
-        # Probes of what nothing declares have no bias.
+        # Probes of undeclared elections have no bias.
         return None if inputs.bias is None else super().refuses(inputs)
 
     @abstractmethod

@@ -1,8 +1,8 @@
-"""Attention functions of transformers, which its models call by way of `ALL_ATTENTION_FUNCTIONS`.
+"""Attention functions of transformers, which models call through `ALL_ATTENTION_FUNCTIONS`.
 
-They take queries, keys and values after the projections, and the module of the layer they are called in.
-Masks are made as `transformers.masking_utils` makes them: for the eager functions 0 and the lowest number
-of the dtype, which are added to scores; for sdpa boolean. A bias is what models add to them.
+A function takes projected queries, keys and values, and the module of its layer. Masks are those of
+`transformers.masking_utils`: boolean for sdpa; for the eager functions 0 and the lowest number of the
+dtype, which are added to scores. A bias is added to the mask.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_FLAG = {
     "native-window": "the function has no window",
 }
 UNIFORM = {"f64": "nan", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
-EMPTY = "its output is reshaped in a way that raises where there are no elements"
+EMPTY = "the function's reshape of the output raises without elements"
 NO_SOFTCAP = {"softcap": "this model has no softcap"}
 NO_SINKS = {"sinks": "this model has no sinks"}
 
@@ -42,12 +42,12 @@ class ModelAttention(Implementation):
     backend: TorchEngine
 
     declared = Declared(
-        # Softmax runs in float32 whatever the dtype, float64 with it.
+        # The softmax is float32 in every dtype, also in float64.
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         features=ATTENTION_FEATURES | {"sinks"},
         refusals=NO_FLAG,
         elections={
-            # The lowest number of float64 is -inf in the softmax, which is in float32.
+            # In the float32 softmax the lowest number of float64 is -inf.
             "fully-masked-row": UNIFORM,
             "fully-masked-row-gradient": dict.fromkeys(UNIFORM, "scores") | {"f64": "nan"},
             "minus-inf-row-gradient": "nan",
@@ -67,15 +67,15 @@ class ModelAttention(Implementation):
         },
     )
     model = ""
-    """What the model is called in transformers: "llama"."""
+    """The model's name in transformers, as "llama"."""
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function as models call it."""
+        """The attention function."""
         return modeling(self.model).eager_attention_forward
 
     def module(self, inputs: Inputs) -> Any:
-        """What the function reads of the layer that it is called in."""
+        """The attributes of a layer that the function reads."""
         layer = self.backend.torch.nn.Module()
         layer.num_key_value_groups = inputs.sizes.group
         return layer.eval()
@@ -94,7 +94,7 @@ class ModelAttention(Implementation):
         def call(query: Any, key: Any, value: Any, sinks: Any = None, **rest: Any) -> Any:
             layer.sinks = sinks
             out, _ = function(layer, query, key, value, **rest, **settings)
-            return out.transpose(1, 2)  # (B, Lq, H, Dv) as it comes
+            return out.transpose(1, 2)  # from (B, Lq, H, Dv)
 
         constants = tuple(settings.items())
         operands = {"query": "query", "key": "key", "value": "value", "sinks": "sinks"}
@@ -105,29 +105,29 @@ class ModelAttention(Implementation):
         return PreparedCall(call, arguments, operands=operands, constants=constants)
 
     bias_name = "attention_mask"
-    """The argument as which a bias is passed."""
+    """The parameter that a bias is passed to."""
 
     def sinks(self, inputs: Inputs) -> np.ndarray | None:
         """The layer's sinks (H,)."""
         return inputs.feature("sinks")
 
     def flagged(self, inputs: Inputs) -> bool:
-        """Whether a causal mask is a flag."""
+        """Whether a causal mask is passed as a flag."""
         return False
 
     def settings(self, inputs: Inputs) -> dict[str, Any]:
-        """Arguments that are no arrays."""
+        """Arguments other than arrays."""
         return {"scaling": inputs.effective_scale}
 
     def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """Mask and bias as arguments: one array that is added to the scores."""
+        """Mask and bias as one additive argument."""
         torch, backend = self.backend.torch, self.backend
         mask = dense_of(inputs, native.rest)
         added = None
         if inputs.bias is not None:
             added = backend.array(rank4(inputs.bias), inputs.dtype)
         if mask is not None and mask.dtype.kind != "b":
-            added = backend.array(rank4(mask), None)  # what is no mask of these functions
+            added = backend.array(rank4(mask), None)  # a mask of another dtype, passed unchanged
         elif mask is not None:
             dtype = getattr(torch, inputs.dtype.long_name)
             lowest = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=backend.device)
@@ -139,7 +139,7 @@ class ModelAttention(Implementation):
 
 
 class LlamaEager(ModelAttention):
-    """Llama's, which most models copy."""
+    """Llama's function, which most models copy."""
 
     name = "llama-eager"
     declared = ModelAttention.declared.refusing({**NO_SOFTCAP, **NO_SINKS})
@@ -147,7 +147,7 @@ class LlamaEager(ModelAttention):
 
 
 class Gemma2Eager(ModelAttention):
-    """Gemma 2's, with a softcap."""
+    """Gemma 2's function, with a softcap."""
 
     name = "gemma2-eager"
     declared = ModelAttention.declared.refusing(NO_SINKS)
@@ -158,7 +158,7 @@ class Gemma2Eager(ModelAttention):
 
 
 class GptOssEager(ModelAttention):
-    """gpt-oss', with sinks; its softmax is in the dtype of the scores."""
+    """gpt-oss' function, with sinks and a softmax in the dtype of the scores."""
 
     name = "gpt-oss-eager"
     declared = (
@@ -175,20 +175,20 @@ class GptOssEager(ModelAttention):
     model = "gpt_oss"
 
     def sinks(self, inputs: Inputs) -> np.ndarray | None:
-        # Sinks are parameters of every layer of this model: without any they take nothing.
+        # Every layer of this model has sinks; a sink of -inf changes nothing.
         sinks = inputs.feature("sinks")
         return np.full(inputs.sizes.H, -np.inf) if sinks is None else sinks
 
 
 class SdpaForward(ModelAttention):
-    """`sdpa_attention_forward`, which all models call where sdpa is chosen."""
+    """`sdpa_attention_forward`, which models call with attn_implementation="sdpa"."""
 
     name = "sdpa-forward"
     declared = (
         Sdpa.declared.refusing(
             {
-                "bias-with-mask": "beside a position bias the mask becomes the lowest number: rows "
-                "without keys have another answer than under the mask alone",
+                "bias-with-mask": "beside a position bias the mask becomes the lowest number: fully "
+                "masked rows have another answer than under the mask alone",
                 "empty-batch": EMPTY,
                 "empty-queries": EMPTY,
             }
@@ -206,7 +206,9 @@ class SdpaForward(ModelAttention):
             and case.form == "native"
             and case.sizes.Lq == 1 < case.sizes.Lk
         ):
-            return "one causal query is a step of decoding to the function: it sees every key"
+            return (
+                "the function takes a single causal query for decoding, and lets it see every key"
+            )
         return super().unsupported(case)
 
     @property

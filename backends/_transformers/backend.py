@@ -1,4 +1,4 @@
-"""transformers as a backend: its arrays are torch's."""
+"""The transformers backend, with torch's arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TransformersBackend(TorchEngine):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        # Nothing is looked for on the hub, kernels neither.
+        # transformers must download nothing, kernels included.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
             import transformers  # noqa: F401

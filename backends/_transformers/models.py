@@ -1,4 +1,4 @@
-"""Where transformers keeps the code of its models."""
+"""Modules of transformers with the code of models."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def modeling(model: str) -> Any:
-    """The module of a model's code, by the model's name there: "llama"."""
+    """The module with the code of a model, named as in transformers ("llama")."""
     return import_module(f"transformers.models.{model}.modeling_{model}")

@@ -1,5 +1,5 @@
-"""Packing by positions, as transformers' models do it: one sample, whose positions begin at 0 again where
-a sequence begins. `masking_utils.create_causal_mask` finds the sequences in them."""
+"""Packing by positions in transformers' models: one sample, whose positions begin at 0 for each sequence.
+`masking_utils.create_causal_mask` finds the sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import PACKED
 
-ONE_LENGTH = "positions say how long a sequence of queries is, and its keys are as many"
+ONE_LENGTH = "packing by positions needs as many keys as queries in a sequence"
 
 
 class PackedByPositions(Implementation):
@@ -36,7 +36,7 @@ class PackedByPositions(Implementation):
         elections={"nan-in-other-segment": "others"},
     )
     chosen = "sdpa"
-    """What configurations call the attention function."""
+    """The name of the attention function in configurations."""
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("alignment") == "all":
@@ -45,7 +45,7 @@ class PackedByPositions(Implementation):
 
     @property
     def function(self) -> Any:
-        """The attention function as models call it."""
+        """The attention function."""
         return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -78,7 +78,7 @@ class PackedEager(PackedByPositions):
 
     name = "packed-eager"
     declared = PackedByPositions.declared.but(
-        # Softmax runs in float32 whatever the dtype, float64 with it.
+        # The softmax is float32 in every dtype, also in float64.
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
     )
     chosen = "eager"

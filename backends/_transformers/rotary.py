@@ -1,5 +1,5 @@
-"""Rotary position embeddings of transformers: a module that makes sine and cosine of positions, and the
-function that turns query and key by them."""
+"""Rotary position embeddings of transformers: a module computes sine and cosine of positions, a function
+rotates query and key."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from suite.spec.operators.rotary import (
     scaling_parameters,
 )
 
-INTERLEAVES = {"halves": "this model turns neighbours"}
-HALVES = {"interleaved": "this model turns components half a head apart"}
-WHOLE = {"partial-rotation": "this model turns whole heads"}
+INTERLEAVES = {"halves": "this model rotates neighbouring components"}
+HALVES = {"interleaved": "this model rotates components half a head apart"}
+WHOLE = {"partial-rotation": "this model rotates whole heads"}
 
 
 class ModelRotary(Implementation):
-    """The rotary embedding of one model. Sine and cosine are made in float32, in float64 calls, too, and
-    cast to the query's dtype.
+    """The rotary embedding of one model. One module serves all calls of a configuration.
 
-    One module serves all calls of a configuration, as in a model that is served.
+    Sine and cosine are float32, also in float64 calls, and cast to the query's dtype.
     """
 
     operator = ROTARY
@@ -39,9 +38,9 @@ class ModelRotary(Implementation):
         features=ROTARY_FEATURES,
     )
     model = ""
-    """What the model is called in transformers: "llama", of the class "Llama"."""
+    """The model's name in transformers: "llama" for the class "Llama"."""
     casts = False
-    """Whether the module is cast to the query's dtype after it was made, as `model.bfloat16()` does."""
+    """Whether the module is cast to the query's dtype after its creation, as by `model.bfloat16()`."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
@@ -49,7 +48,7 @@ class ModelRotary(Implementation):
 
     @property
     def home(self) -> Any:
-        """The module of the model's code."""
+        """The Python module with the model's code."""
         return modeling(self.model)
 
     def module(self, rotation: Rotation, sizes: Any, dtype: Any) -> Any:
@@ -60,7 +59,7 @@ class ModelRotary(Implementation):
             f"{class_name}Config",
         )
         scaling = scaling_parameters(rotation) or {"rope_type": "default"}
-        # The length of the training, but for variants that say it themselves.
+        # The length of the training, except for variants with a field for it.
         grows = rotation.scaling in ("llama3", "yarn", "longrope")
         config = configuration(
             hidden_size=sizes.H * sizes.D, num_attention_heads=sizes.H, head_dim=sizes.D,
@@ -104,14 +103,14 @@ class LlamaRotary(ModelRotary):
 
 
 class LlamaRotaryCast(LlamaRotary):
-    """`LlamaRotaryEmbedding` after `.to(dtype)`, as `model.bfloat16()` has it."""
+    """`LlamaRotaryEmbedding` after `.to(dtype)`, as in `model.bfloat16()`."""
 
     name = "llama-rotary-cast"
     casts = True
 
 
 class GlmRotary(ModelRotary):
-    """`GlmRotaryEmbedding`: neighbours, of a part of the head or of all."""
+    """`GlmRotaryEmbedding`: neighbours, of a part of the head or of the whole head."""
 
     name = "glm-rotary"
     declared = ModelRotary.declared.refusing(INTERLEAVES)
@@ -119,7 +118,7 @@ class GlmRotary(ModelRotary):
 
 
 class CohereRotary(ModelRotary):
-    """`CohereRotaryEmbedding`: neighbours; products are in float32."""
+    """`CohereRotaryEmbedding`: neighbours, with products in float32."""
 
     name = "cohere-rotary"
     declared = ModelRotary.declared.refusing({**INTERLEAVES, **WHOLE}).but(
