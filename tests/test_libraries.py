@@ -191,4 +191,4 @@ def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(
     monkeypatch.setattr(keras.layers.BatchNormalization, "build", trained)
     verdict = judged(norm, text, "gradients")
     assert (verdict.status, verdict.kind) == ("fail", "raised")
-    assert "mean: an optimizer would change what is counted" in verdict.message
+    assert "mean: an optimizer would change these statistics" in verdict.message

@@ -146,7 +146,7 @@ def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
 
 
 def attn_mask(call: AttentionCall) -> Any:
-    """The part of the mask that no flag expresses: boolean, or -inf in the bias where there is one."""
+    """The mask without the parts that are flags: boolean, or -inf in the bias if there is a bias."""
     inputs, rest = call.inputs, call.native.rest
     biased = inputs.bias is not None
     hidden = merged_bias(inputs, rest) if biased else dense_of(inputs, rest)
@@ -154,12 +154,12 @@ def attn_mask(call: AttentionCall) -> Any:
 
 
 def passed_as(inputs: Inputs) -> dict[str, str]:
-    """The argument as which the mask or the bias is passed."""
+    """The parameter that the mask or the bias is passed to."""
     return {"mask" if inputs.bias is None else "bias": "attn_mask"}
 
 
 def grouped(call: AttentionCall) -> Any:
-    """True if queries have other heads than keys."""
+    """True if queries and keys have different numbers of heads, else None."""
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
