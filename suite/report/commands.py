@@ -1,6 +1,6 @@
 """The commands `report` and `diff` of `python -m suite`.
 
-Exit codes: 0; 1 where `diff` finds a new failure; 2 where files or arguments cannot be used.
+Exit codes: 0; 1 if `diff` finds a new failure; 2 if files or arguments are invalid.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "report",
         help="tables from result files",
-        description="Tables from result files written by --results, of conformance and of speed, and "
-        "from asv's folder of results. The shards of one run are merged, and must be complete; other "
-        "files stand beside each other.",
+        description="Tables of conformance and speed from result files (--results), and from asv's "
+        "folder of results. Shards of one run are merged and must be complete; others are separate runs.",
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="result files")
     parser.add_argument(
@@ -33,11 +32,14 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         nargs="+",
         choices=list(TABLES),
         metavar="NAME",
-        help=f"only these tables: {', '.join(TABLES)}; default: all but "
+        help=f"only these tables: {', '.join(TABLES)}; default: all except "
         f"{', '.join(table.name for table in TABLES.values() if table.rare)}, in csv and parquet all",
     )
     parser.add_argument(
-        "--baseline", default="", metavar="NAME", help="of the table speedup, as torch:sdpa"
+        "--baseline",
+        default="",
+        metavar="NAME",
+        help="baseline of the table speedup, as torch:sdpa",
     )
     parser.add_argument(
         "--plots", type=Path, metavar="FOLDER", help="draw speed records into a new or empty folder"
@@ -51,9 +53,9 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `diff OLD NEW` to the subparsers of `argparse`; sets `run`."""
     parser = subparsers.add_parser(
         "diff",
-        help="what changed between two runs; exit code 1 on new failures",
-        description="What changed between two runs, cell by cell. Where either is partial, only "
-        "the cells in both are compared. Exit code 1 on new failures, else 0.",
+        help="changes between two runs; exit code 1 on new failures",
+        description="Changes between two runs, cell by cell. If a run is partial, only cells in both "
+        "runs are compared. Exit code 1 on new failures, else 0.",
     )
     parser.add_argument(
         "old", type=Path, metavar="OLD", help="result file of the old run, or a sweep"
@@ -68,7 +70,7 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
         type=_rename,
         metavar="OLD=NEW",
         help="compare the old run's implementation OLD with the new run's NEW (sdpa=flash, or "
-        "torch:sdpa=jax:jax-nn), and leave out those that one run has alone; repeatable",
+        "torch:sdpa=jax:jax-nn), and skip implementations of only one run; repeatable",
     )
     _add_output(parser)
     parser.set_defaults(run=diff)
@@ -76,7 +78,7 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _rename(text: str) -> tuple[str, str]:
-    """The two names of a --map."""
+    """Parse the two names of a --map."""
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
@@ -84,12 +86,14 @@ def _rename(text: str) -> tuple[str, str]:
 
 
 def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that says on standard error what cannot be used, with the exit code 2."""
+    """A command that prints RecordError and the like to standard error and returns 2."""
 
     def guarded(args: argparse.Namespace) -> int:
         try:
             if args.format in DATA_FORMATS and args.output is None:
-                raise RecordError(f"{args.format} is one file per table: name a folder by --output")
+                raise RecordError(
+                    f"{args.format} has one file per table: name a folder by --output"
+                )
             return command(args)
         except (RecordError, OSError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -107,10 +111,12 @@ def report(args: argparse.Namespace) -> int:
     for kind in KINDS:
         names = [name for name in kind.tables if name in (args.table or ())]
         if kind not in paths_of and names:
-            raise RecordError(f"{', '.join(names)}: made of {kind.name}, and none is given")
+            raise RecordError(
+                f"{', '.join(names)}: these tables need {kind.name}, and none is given"
+            )
     if args.plots and SPEED not in paths_of:
-        raise RecordError(f"--plots draws {SPEED.name}, and none is given")
-    # In files of data the rare tables, too.
+        raise RecordError(f"--plots needs {SPEED.name}, and none is given")
+    # Data formats include the rare tables.
     chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
     tables: dict[str, Any] = {}
     for kind, paths in paths_of.items():
@@ -125,7 +131,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
-    """The paths by what they hold, in the order of a report. Raises RecordError for one named twice."""
+    """The paths by kind, in the order of a report. Raises RecordError if a path is named twice."""
     seen: dict[Path, Path] = {}
     for path in paths:
         if path.resolve() in seen:
@@ -174,5 +180,5 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_partial(parser: argparse.ArgumentParser) -> None:
-    """The option `--partial` of all that read result files."""
+    """Add the option `--partial`."""
     parser.add_argument("--partial", action="store_true", help="also read runs that did not finish")

@@ -1,5 +1,4 @@
-"""Tables of judged cells (`suite.report.frames.cells`): what was run, what passed, how precisely, and
-what did not pass."""
+"""Tables of judged cells (`suite.report.frames.cells`): runs, statuses, precision, failures."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FAILING = ("crash", "error", "fail", "known")
-"""The statuses of cells that did not do what was asked, the gravest first."""
+"""The statuses of failing cells, the gravest first."""
 
 UNSUPPORTED = "unsupported"
-"""The status of cells that an implementation was not asked."""
+"""The status of cells that were not asked."""
 
 SLOWEST_CELLS = 20
 REASONS_NAMED = 3
-"""How many implementations are named that give one reason."""
+"""The number of implementations that are named for one reason."""
 
 BY_IMPLEMENTATION = {"implementation": "label"}
 BY_DTYPE = {"implementation": "label", "dtype": "dtype"}
@@ -33,42 +32,42 @@ def _count(status: str, rows: pd.DataFrame) -> int:
 
 
 def _score(rows: pd.DataFrame) -> float:
-    """The part of what was asked that passed; NaN where nothing was asked."""
+    """The share of judged cells that pass; NaN if no cell was judged."""
     return (rows["status"][rows["status"] != UNSUPPORTED] == "pass").mean()
 
 
 def _coverage(rows: pd.DataFrame) -> float:
-    """The part of all cells that was asked."""
+    """The share of cells that were judged."""
     return (rows["status"] != UNSUPPORTED).mean()
 
 
 COUNTS: Columns = {"score": _score, "coverage": _coverage, "cells": len} | {
     status: partial(_count, status) for status in STATUSES
 }
-"""How much passed, how much was asked, and the cells per status."""
+"""Columns with score, coverage, and cells per status."""
 
 
 def tally(rows: pd.DataFrame) -> str:
-    """Cells passed / asked, and in brackets what else became of them, the gravest first."""
+    """Cells passed / judged, with the counts of other statuses in brackets, the gravest first."""
     counts = {status: _count(status, rows) for status in ("pass", *FAILING, UNSUPPORTED)}
     others = ", ".join(f"{n} {status}" for status, n in counts.items() if n and status != "pass")
     share = f"{counts['pass']}/{len(rows) - counts[UNSUPPORTED]}"
     return f"{share} ({others})" if others else share
 
 
-RUNS = Table("runs", "What was run: versions, machine, options.", over="runs")
+RUNS = Table("runs", "The runs: versions, machine, options.", over="runs")
 
 OF_STATUSES = Table(
     "statuses",
-    "Cells per status. The score is pass / judged, with the cells judged of all cells; what is "
-    "unsupported was not judged, and coverage is judged / all cells. - where nothing was judged.",
+    "Cells per status. Unsupported cells are not judged. The score is pass / judged cells, the coverage "
+    "judged / all cells; - if no cell was judged.",
     by=BY_IMPLEMENTATION,
     columns=COUNTS,
 )
 
 
 def _named(rows: pd.DataFrame) -> str:
-    """The implementations; if there are more than a few, the first and how many more."""
+    """The first implementations, and the number of others."""
     first, *others = dict.fromkeys(rows["label"])
     few = len(others) < REASONS_NAMED
     return ", ".join([first, *others]) if few else f"{first} and {len(others)} more"
@@ -85,20 +84,20 @@ OF_UNSUPPORTED = Table(
 
 CONFORMANCE = Table(
     "conformance",
-    "Cells passed / asked in every group of cases, with what else became of them in brackets; what is "
-    "unsupported was not asked.",
+    "Cells passed / judged in every group of cases, with other statuses in brackets. Unsupported cells "
+    "are not judged.",
     by=BY_IMPLEMENTATION,
     columns=lambda rows: {**COUNTS, **across("group", tally)(rows)},
 )
 
 
 def _classes(rows: pd.DataFrame) -> str:
-    """The numerics classes that cells were held to."""
+    """The numerics classes whose bounds were used."""
     return ", ".join(dict.fromkeys(filter(None, rows["numerics"])))
 
 
 def _widest(rows: pd.DataFrame) -> str:
-    """The widest grade; one that another version of the suite gave is wider than all but "none"."""
+    """The widest grade. An unknown grade, of another version, counts as wider than all except "none"."""
     width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
     unknown = len(GRADES) - 0.5
     return max(filter(None, rows["grade"]), key=lambda grade: width.get(grade, unknown), default="")
@@ -109,8 +108,11 @@ def _number(condition: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.Data
 
 
 def _measured(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES` that were asked. An answer that is not finite where it should be
-    has an infinite error ratio, and the grade "none"; so has a wrong answer without a grade."""
+    """The judged cells of the check `VALUES`.
+
+    A wrong answer without a grade, as one that is not finite, has an infinite error ratio and the grade
+    "none".
+    """
     rows = cells.query(f"check == '{VALUES}' and status != '{UNSUPPORTED}'")
     wrong = (rows["status"] != "pass") & rows["kind"].isin(["non-finite", "value"])
     return rows.assign(
@@ -127,8 +129,8 @@ def _worst_case(rows: pd.DataFrame) -> str:
 ACCURACY = Table(
     "accuracy",
     "The check values: error ratio = max |error| / bound of the declared numerics class; the grade is "
-    "the narrowest class whose bounds hold for all cells (exact, fused and eager coincide for f32 and "
-    "f64); beyond counts the cells outside their bound.",
+    "the narrowest class whose bounds hold for all cells (exact, fused and eager are equal for f32 and "
+    "f64); beyond counts the cells that exceed their bound.",
     rows=_measured,
     by=BY_DTYPE,
     columns={
@@ -149,7 +151,7 @@ _RATIO = "ratio of "
 
 
 def _differentiated(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the checks `GRADIENTS` that were asked, with a column for every error ratio."""
+    """The judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
     from suite.report.frames import expanded
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
@@ -169,8 +171,8 @@ def _of_gradients(rows: pd.DataFrame) -> Columns:
 
 OF_GRADIENTS = Table(
     "gradients",
-    "The checks gradients and gradient_of_bias: the largest error ratio of the gradient by each operand "
-    "and parameter, in the bound that is derived for the declared class, and the widest grade.",
+    "The checks gradients and gradient_of_bias: the largest error ratio of the gradient of each operand "
+    "and parameter, by the bound of the declared class, and the widest grade.",
     rows=_differentiated,
     by=BY_DTYPE,
     columns=_of_gradients,
@@ -178,7 +180,7 @@ OF_GRADIENTS = Table(
 
 KERNELS = Table(
     "kernels",
-    "Which kernels compiled implementations ran, in their framework's own words, with the number of "
+    "The kernels that compiled implementations ran, as the framework names them, with the number of "
     "cells.",
     rows=f"check == '{VALUES}' and kernels != ''",
     by={"implementation": "label", "kernels": "kernels"},
@@ -194,21 +196,24 @@ def _explained(cells: pd.DataFrame) -> pd.DataFrame:
 
 EXPLAINED = Table(
     "explained",
-    "Failures by check, kind and implementation: what separates them from the cells of the same check "
-    "that pass, and the smallest case.",
+    "Failures by check, kind and implementation: the difference to passing cells of the same check, and "
+    "the smallest case.",
     rows=_explained,
 )
 
 
 def _failing(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that failed, the gravest first."""
+    """The failing cells, the gravest status first."""
     failing = cells[cells["status"].isin(FAILING)]
     return failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
 
 
 def _beside_others(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells that failed, with the number of implementations in which the same check of the same case
-    is `supported`, fails (`failing`), and passes (`passed`). Of several seeds one failure is enough."""
+    """The failing cells, with numbers of implementations for the same check and case.
+
+    `supported`, `failing` and `passed` count implementations. With several seeds one failure counts as
+    failing.
+    """
     asked, fails = cells["status"] != UNSUPPORTED, cells["status"].isin(FAILING)
     each = cells.assign(supported=asked, failing=fails).groupby(["check", "case", "label"])
     outcomes = each[["supported", "failing"]].any().astype(int)
@@ -221,7 +226,7 @@ _FAILURE = {**same("status"), **BY_IMPLEMENTATION, **same("check", "case", "kind
 
 ONLY_HERE = Table(
     "only_here",
-    "Failures of exactly one implementation where at least one other passes.",
+    "Cells that fail in exactly one implementation and pass in another.",
     rows=lambda cells: _beside_others(cells).query("failing == 1 and passed > 0"),
     columns={**_FAILURE, **same("passed", "message")},
 )
@@ -233,7 +238,7 @@ def _kinds(rows: pd.DataFrame) -> str:
 
 EVERYWHERE = Table(
     "everywhere",
-    "Failures of every implementation that supports the case, at least two.",
+    "Cells that fail in every implementation that supports the case, at least two.",
     rows=lambda cells: _beside_others(cells).query("failing == supported and failing > 1"),
     by=same("check", "case"),
     columns={"implementations": "failing", "kinds": _kinds, **same("message")},
@@ -241,7 +246,7 @@ EVERYWHERE = Table(
 
 FAILURES = Table(
     "failures",
-    "Every cell that crashed, broke or failed, expected or not.",
+    "Every cell with the status crash, error, fail or known.",
     rows=_failing,
     columns={**_FAILURE, **same("message")},
 )

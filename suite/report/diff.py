@@ -1,6 +1,6 @@
-"""Diff: what changed between two runs, cell by cell, from their records alone.
+"""Changes between two runs, cell by cell, from their records.
 
-A cell may change in several ways at once: its status, and what was observed of it. Each is a row.
+A cell can have several changes, of its status and of observed values. Each change is a row.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from suite.report.frames import cells
 from suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
 
 FACTOR = 2.0
-"""The factor by which an error ratio has to move."""
+"""An error ratio that changes by less than this factor is no change."""
 
 Condition = Callable[[pd.DataFrame], "pd.Series[bool]"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One kind of change: what it means, and which pairs of cells (`_pairs`) it is true of.
+    """One kind of change: its meaning, and a condition on pairs of cells (`_pairs`).
 
-    `observed` is the field of a cell that changed, if it is not the status. Of changes without one a cell
-    has the first that is true; all others stand beside it.
+    `observed` is the changed field, or "" for the status. A pair has at most one change of the status
+    (the first whose condition holds), and any number of the others.
     """
 
     meaning: str
@@ -35,7 +35,7 @@ class Change:
 
 
 def _differ(field: str) -> Condition:
-    """The field of both cells holds something, and not the same."""
+    """The condition that both cells have the field, with different values."""
 
     def differ(pairs: pd.DataFrame) -> pd.Series[bool]:
         old, new = pairs[f"old_{field}"], pairs[f"new_{field}"]
@@ -45,18 +45,18 @@ def _differ(field: str) -> Condition:
 
 
 def _fell(field: str, order: tuple[str, ...]) -> Condition:
-    """The new entry of a field stands behind the old one in an order, which knows both."""
+    """The condition that the field's value moved towards the end of `order`."""
     places = {entry: float(place) for place, entry in enumerate(order)}
     return lambda pairs: pairs[f"new_{field}"].map(places) > pairs[f"old_{field}"].map(places)
 
 
 CHANGES = {
     "new failure": Change(
-        "passed, was known, unsupported or absent before; fails, breaks or crashes now",
+        "pass, known, unsupported or absent before; fail, error or crash now",
         lambda p: p["new_status"].isin(BROKEN) & ~p["old_status"].isin(BROKEN),
     ),
     "fixed": Change(
-        "failed, expected or not, broke or crashed before; passes now",
+        "fail, known, error or crash before; pass now",
         lambda p: (p["new_status"] == "pass") & p["old_status"].isin([*BROKEN, "known"]),
     ),
     "gone": Change("a cell of the old run that the new run lacks", lambda p: p["new_status"] == ""),
@@ -90,7 +90,7 @@ CHANGES = {
         ),
     ),
 }
-"""Every kind of change, in the order they are listed in."""
+"""Every kind of change, in the order of tables."""
 
 COLUMNS = [
     "change", "old_status", "new_status", "backend", "implementation", "check", "case", "mode",
@@ -99,23 +99,21 @@ COLUMNS = [
 
 
 class UnknownImplementation(RecordError):
-    """A name that is to be mapped is in no cell of the run, or is mapped twice."""
+    """A mapped name is in no cell of the run, or is mapped twice."""
 
 
 class NothingInCommon(RecordError):
-    """The two runs share no cell, so that there is nothing to compare."""
+    """The two runs have no common cell."""
 
 
 def compare(old: Run, new: Run) -> pd.DataFrame:
     """A row for every change of a cell, in the order of `CHANGES`; columns `COLUMNS`.
 
-    A cell is the same in both runs where its `key` is. `message` is the new run's, or the old run's
-    for a cell that is gone. `old_observed` and `new_observed` hold answers, grades or kernels, where the
-    change is one of these. Where either run is partial, a single shard, or did not finish, only the
-    cells in both are compared.
+    Cells are matched by `key`. `message` is that of the new run, or of the old run if the cell is gone.
+    `old_observed` and `new_observed` hold the answers, grades or kernels that changed. If a run is
+    partial, a single shard, or unfinished, only cells in both runs are compared.
 
-    Raises NothingInCommon where no cell is in both: an empty diff must not pass for an unchanged
-    run.
+    Raises NothingInCommon if no cell is in both runs.
     """
     pairs = _pairs(old, new)
     pairs["message"] = pairs["new_message"].where(pairs["new_status"] != "", pairs["old_message"])
@@ -135,9 +133,11 @@ def compare(old: Run, new: Run) -> pd.DataFrame:
 
 
 def _pairs(old: Run, new: Run) -> pd.DataFrame:
-    """A row for every cell of the new run, then for those that only the old run has: `KEY`, and all other
-    columns of `suite.report.frames.cells` of both runs ("old_status", "new_status"; the error ratio is
-    "old_ratio"). What one run lacks is "" or NaN."""
+    """A row for every cell of the new run, then for cells of only the old run.
+
+    Columns are `KEY`, and those of `suite.report.frames.cells` for both runs ("old_status", "new_status";
+    the error ratio is "old_ratio"). Missing values are "" or NaN.
+    """
     before, after = (
         cells(run).set_index([*KEY]).rename(columns={"error_ratio": "ratio"}) for run in (old, new)
     )
@@ -157,14 +157,13 @@ def _pairs(old: Run, new: Run) -> pd.DataFrame:
 
 
 def mapped(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run]:
-    """The two runs with implementations of the old one called as those of the new one that they are to be
-    compared with.
+    """The two runs, with implementations of the old run renamed to those of the new run.
 
-    `renames` maps "backend:name", or a name alone, of the old run to one of the new run. Cells of the old
-    run that had the new name before are left out; so are implementations that only one of the runs has.
+    `renames` maps "backend:name" or "name" of the old run to the same of the new run. Left out are cells
+    of the old run that had the new name before, and implementations of only one run.
 
-    Raises UnknownImplementation where a name is in no cell, in those of several backends, or a new name
-    is given twice.
+    Raises UnknownImplementation if a name is in no cell or in several backends, or if a new name is given
+    twice.
     """
     pairs = {_implementation(was, old): _implementation(now, new) for was, now in renames.items()}
     if len(set(pairs.values())) < len(renames) or len(pairs) < len(renames):
@@ -188,7 +187,7 @@ def _name(cell: CellRecord) -> tuple[str, str]:
 
 
 def _implementation(text: str, run: Run) -> tuple[str, str]:
-    """The backend and the name of the implementation that is called `text` in a run."""
+    """Backend and name of the implementation `text` ("backend:name" or "name") in a run."""
     names = list(dict.fromkeys(map(_name, run.cells)))
     matches = [name for name in names if text in (name[1], ":".join(name))]
     if len(matches) != 1:
@@ -199,21 +198,20 @@ def _implementation(text: str, run: Run) -> tuple[str, str]:
 
 
 def new_failures(frame: pd.DataFrame) -> bool:
-    """Whether a comparison holds a new failure."""
+    """Whether a comparison contains a new failure."""
     return bool((frame["change"] == "new failure").any())
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """Index change, in the order of `CHANGES`; columns cells (how many) and meaning."""
+    """A row per kind of change, in the order of `CHANGES`: the number of cells, and the meaning."""
     counts = frame["change"].value_counts().reindex([*CHANGES], fill_value=0).rename("cells")
     return counts.to_frame().assign(meaning=[change.meaning for change in CHANGES.values()])
 
 
 def header_changes(old: Run, new: Run) -> pd.DataFrame:
-    """Columns field, old, new: every header field that differs, but for when the run started.
+    """A row per differing header field, without the start time: columns field, old, new.
 
-    Fields of versions, machine and options are named "versions.torch" and so on; "" stands for a
-    field that is absent.
+    Fields of versions, machine and options are named "versions.torch" and so on; "" is an absent field.
     """
     headers = [pd.json_normalize(asdict(run.header)).iloc[0].map(str) for run in (old, new)]
     table = pd.DataFrame(dict(zip(("old", "new"), headers, strict=True))).fillna("")

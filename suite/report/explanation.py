@@ -1,7 +1,7 @@
-"""Explanations: why cells fail, said before they are listed.
+"""Explanations of failures.
 
-Cells that fail are grouped by check, kind and implementation. Of every group it is said what separates
-its cells from those of the same check and implementation that pass, and which one is the smallest.
+Failing cells are grouped by check, kind and implementation. An explanation has the difference to passing
+cells of the same check and implementation, and the smallest failing case.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from suite.report.separation import axes, separation
 from suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
 
 _FIRST = (VALUES, *GRADIENTS)
-"""Checks whose failures explain those of others."""
+"""Checks that are listed first, since their failures explain those of other checks."""
 
 _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
-"""The sizes whose product says how large a case is."""
+"""The sizes whose product is the size of a case."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def _place(check: str) -> int:
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells, those of the smallest cases first: by the product of their sizes, what they need, and
-    the length of their names."""
+    """The cells, smallest case first: by the product of sizes, the number of features, the length of the
+    id."""
     facts = expanded(cells["facts"])
     sizes = facts.filter(_EXTENT).astype("float64")
     keys = pd.DataFrame(
@@ -72,8 +72,8 @@ def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def explained(cells: pd.DataFrame) -> pd.DataFrame:
-    """A row per group: check, kind, implementation, failures, passes, separation, and of its smallest
-    case the case, the error ratio and the message."""
+    """A row per group: check, kind, implementation, failures, passes, separation, and the smallest case
+    with its error ratio and message."""
     table = pd.DataFrame(map(vars, groups(cells)), columns=[f.name for f in fields(Group)])
     smallest = cells.loc[[rows[0] for rows in table["cells"]], ["case", "error_ratio", "message"]]
     table["cells"] = [len(rows) for rows in table["cells"]]
@@ -81,8 +81,8 @@ def explained(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_full(groups: list[Group], most: int) -> list[int]:
-    """The rows of at most `most` cells: the smallest of every group, then the second ones, and so on;
-    in the order of the groups."""
+    """The rows of at most `most` cells, in the order of groups: the smallest cell of every group, then
+    the second smallest, and so on."""
     ranked = [(n, g, row) for g, group in enumerate(groups) for n, row in enumerate(group.cells)]
     chosen = sorted(ranked, key=lambda entry: entry[:2])[:most]
     return [row for _, _, row in sorted(chosen, key=lambda entry: (entry[1], entry[0]))]

@@ -1,20 +1,19 @@
-"""Frames: what result files hold as pandas DataFrames, of which every table is made.
+"""Result files as pandas DataFrames, from which every table is made.
 
 `cells` has a row for every judged cell. Its columns are the fields of `suite.records.cells.CellRecord`,
 source and label:
 
 text            case, check, backend, implementation, mode, device, dtype, status, kind, message, grade,
                 observed, group, numerics, operator, question, kernels, native, inherited, source, label;
-                "" for what is not known
+                "" for unknown
 float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was measured, infinity for a
                 measured error ratio of NaN, which is beyond every bound
 int64           seed
 tuple of text   features
 dict            ratios (float by operand), facts (text, number, flag or None by name); see `expanded`
 
-The source is the result file. The label is what tables call the implementation: "backend:name", with its
-mode, device or source in brackets if the frame holds the same name in more than one of them. No cell
-counts under two labels.
+The source is the result file. The label names the implementation in tables: "backend:name". If the name
+occurs with several modes, devices or sources, the label has these in brackets.
 
 `runs` has a row for every field of the headers, `measurements` a row for every speed record, and
 `asv_results` a row for every value that asv stored.
@@ -38,7 +37,7 @@ from suite.records.lines import RecordError
 from suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
 MEASURED = ("workload", "direction", "dtype", "device", "threads")
-"""What measurements that are held against each other agree in."""
+"""Measurements are compared only if these fields are equal."""
 
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
@@ -60,12 +59,12 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
 
 
 def _fields(record: CellRecord | SpeedRecord) -> dict[str, Any]:
-    """The fields of a record. `vars` lacks those that its file does not have."""
+    """The fields of a record. `vars` would lack fields that the file does not have."""
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _beyond(ratio: float | None) -> float | None:
-    """The ratio, infinite if it is NaN."""
+    """The ratio; infinity for NaN."""
     return math.inf if ratio is not None and math.isnan(ratio) else ratio
 
 
@@ -80,14 +79,16 @@ def _labels(cells: pd.DataFrame) -> pd.Series:
 
 
 def _short(sources: pd.Series) -> pd.Series:
-    """Sources without folder and suffix, or as they are where two of them would be called alike."""
+    """Sources without folder and suffix; unchanged if two short names would be equal."""
     short = sources.map(lambda source: "+".join(Path(part).stem for part in source.split("+")))
     return short if short.nunique() == sources.nunique() else sources
 
 
 def expanded(entries: pd.Series) -> pd.DataFrame:
-    """A column of dicts (`ratios`, `facts`) as a column for every name in it, in the order of occurrence:
-    Int64 for whole numbers, float64 for others, else objects; NA, NaN or None where a row has none.
+    """A column of dicts (`ratios`, `facts`) as columns by name, in the order of occurrence.
+
+    Dtypes are Int64 for integers, float64 for other numbers, else object. Missing values are NA, NaN or
+    None.
     """
     columns = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
@@ -109,7 +110,7 @@ def recorded(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def runs(loaded: Run | Sequence[Run]) -> pd.DataFrame:
-    """What the runs were: a row per header field, a column per run, all text."""
+    """A row per header field, a column per run, all text."""
     columns = {run.source: _described(run) for run in _listed(loaded)}
     order = dict.fromkeys(name for column in columns.values() for name in column)
     frame = pd.DataFrame(columns, index=pd.Index(list(order), name="field"), dtype=object)
@@ -142,8 +143,8 @@ def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
     speedup                       float64: seconds of the baseline over seconds
     label, source                 text: "backend:name", with the file if files hold the same measurement
 
-    The baseline is the label that `baseline` names; by default, for each workload, the first that was
-    timed. Raises RecordError if there is no record, or the baseline was never timed.
+    `baseline` is a label; by default the baseline of each workload is the first timed implementation.
+    Raises RecordError if there is no record, or the baseline was never timed.
     """
     rows = [_measured(record) | {"source": run.source} for run in runs for record in run.records]
     if not rows:
@@ -186,14 +187,14 @@ def _measured(record: SpeedRecord) -> dict[str, Any]:
 def asv_results(folder: str | Path) -> pd.DataFrame:
     """asv's results: a row per commit, machine, environment, benchmark and parameters.
 
-    `value` is in asv's unit (seconds, bytes, or what a track_ benchmark gives), NaN where a benchmark
-    failed or has no value; `low` and `high` are asv's 99 % interval where it has one. `folder` is asv's
-    results_dir. Raises RecordError where it holds no results.
+    `value` is in asv's unit (seconds, bytes, or that of a track_ benchmark), NaN if a benchmark failed or
+    has no value; `low` and `high` are asv's 99 % interval if there is one. `folder` is asv's results_dir.
+    Raises RecordError if the folder holds no results.
     """
     files = (path for path in sorted(Path(folder).glob("*/*.json")) if path.name != "machine.json")
     rows = [row for path in files for row in _asv_file(path)]
     if not rows:
-        raise RecordError(f"{folder}: no results of asv (its results_dir, .asv/results)")
+        raise RecordError(f"{folder}: no results of asv; expected its results_dir, .asv/results")
     return pd.DataFrame(rows)
 
 

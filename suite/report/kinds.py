@@ -1,7 +1,4 @@
-"""Kinds of results: what a path holds, which frames are read of it, and which tables are made of them.
-
-The one place that knows every table by name; the commands, their help, captions and errors ask here.
-"""
+"""Kinds of results, with their frames and tables. This module has the names of all tables."""
 
 from __future__ import annotations
 
@@ -26,22 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """How results are read: unfinished runs, too; for speed the baseline that others are held against."""
+    """Options for reading: `partial` reads unfinished runs, too; `baseline` is for speed."""
 
     partial: bool = False
     baseline: str = ""
 
 
 Frames = Mapping[str, Any]
-"""What tables are made of, by the names that they use (`Table.over`)."""
+"""The inputs of tables by name (`Table.over`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
     """One kind of results.
 
-    `accepts` says whether a path holds such results, `read` reads several paths, and raises RecordError
-    where one cannot be used. `tables` are its tables by name, in their order.
+    `accepts` says whether a path holds such results. `read` reads several paths, and raises RecordError
+    for an invalid one. `tables` are the tables by name, in order.
     """
 
     name: str
@@ -51,8 +48,7 @@ class Kind:
     tables: Mapping[str, Table]
 
     def of(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
-        """The tables of these names in their order, made of what was read; by default all but the rare
-        ones."""
+        """The named tables in order, made from the frames; by default all except the rare tables."""
         tables = self.tables.values()
         chosen = [t for t in tables if (not t.rare if names is None else t.name in names)]
         return {table.name: table.of(frames[table.over]) for table in chosen}
@@ -63,11 +59,11 @@ def _named(*tables: Table) -> dict[str, Table]:
 
 
 def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
-    """The runs of these files, the shards of one run merged into one.
+    """The runs of these files, with the shards of a run merged.
 
-    Shards belong together where their case lists, commits and versions are the same. Raises
-    RecordError where a file cannot be used, or shards are missing; with `partial`, files without a
-    footer and incomplete shards stand for themselves.
+    Shards belong to one run if case lists, commits and versions are equal. With `partial`, files without
+    a footer and incomplete shards are separate runs. Raises RecordError if a file is invalid or shards
+    are missing.
     """
     groups: dict[str, list[Run]] = {}
     for number, path in enumerate(paths):
@@ -87,7 +83,7 @@ def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
 
 
 def frames_of(runs: Run | list[Run]) -> Frames:
-    """What the tables of judged cells are made of."""
+    """The frames for tables of judged cells."""
     from suite.report import frames
 
     return {"cells": frames.cells(runs), "runs": frames.runs(runs)}
@@ -169,13 +165,13 @@ KINDS = (CONFORMANCE, SPEED, SWEEPS, ASV)
 """Every kind, in the order of a report."""
 
 TABLES = {name: table for kind in KINDS for name, table in kind.tables.items()}
-"""Every table of results."""
+"""Every table of results by name."""
 
 DIFFERENCES = {
     "summary": "Cells that changed between the two runs.",
     "changes": "Every changed cell, new failures first.",
-    "alone": "Runs that only one of the sweeps has; they are not compared.",
-    "headers": "What else differs: versions, options, machine, commit.",
+    "alone": "Runs of only one of the sweeps, which are not compared.",
+    "headers": "Other differences: versions, options, machine, commit.",
 }
 """The tables of a comparison (`suite.report.diff`), with the sentences above them."""
 
@@ -184,5 +180,5 @@ CAPTIONS = {name: table.text for name, table in TABLES.items()} | DIFFERENCES
 
 
 def kind_of(path: Path) -> Kind:
-    """What a path holds; conformance, whose loader says what is wrong, where it is nothing known."""
+    """The kind of a path; conformance for an unknown one, since its loader explains the error."""
     return next((kind for kind in KINDS if kind.accepts(path)), CONFORMANCE)

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.optimize import nnls
 
 LENGTHS = 4
-"""How many lengths a law needs at least."""
+"""The smallest number of lengths for a fit."""
 
 RESAMPLED = 1000
 CONFIDENCE = 0.95
@@ -19,8 +19,10 @@ _UNITS = {"a_us": 1e6, "b_us": 1e6, "c_ns": 1e9}
 
 
 def fit(lengths: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """The coefficients (a, b, c), none below zero, of least relative squares (Lawson and Hanson 1974), so
-    that short lengths count as much as long ones."""
+    """Non-negative coefficients (a, b, c) by least relative squares (Lawson and Hanson 1974).
+
+    Relative errors make short lengths count as much as long ones.
+    """
     terms = np.stack([np.ones_like(lengths), lengths, lengths**2], 1) / seconds[:, None]
     scales = np.linalg.norm(terms, axis=0)
     coefficients, _ = nnls(terms / scales, np.ones(len(lengths)))
@@ -34,9 +36,11 @@ def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """A row per implementation, direction and dtype of rows of `suite.report.frames.measurements`: the
-    coefficients with 95 % intervals by the bootstrap over raw samples, and the largest relative misfit.
-    Implementations with fewer than `LENGTHS` lengths have none."""
+    """A row per implementation, direction and dtype with at least `LENGTHS` lengths.
+
+    Columns are the coefficients with 95 % intervals by the bootstrap over raw samples, and the largest
+    relative misfit. `swept` are rows of `suite.report.frames.measurements`.
+    """
     rows: list[dict[str, Any]] = []
     for key, block in swept.groupby(["label", "direction", "dtype"], sort=False):
         lengths = block["keys"].to_numpy(float)

@@ -21,10 +21,11 @@ MISSING = (
 
 
 def draw(measurements: pd.DataFrame, folder: str | Path) -> None:
-    """Draw measurements (`suite.report.frames.measurements`) into a new or empty folder: for every
-    direction the shares of the ceiling, error ratios against shares, and times against lengths.
+    """Draw measurements (`suite.report.frames.measurements`) into a new or empty folder.
 
-    Raises RecordError without matplotlib, and FileExistsError where the folder holds anything.
+    For every direction there are plots of shares of the ceiling, of error ratios against shares, and of
+    times against lengths. Raises RecordError without matplotlib, FileExistsError if the folder is not
+    empty.
     """
     try:
         from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def draw(measurements: pd.DataFrame, folder: str | Path) -> None:
 
 
 def _shares(axes: Any, block: pd.DataFrame) -> str:
-    """A row of points per workload: share of the best matrix product, an implementation a colour."""
+    """Share of the best matrix product: a row of points per workload, a colour per implementation."""
     wide = block.pivot_table(index="workload", columns="label", values="share_of_gemm", sort=False)
     places = np.arange(len(wide))[::-1]
     for number, label in enumerate(wide):
@@ -99,13 +100,13 @@ def _along_shares(axes: Any, block: pd.DataFrame) -> None:
 
 
 def _stretch(scale: Callable[..., None], values: pd.Series) -> None:
-    """Make a scale logarithmic where any of its values can stand on such a one."""
+    """Make an axis logarithmic if any of its values is positive and finite."""
     if (values > 0).any():
         scale("log", nonpositive="mask")
 
 
 def _plain(value: float, position: int) -> str:
-    """10, not 10^1."""
+    """Format 10 as "10", not as "10^1"."""
     return f"{value:g}"
 
 

@@ -1,8 +1,7 @@
-"""Render: tables as text, GitHub-flavoured Markdown, one HTML page, or a folder of CSV or Parquet.
+"""Tables as text, GitHub-flavoured Markdown, one HTML page, or a folder of CSV or Parquet files.
 
-Nothing is cut short, and nothing a user produced is overwritten. CSV and Parquet hold the figures
-as they are; the others show them for people: four digits, scores in percent rounded down, so that
-only a perfect one reads 100 %.
+Texts are never cut, and existing files never overwritten. CSV and Parquet have unrounded figures; the
+other formats have four digits, and scores in percent rounded down, so that only a score of 1 is 100 %.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def render(
 ) -> None:
     """Write tables to `out` in one of `FORMATS`.
 
-    text, markdown and html go to a file, or to stdout where `out` is None; csv and parquet to one
-    file per table in the folder `out`.
+    text, markdown and html go to a file, or to stdout if `out` is None; csv and parquet to one file per
+    table in the folder `out`.
 
-    Raises ValueError for an unknown format or a missing folder, FileExistsError where the file
-    exists or the folder holds anything.
+    Raises ValueError for an unknown format or a missing folder, FileExistsError if the file exists or the
+    folder is not empty.
     """
     if fmt not in FORMATS:
         raise ValueError(f"unknown format {fmt!r}; valid: {', '.join(FORMATS)}")
@@ -58,7 +57,7 @@ def render(
 
 @dataclass(frozen=True)
 class Section:
-    """A table as people are shown it: `rows` are the texts of its entries, `values` the entries."""
+    """A table for display: `rows` are the texts of its entries, `values` the entries."""
 
     name: str
     heading: str
@@ -70,7 +69,7 @@ class Section:
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
-    """The tables, their entries as texts."""
+    """The tables for display."""
     for name, frame in tables.items():
         flat = _flat(frame)
         values = [list(row) for row in zip(*(flat[column] for column in flat), strict=True)]
@@ -95,17 +94,17 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
 
 
 def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with its index, where that says something, as its first columns."""
+    """The frame with a named index as its first columns."""
     named = any(name is not None for name in frame.index.names)
     flat = frame.reset_index() if named else frame.copy()
     return flat.set_axis([str(column) for column in flat.columns], axis=1)
 
 
 _SHARES = ("score", "coverage")
-"""Columns that hold parts of one, shown in percent; "-" where there is no whole."""
+"""Columns with shares, shown in percent; "-" for NaN."""
 
 _LIMITS = {"max": 1, "error_ratio": 1, "old_ratio": 1, "new_ratio": 1, "beyond": 0}
-"""Columns whose entries are marked above a limit. A ratio just above 1 does not read 1."""
+"""Columns whose entries are marked if they exceed a limit. A ratio just above 1 is never shown as 1."""
 
 
 def _text(value: Any, column: str) -> str:
@@ -120,7 +119,7 @@ def _text(value: Any, column: str) -> str:
             return percent(value)
         short = f"{value:.4g}"
         return ">1" if column in _LIMITS and value > 1 and short == "1" else short
-    # Keras colours its messages with terminal codes.
+    # Keras' messages contain terminal colour codes.
     return printable(re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines())))
 
 
@@ -151,7 +150,7 @@ def aligned(rows: list[list[str]], right: list[bool], rule: bool = False) -> lis
 
 
 def as_markdown(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """GitHub-flavoured Markdown: a section and a table each."""
+    """GitHub-flavoured Markdown: a section with a table for each."""
     blocks = [f"# {_escaped(title)}"]
     for section in sections(tables):
         blocks += [f"## {section.heading}", _escaped(section.caption)]
@@ -169,7 +168,7 @@ def _escaped(text: str) -> str:
 
 
 def as_html(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """One page that needs nothing from elsewhere; statuses and counts are coloured."""
+    """One self-contained page with coloured statuses and counts."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -181,11 +180,11 @@ def as_html(tables: Mapping[str, pd.DataFrame], title: str) -> str:
 
 
 _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}
-"""Changes that are coloured like a status."""
+"""Changes with the colour of a status."""
 
 
 def _classes(column: str, value: Any, text: str) -> str:
-    """The style classes of one entry; what they look like stands in the template."""
+    """The style classes of one entry; the template defines the styles."""
     classes = ["number"] if isinstance(value, (int, float)) else []
     if column in ("message", "case", "check", "implementation", "field"):
         classes.append(f"is-a-{column}")
@@ -203,8 +202,11 @@ def _classes(column: str, value: Any, text: str) -> str:
 
 
 def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
-    """The rows of a table, each entry with its style classes. A tally is coloured by its gravest status;
-    an election that is not the usual one of its column is marked."""
+    """The rows of a table, each entry with its style classes.
+
+    A tally has the colour of its gravest status. An election that differs from the most frequent one of
+    its column is marked.
+    """
     usual = [
         min(texts, key=lambda t: (-texts.count(t), t)) for texts in zip(*section.rows, strict=True)
     ]
@@ -220,7 +222,7 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
 
 
 def _bars(section: Section) -> Iterator[dict[str, Any]]:
-    """For each row of the table of statuses the share of every status, in percent."""
+    """The share of every status in percent, for each row of the table of statuses."""
     for values in section.values:
         row = dict(zip(section.columns, values, strict=True))
         yield {
@@ -241,12 +243,14 @@ def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) ->
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a program for spreadsheets may take for the beginning of a formula."""
+"""First characters that a spreadsheet program may read as a formula."""
 
 
 def _harmless(flat: pd.DataFrame) -> pd.DataFrame:
-    """The frame with an apostrophe before every text that could be taken for a formula. Numbers, and the
-    sign that stands for "not asked", are none."""
+    """The frame with an apostrophe before every text that a spreadsheet program may read as a formula.
+
+    Numbers and the sign for "not asked" stay unchanged.
+    """
 
     def safe(value: Any) -> Any:
         if not isinstance(value, str) or not value.startswith(_FORMULA) or value == "-":

@@ -1,5 +1,4 @@
-"""Tables of judged cells: what implementations elect where the field has no single right answer, whether
-answers vary, and how layers differ."""
+"""Tables of judged cells: elections, invariance of answers, and differences of layers."""
 
 from __future__ import annotations
 
@@ -15,17 +14,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROBES = "question != '' and check == 'election'"
-"""The cells that put a question; other checks ask whether answers hang together."""
+"""The cells that ask an election question. Other checks ask whether answers are consistent."""
 
 DIFFERS = " *"
-"""Follows an answer that is not the one of the framework's own attention."""
+"""The mark of an answer that differs from the framework's own attention."""
 
 NOT_ASKED = "-"
 
 
 def _by_dtype(answers: Mapping[str, str]) -> str:
-    """The answer of most dtypes, with those of the others: "zeros (f16: unmasked)". A dtype in which the
-    question was not put is left out."""
+    """The most frequent answer, with other answers by dtype: "zeros (f16: unmasked)".
+
+    Dtypes without the question are left out.
+    """
     put = {dtype: answer for dtype, answer in answers.items() if answer != UNSUPPORTED}
     if not put:
         return NOT_ASKED
@@ -35,7 +36,7 @@ def _by_dtype(answers: Mapping[str, str]) -> str:
 
 
 def _observed(rows: pd.DataFrame) -> pd.Series:
-    """What was observed; the status where nothing was."""
+    """The observed answers, or the status if there is none."""
     observed = rows["observed"].where(rows["observed"] != "", rows["status"])
     return observed.mask(rows["status"] == UNSUPPORTED, UNSUPPORTED)
 
@@ -46,8 +47,8 @@ def _answer(rows: pd.DataFrame) -> str:
 
 ELECTIONS = Table(
     "elections",
-    "Answers as observed where the field has no single right one, by dtype where dtypes differ; - where "
-    "the question cannot be put; * where the framework's own attention answers otherwise.",
+    "Observed answers to questions without a single right answer, by dtype if dtypes differ; - if the "
+    "question cannot be asked; * marks an answer that differs from the framework's own attention.",
     rows=PROBES,
     by=BY_IMPLEMENTATION,
     columns=across("question", _answer),
@@ -79,8 +80,8 @@ BY_QUESTION = Table(
     by={"question": "question"},
     columns=_beside_native,
 )
-"""`ELECTIONS` with a row per question, and beside people's functions the answers of their framework's own
-attention."""
+"""`ELECTIONS` with a row per question; beside user functions the answers of the
+framework's own attention."""
 
 INVARIANT = {
     "invariant_rerun": "a second call",
@@ -91,12 +92,12 @@ INVARIANT = {
     "invariant_split": "split keys",
     "invariant_segments": "packed segments",
 }
-"""The checks of `suite.test_invariance`, with what they are called in the table."""
+"""The checks of `suite.test_invariance`, with their names in the table."""
 
 
 def _worst(rows: pd.DataFrame) -> str:
-    """The worst grade by dtype. A cell that observed no grade counts as its status, which is worse than
-    every grade; what was not asked is best."""
+    """The worst grade by dtype. A cell without a grade counts as its status, which is worse than every
+    grade, except "unsupported", which is best."""
     grades = (UNSUPPORTED, *INVARIANCE_GRADES)
     severity = {grade: n for n, grade in enumerate(grades)}
     worst: dict[str, str] = {}
@@ -123,10 +124,10 @@ _CAPABILITIES = {
     "weights": "weights",
     "squeezed": "no batch axis",
 }
-"""Features of cases that layers differ in, with what they are called in the table."""
+"""Features that some layers lack, with their names in the table."""
 
 _OF_LAYERS = {"average", "weights", "squeezed"}
-"""Features that only cases of layers need."""
+"""Features that only cases of layers have."""
 
 
 def _needing(features: set[str], cells: pd.DataFrame) -> pd.DataFrame:
@@ -136,15 +137,17 @@ def _needing(features: set[str], cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _layers(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of layers whose values were judged, but those that only ask whether elections hang
-    together. An operator that is asked for weights, or for an input without a batch axis, is a layer."""
+    """The judged cells of layers, without checks of the consistency of elections.
+
+    An operator is a layer if a case needs weights, or an input without a batch axis.
+    """
     cells = cells[cells["operator"].isin(_needing(_OF_LAYERS, cells)["operator"])]
     judged = cells["label"].isin(cells["label"][cells["check"] == VALUES])
     return cells[judged].query(f"question == '' or {PROBES}")
 
 
 def _capability(feature: str, rows: pd.DataFrame) -> str:
-    """ "yes" if an answer was right, "no" if the layer is never asked, else the most frequent status."""
+    """ "yes" if an answer is right, "no" if the layer is never asked, else the most frequent status."""
     statuses = _needing({feature}, rows)["status"]
     if statuses.empty or (statuses == "pass").any():
         return "" if statuses.empty else "yes"
@@ -160,9 +163,8 @@ def _of_layer(rows: pd.DataFrame) -> Columns:
 
 LAYERS = Table(
     "layers",
-    "What each layer does where layers differ: rows and samples without keys, what True means in a "
-    "mask, the causal flag beside a mask, which weights it returns while dropout is on, and what it can "
-    "be asked for.",
+    "Differences of layers: fully masked rows and samples, the meaning of True in a mask, the causal "
+    "flag beside a mask, the returned weights while dropout is on, and supported features.",
     rows=_layers,
     by=BY_IMPLEMENTATION,
     columns=_of_layer,

@@ -1,7 +1,7 @@
-"""Separation: what all cells that fail have in common, and no cell that passes has.
+"""Separation: properties that all failing cells have and no passing cell has.
 
-An axis is a column of `axes`: the dtype, a feature, a fact of the case, or how sizes compare. A condition
-is what every failing cell has on one axis: numbers from or up to a threshold, or one of a few words.
+An axis is a column of `axes`: the dtype, a feature, a fact of the case, or a comparison of sizes. A
+condition holds for every failing cell on one axis: a threshold of numbers, or one of a few words.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import pandas as pd
 from suite.report.frames import expanded
 
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
-"""Pairs of sizes that kernels confuse: which one is larger is an axis."""
+"""Pairs of sizes that kernels confuse. Which one is larger is an axis."""
 
 BLOCKED = ("Lq", "Lk", "D")
 BLOCKS = (16, 64)
-"""Sizes that kernels divide into blocks: whether a block divides the size is an axis."""
+"""Common block sizes of kernels. Whether a block divides a size is an axis."""
 
 WORDS_AT_MOST = 3
-"""One of more words than these is no condition."""
+"""The largest number of words in a condition."""
 
 PAIRED_FROM = 3
-"""As many failures two conditions together may separate; of fewer, some two always do."""
+"""The smallest number of failures for a pair of conditions; fewer failures are always separated by some
+pair."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,10 @@ class Condition:
 
 
 def axes(cells: pd.DataFrame) -> pd.DataFrame:
-    """What is known of every case, a column per axis: whole numbers (Int64), or words for people
-    (category), missing where a case has none; index case."""
+    """The facts of every case, a column per axis: integers (Int64) or words (category); index case.
+
+    Missing facts are NA.
+    """
     cases = cells.drop_duplicates("case").set_index("case")
     facts = expanded(cases["facts"])
     numbers = facts.select_dtypes("Int64")
@@ -83,8 +86,10 @@ def _worded(name: str, value: Any) -> str:
 
 
 def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
-    """One sentence on what separates failing from passing cells; both are rows of `axes`, `failing` not
-    empty."""
+    """One sentence on the difference between failing and passing cells, both rows of `axes`.
+
+    `failing` must not be empty.
+    """
     if passing.empty:
         return "no cell of the check passes"
     count, passed = len(failing), len(passing)
@@ -111,14 +116,17 @@ def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
 
 
 def _conditions(failing: pd.DataFrame, passing: pd.DataFrame) -> Iterator[Condition]:
-    """What every failing cell has, axis by axis."""
+    """The conditions that hold for every failing cell, axis by axis."""
     for name in failing.columns[failing.notna().all()]:
         whole = pd.api.types.is_integer_dtype(failing[name])
         yield from (_of_numbers if whole else _of_words)(failing[name], passing[name])
 
 
 def _of_numbers(failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
-    """A threshold, or one number. One value lies beyond all others by chance more often than several."""
+    """Conditions on numbers: a threshold, or one number.
+
+    A single value lies beyond all others by chance more often than several values do.
+    """
     values, least, most = failing.nunique(), int(failing.min()), int(failing.max())
     others = passing.astype("float64").to_numpy()
     of = partial(Condition, rank={1: 4, 2: 2}.get(values, 0), values=values, numbers=True)
@@ -136,7 +144,7 @@ def _of_words(failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
 
 
 def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
-    """The first two conditions that no passing cell has both of."""
+    """The first two conditions that hold together for no passing cell."""
     shared = np.array([condition.shared for condition in conditions], dtype=np.int64)
     apart = np.argwhere(np.triu(shared @ shared.T == 0, 1))
     if not len(apart):

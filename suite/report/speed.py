@@ -1,6 +1,6 @@
 """Tables of speed: of measurements (`suite.report.frames.measurements`), and of asv's results.
 
-Only what was timed has figures: a refused answer has a row that says why, and no time.
+A refused measurement has a row with the reason and no time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _times(column: str, factor: float) -> Callable[[pd.DataFrame], pd.Series]:
 
 SPEED = Table(
     "speed",
-    "What was timed, for answers judged right: the median of a call and its quartiles in ms, shares of "
-    "the machine's best matrix product and copy, the first call, the most memory held.",
+    "Times of right answers: the median of a call and its quartiles in ms, shares of the machine's best "
+    "matrix product and copy, the first call, peak memory.",
     over="measurements",
     rows=_WAS_TIMED,
     columns={
@@ -46,7 +46,7 @@ SPEED = Table(
 
 SPEEDUP = Table(
     "speedup",
-    "Seconds of the baseline over those of each implementation: 2 is twice as fast.",
+    "Seconds of the baseline / seconds of the implementation: 2 is twice as fast.",
     over="measurements",
     rows=_WAS_TIMED,
     by=same("workload", "direction", "dtype", "device", "threads"),
@@ -77,14 +77,14 @@ def _cost_law(measurements: pd.DataFrame) -> pd.DataFrame:
 COST_LAW = Table(
     "cost_law",
     "T(L) = a + b L + c L^2 of the sweep, with 95 % intervals: a and b in microseconds, c in "
-    "nanoseconds a pair of a query and a key.",
+    "nanoseconds per query-key pair.",
     over="measurements",
     rows=_cost_law,
 )
 
 REFUSED = Table(
     "refused",
-    "Times that were not kept, and why.",
+    "Refused times, with reasons.",
     over="measurements",
     rows=f"status not in {(*TIMED, 'unsupported')}",
     columns={
@@ -108,8 +108,10 @@ SAMPLES = Table(
 
 
 def _history(results: pd.DataFrame) -> pd.DataFrame:
-    """A row per benchmark, parameters, machine and environment, a column per commit in the order of their
-    dates. What asv is no longer asked, because its version changed, has a row of its own."""
+    """A row per benchmark, parameters, machine and environment; a column per commit, by date.
+
+    Each version of a benchmark has its own row.
+    """
     column = results["date"].dt.strftime("%Y-%m-%d") + " " + results["commit"].str[:8]
     order = column.loc[results.sort_values("date", kind="stable").index].drop_duplicates()
     index = ["benchmark", "parameters", "machine", "environment", "version"]
@@ -128,7 +130,7 @@ ASV_HISTORY = Table(
 
 ASV = Table(
     "asv",
-    "asv's results, in asv's units; value NaN where a benchmark failed or has no value.",
+    "asv's results, in asv's units; NaN if a benchmark failed or has no value.",
     over="asv",
     rare=True,
 )

@@ -1,4 +1,4 @@
-"""The terminal summary of a run: the tables that a person who just ran the suite wants to see."""
+"""The terminal summary of a run: its most important tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from suite.report.render import as_text
 from suite.report.semantics import BY_QUESTION, PROBES
 
 REASONS = 20
-"""How many reasons why cells were not asked are shown."""
+"""The number of reasons for unsupported cells that are shown."""
 
 
 def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
-    """Status counts, accuracy with the worst case, elections, and why cells were not asked, as text.
+    """Status counts, accuracy with the worst case, elections, and reasons for unsupported cells, as text.
 
-    `unavailable` names backends that were asked for with others and could not be used, with the reason.
+    `unavailable` maps backends that could not be used to reasons.
     """
     cells = frames.cells(run)
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
@@ -42,7 +42,7 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
 
 
 def inherited(cells: pd.DataFrame) -> list[str]:
-    """For every person's function with failures that its framework has, too, how many, by finding."""
+    """The number of inherited failures by finding, a line for each user function that has any."""
     known = cells[cells["inherited"] != ""]
     lines = []
     for label, of in known.groupby("label", sort=False):

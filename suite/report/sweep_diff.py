@@ -1,7 +1,6 @@
-"""Differences of sweeps: the runs that both have, pair by pair, as `suite.report.diff` compares two runs.
+"""Changes between two sweeps: common runs are compared pair by pair by `suite.report.diff`.
 
-A run is the same in both where its title, its release and its seed are. Where each side has one release
-alone, these are what is compared, and need not be the same.
+Runs are paired by title, release and seed. If each sweep has only one release, the releases may differ.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from suite.report.diff import (
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two sweeps: changes of cells, of headers, and runs that only one of them
-    has."""
+    """The differences of two sweeps: changes of cells and of headers, and runs of only one sweep."""
 
     changes: pd.DataFrame
     headers: pd.DataFrame
@@ -45,8 +43,8 @@ def difference(
 ) -> Difference:
     """Compare two sweeps, or a sweep with a result file.
 
-    Raises RecordError where one cannot be read, and NothingInCommon where no run is in both. Of
-    implementations that `renames` maps only those runs speak that have them.
+    `renames` maps implementations; runs without these are skipped. Raises RecordError if a path cannot be
+    read, NothingInCommon if no run is in both.
     """
     before, after = _sides(old, partial), _sides(new, partial)
     releases = [{key[1] for key in sides} for sides in (before, after)]
@@ -75,7 +73,7 @@ def difference(
 
 
 def _sides(path: Path, partial: bool) -> dict[Key, Callable[[], Run]]:
-    """What reads each run of a folder, or that of a file, by what they are."""
+    """A function that reads the run, for each run of a folder or the run of a file."""
     if is_sweep(path):
         return {run.key: run.load for run in runs(path)}
     run = load(path, partial)
@@ -101,7 +99,7 @@ def _pair(old: Run, new: Run, renames: Mapping[str, str]) -> tuple[Run, Run] | N
 
 
 def _once(headers: pd.DataFrame) -> pd.DataFrame:
-    """Changes of headers, each once, with how many runs have it, and one of them."""
+    """Each change of headers once, with the number of runs that have it, and one example."""
     grouped = headers.groupby(["field", "old", "new"], sort=False)["runs"]
     table = grouped.agg(["size", "first"]).reset_index()
     return table.rename(columns={"size": "runs", "first": "one"})

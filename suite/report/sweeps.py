@@ -1,4 +1,4 @@
-"""Tables of sweeps (`suite.report.swept`): what many seeds, releases and searches say together."""
+"""Tables of sweeps (`suite.report.swept`), over many seeds, releases and searches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "99.9%": 0.999, "99.99%": 0.9999, "max": 1.0}
-"""The quantiles of error ratios, by what their columns are called."""
+"""The quantiles of error ratios by column."""
 
 CONTROLS = ("numpy",)
-"""Backends that are right by construction: where one fails, the suite is wrong."""
+"""Backends that are right by construction. If one fails, the suite is wrong."""
 
 BY_RELEASE = {"implementation": "label", "release": "release"}
 
 SWEPT = Table(
     "swept",
-    "What was swept: runs that differ in their seeds, and what they took.",
+    "Runs that differ only in their seeds, with their core hours.",
     over="swept_runs",
     by={"runs": "title", "release": "release"},
     columns={
@@ -64,7 +64,7 @@ def _rate(rows: pd.DataFrame) -> float:
 
 
 def _end(name: str, rows: pd.DataFrame) -> float:
-    """An end, low or high, of the exact interval of the rate (Clopper and Pearson 1934)."""
+    """The end "low" or "high" of the exact interval of the rate (Clopper and Pearson 1934)."""
     from scipy.stats import binomtest
 
     interval = binomtest(_failed(rows), len(rows)).proportion_ci(CONFIDENCE, method="exact")
@@ -77,8 +77,8 @@ def _a_million(figure: Any, rows: pd.DataFrame) -> float:
 
 RATES = Table(
     "rates",
-    "How often cells that were asked fail, with exact 95 % intervals of independent draws; what is known "
-    "counts beside it. Cells of one case over seeds are not independent: where a fault hangs on the "
+    "Rates of failures among judged cells, with exact 95 % intervals of independent draws. Known "
+    "failures are counted separately. Seeds of one case are not independent: if a fault depends on the "
     "case, the intervals are too narrow.",
     over="swept_cells",
     rows=f"status != '{UNSUPPORTED}'",
@@ -92,7 +92,7 @@ RATES = Table(
 
 
 def _of_controls(cells: pd.DataFrame) -> pd.DataFrame:
-    """What the controls were asked, and all of it once more under the name "all"."""
+    """The judged cells of the controls, and all of them again under the name "all"."""
     import pandas as pd
 
     mine = cells[cells["backend"].isin(CONTROLS) & (cells["status"] != UNSUPPORTED)]
@@ -101,8 +101,8 @@ def _of_controls(cells: pd.DataFrame) -> pd.DataFrame:
 
 FALSE_ALARMS = Table(
     "false_alarms",
-    "Failures of the control a million cells, with exact 95 % intervals: where it fails, the suite is "
-    "wrong.",
+    "Failures of the control per million cells, with exact 95 % intervals. If the control fails, the "
+    "suite is wrong.",
     over="swept_cells",
     rows=_of_controls,
     by=BY_RELEASE,
@@ -115,7 +115,7 @@ FALSE_ALARMS = Table(
 
 
 def _quantile(share: float, rows: pd.DataFrame) -> float:
-    # Between two numbers of which one is infinite there is none: the higher one.
+    # "higher", since interpolation with infinity gives NaN.
     return float(rows["error_ratio"].quantile(share, interpolation="higher"))
 
 
@@ -127,8 +127,8 @@ OF_RATIOS: Columns = {
 
 TIGHTNESS = Table(
     "tightness",
-    "How near answers come to their bounds: quantiles of max |error| / bound over the cells and seeds of "
-    "the check values; beyond counts those outside.",
+    "Quantiles of max |error| / bound over the cells and seeds of the check values; beyond counts cells "
+    "that exceed their bound.",
     over="swept_cells",
     rows=f"check == '{VALUES}' and error_ratio.notna()",
     by={"implementation": "label", **same("dtype", "release")},
@@ -149,8 +149,8 @@ TIGHTNESS_OF_CHECKS = Table(
 
 
 def _worst(column: str, none: Any, rows: pd.DataFrame) -> Any:
-    """What a column holds of the failure with the largest error ratio, by default of the first one;
-    `none` without a failure."""
+    """The column's entry for the failure with the largest error ratio, or for the first failure if none
+    has a ratio; `none` without a failure."""
     failed = rows[rows["status"].isin(BROKEN)]
     if failed.empty:
         return none
@@ -177,8 +177,10 @@ FAILING = Table(
 
 
 def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
-    """Failures, known ones too, of cells that do not fail with every seed; those that fail with few seeds
-    first, and those that are known alone last."""
+    """Failures (also known ones) of cells that do not fail with every seed.
+
+    Cells that fail with few seeds come first, cells with only known failures last.
+    """
     seeds = cells.groupby(["release", "label"])["seed"].transform("nunique")
     rows = cells.assign(of=seeds)[cells["status"].isin([*BROKEN, "known"])]
     failed = rows["status"].isin(BROKEN)
@@ -190,14 +192,14 @@ def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first_seed(rows: pd.DataFrame) -> float:
-    """The smallest seed with which a cell fails; NaN if it is only known to."""
+    """The smallest seed with a failure; NaN if all failures are known."""
     return rows["seed"][rows["status"].isin(BROKEN)].min()
 
 
 SOME_SEEDS = Table(
     "some_seeds",
-    "Cells that fail, or are known to, with some seeds and not with others: what hangs on the values. "
-    "Known is with how many a failure is expected; seed is the smallest that fails.",
+    "Cells that fail, or are known, with some seeds and pass with others, so the failure depends on the "
+    "values. Known counts seeds with an expected failure; seed is the smallest that fails.",
     over="swept_cells",
     rows=_of_some_seeds,
     by={**same("release", "check", "case"), "implementation": "label"},
@@ -210,7 +212,7 @@ SOME_SEEDS = Table(
 
 
 def _of_searches(searches: pd.DataFrame) -> Columns:
-    """The columns of the table: a column for every status that a cell of a search had."""
+    """A column for every status of a cell in the searches, and the other columns of the table."""
     statuses = sorted({status for counts in searches["statuses"] for status in counts})
     counts = {status: partial(_cells_of, status) for status in statuses}
     figures = {name: (name, "sum") for name in ("died", "examples", "core_hours")}
@@ -223,8 +225,8 @@ def _cells_of(status: str, searches: pd.DataFrame) -> int:
 
 SEARCHES = Table(
     "searched",
-    "Searches by all that distinguishes them but the seed: cases judged, cells by status, and how many "
-    "of their processes died.",
+    "Searches that differ only in their seeds: judged cases, cells by status, and the number of "
+    "processes that died.",
     over="searches",
     by=same("backends", "implementations", "dtypes", "mode", "gradients", "versions"),
     columns=_of_searches,
@@ -232,7 +234,7 @@ SEARCHES = Table(
 
 
 def _by_cause(found: pd.DataFrame) -> pd.DataFrame:
-    """Failures, those with the smallest cases first, each under the smallest case of its cause."""
+    """Failures, smallest case first, each with the smallest case of its cause."""
     ordered = found.assign(size=found["case"].str.len()).sort_values(
         ["size", "case"], kind="stable"
     )
@@ -242,8 +244,8 @@ def _by_cause(found: pd.DataFrame) -> pd.DataFrame:
 
 FOUND = Table(
     "found",
-    "What searches found, each cause once: the smallest case, how often it was met, with how many seeds, "
-    "and the first of them.",
+    "Failures that searches found, each cause once: the smallest case, the number of failures, the "
+    "number of seeds, and the first seed.",
     over="found",
     rows=_by_cause,
     by=same("implementation", "check", "kind", "case"),

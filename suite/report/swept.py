@@ -1,12 +1,12 @@
-"""Folders of sweeps as pandas DataFrames, of which their tables are made.
+"""Folders of sweeps as pandas DataFrames.
 
 swept_cells  a row for every cell: `CELLS` of `suite.report.frames.cells`, and title, release and seed of
              its run
 swept_runs   a row for every run: title, release, seed, whole (whether every cell is recorded), cells,
-             owed, core_hours, versions
-searches     a row for every search: `SEARCHED`, seed, died (whether its process did), examples,
+             owed (expected cells), core_hours, versions
+searches     a row for every search: `SEARCHED`, seed, died (whether the process died), examples,
              core_hours, statuses (a dict of counts)
-found        a row for every failure that a search found: the fields of `FoundRecord`, and seed
+found        a row for every found failure: the fields of `FoundRecord`, and seed
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CELLS = (
 RUNS = ("title", "release", "seed", "whole", "cells", "owed", "core_hours", "versions")
 
 SEARCHED = ("backends", "implementations", "dtypes", "mode", "gradients", "versions")
-"""All that distinguishes searches but the seed."""
+"""The columns that distinguish searches, without the seed."""
 
 FOUND = (*(f.name for f in fields(FoundRecord)), "seed")
 
@@ -39,7 +39,7 @@ FOUND = (*(f.name for f in fields(FoundRecord)), "seed")
 def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
     """The frames of folders of sweeps, by name.
 
-    Raises RecordError if nothing is recorded, a file cannot be used, or a run is given twice.
+    Raises RecordError if nothing is recorded, a file is invalid, or a run is given twice.
     """
     seen: dict[object, tuple[object, ...]] = {}
     cells, searches, found = [], [], []
@@ -56,7 +56,7 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
             searches.append(_searched(search.header) | {"seed": seed})
             found += [asdict(record) | {"seed": seed} for record in search.records]
     if not (cells or searches):
-        raise RecordError("nothing is recorded in what was given; sweep first")
+        raise RecordError("the folders hold no records; sweep first")
     columns = [*SEARCHED, "seed", "died", "examples", "core_hours", "statuses"]
     empty = pd.DataFrame(columns=[*CELLS, "title", "release", "seed"])
     return {
@@ -73,7 +73,7 @@ def _taken(run: SweptRun) -> tuple[tuple[object, ...], pd.DataFrame]:
     every = frames.cells(loaded)
     cells = every[[*CELLS]].copy()
     for name in cells.select_dtypes(exclude="number"):
-        # The runs of a sweep have the same texts: each is kept once.
+        # Runs of a sweep share many texts: interning saves memory.
         cells[name] = pd.Series([*map(sys.intern, cells[name])], cells.index, dtype=object)
     title, release, seed = run.key
     whole = loaded.complete and len(cells) == run.header.cells
@@ -83,7 +83,7 @@ def _taken(run: SweptRun) -> tuple[tuple[object, ...], pd.DataFrame]:
 
 
 def _searched(header: SearchHeader) -> dict[str, object]:
-    """The row of a search; "" for what is not restricted."""
+    """The row of a search; "" for unrestricted options."""
     options = header.options
     return {
         "backends": " ".join(options.get("backend", ())),

@@ -1,6 +1,6 @@
-"""Tables as data: a `Table` says which rows of a frame are counted, and what its columns hold.
+"""Tables as data: a `Table` declares its rows, grouping and columns over a frame.
 
-Importing this module, and the modules that declare tables, does not load pandas.
+Importing this module, and the modules that declare tables, does not import pandas.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Entry = Callable[["pd.DataFrame"], Any]
-"""What rows of a frame say together: one entry of a table."""
+"""A function from rows of a frame to one entry of a table."""
 
 Column = str | tuple[str, str] | Entry
-"""What a column of a table holds: a column of the frame (of a group its first row), what pandas calls an
-aggregation of one ("error_ratio", "max"), or a function of the rows of a group."""
+"""A column of a table: a column of the frame (its first row in a group), a pandas aggregation
+("error_ratio", "max"), or a function of the rows of a group."""
 
 Columns = Mapping[str, Column]
 
@@ -27,14 +27,14 @@ Columns = Mapping[str, Column]
 class Table:
     """A table by its `name`, with the sentences above it (`text`).
 
-    over     the frame of its results that it is made of (`suite.report.kinds`)
-    rows     the rows that count: a condition for `DataFrame.query`, or a function of the frame
-    by       rows that agree in these columns of the frame are one row, which begins with them under
-             these names; without `by` every row is one
-    columns  the other columns by their names, or a function of the rows that gives them; without
-             `columns` the table holds the rows as they are
-    order    the column by which the rows are sorted, the largest first
-    rare     made only if asked for by name, or for files of data
+    over     the name of the frame (`suite.report.kinds`)
+    rows     the selected rows: a condition for `DataFrame.query`, or a function of the frame
+    by       the columns of the frame to group by, with their names in the table; without `by` there is
+             no grouping
+    columns  the other columns by name, or a function of the rows that returns them; without `columns`
+             the rows are unchanged
+    order    the column to sort by, largest first
+    rare     made only if asked by name, or for data formats
     """
 
     name: str
@@ -47,7 +47,7 @@ class Table:
     rare: bool = False
 
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """The table of a frame; its index are the columns `by`."""
+        """The table of a frame, indexed by the columns `by`."""
         import pandas as pd
 
         rows = self._rows(frame)
@@ -73,18 +73,17 @@ class Table:
 
 
 def same(*names: str) -> dict[str, str]:
-    """Columns that are called in the table as in the frame."""
+    """Columns with the same names in table and frame."""
     return {name: name for name in names}
 
 
 def across(
     column: str, entry: Entry, names: Mapping[str, str] | None = None, absent: Any = ""
 ) -> Callable[[pd.DataFrame], Columns]:
-    """A column for every value of a column of the frame: the `entry` of the rows that have the value,
-    `absent` in groups without such rows.
+    """A column for every value of a column of the frame.
 
-    `names` are the values, in their order, with what their columns are called; by default every value in
-    the order in which they occur, under its own name.
+    Its entries are `entry` of the rows with this value, or `absent` if a group has no such rows. `names`
+    maps values to names of columns, in order; by default every value in the order of occurrence.
     """
 
     def columns(rows: pd.DataFrame) -> Columns:
@@ -103,7 +102,7 @@ def _part(column: str, value: str, entry: Entry, absent: Any, rows: pd.DataFrame
 
 
 def _of(rows: pd.DataFrame, column: Column) -> Any:
-    """What a column holds of these rows."""
+    """The entries of a column for these rows."""
     if isinstance(column, tuple):
         return rows[column[0]].agg(column[1])
     return rows[column] if isinstance(column, str) else column(rows)
