@@ -274,7 +274,7 @@ def test_report_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.Captur
         ((cut,), "TruncatedRun"),
         ((good, good), "given twice"),
         ((good, "--format", "csv"), "--output"),
-        ((good, "--table", "speedup"), "made of records of speed"),
+        ((good, "--table", "speedup"), "these tables need records of speed"),
     ):
         assert command("report", *words) == 2
         captured = capsys.readouterr()

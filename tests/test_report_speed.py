@@ -189,7 +189,7 @@ def test_speed_stands_beside_conformance_on_the_page(
     assert "far off" in out
     assert "Samples" not in out
     assert main(["report", str(path), "--table", "conformance"]) == 2
-    assert "made of records of conformance" in capsys.readouterr().err
+    assert "these tables need records of conformance" in capsys.readouterr().err
     assert main(["report", str(path), "--table", "speedup", "--baseline=torch:none"]) == 2
     assert "unknown baseline" in capsys.readouterr().err
     assert main(["report", str(path), "--format=csv", f"--output={tmp_path / 'csv'}"]) == 0

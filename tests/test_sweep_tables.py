@@ -61,7 +61,7 @@ def test_a_folder_is_a_sweep_and_every_table_is_made(
     for name in SWEEPS.tables:
         assert f"\n{name.replace('_', ' ').capitalize()}\n" in said
     assert main(["report", str(folder), "--table", "statuses"]) == 2
-    assert "Cells of one case over seeds are not independent" in " ".join(said.split())
+    assert "Seeds of one case are not independent" in " ".join(said.split())
     assert "these tables need records of conformance" in capsys.readouterr().err
 
 
@@ -173,7 +173,7 @@ def test_several_sweeps_are_read_together_and_none_twice(folder: Path, tmp_path:
     assert len(read([folder, more])["swept_runs"]) == 11
     with pytest.raises(RecordError, match="is given twice"):
         read([folder, more, folder])
-    with pytest.raises(RecordError, match="nothing is recorded"):
+    with pytest.raises(RecordError, match="the folders hold no records"):
         read([tmp_path / "empty"])
 
 
@@ -187,6 +187,7 @@ def test_differences_are_those_of_the_runs_that_both_have(
         worse = {"status": "fail", "kind": "value"} if seed == 2 else {}
         swept(new, cell(ONE, seed=seed), cell(TWO, seed=seed, **worse), seed=seed, versions=1)
     comparison = difference(old, new)
+    assert comparison.compared == 2
     (change,) = comparison.changes.to_dict("records")
     assert (change["change"], change["seed"], change["case"]) == ("new failure", 2, TWO)
     assert comparison.alone.to_numpy().tolist() == [

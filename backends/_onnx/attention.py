@@ -61,7 +61,7 @@ def behind_a_cache(inputs: Inputs) -> Native:
 
 
 class Attention(Implementation):
-    """The operator with operands of rank 4. Masks other than causal are arrays with sizes of 1 kept."""
+    """The operator with operands of rank 4. Masks other than causal are arrays, which may broadcast."""
 
     backend: OnnxEngine
 

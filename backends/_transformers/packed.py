@@ -23,7 +23,7 @@ ONE_LENGTH = "packing by positions needs as many keys as queries in a sequence"
 
 
 class PackedByPositions(Implementation):
-    """The mask of positions, with the attention function that configurations call "sdpa"."""
+    """Packing by positions, with the attention function "sdpa" of configurations."""
 
     backend: TorchEngine
 
@@ -74,7 +74,7 @@ class PackedByPositions(Implementation):
 
 
 class PackedEager(PackedByPositions):
-    """The mask of positions, with Llama's eager attention function."""
+    """Packing by positions, with Llama's eager attention function."""
 
     name = "packed-eager"
     declared = PackedByPositions.declared.but(

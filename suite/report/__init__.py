@@ -1,4 +1,5 @@
 """Tables and pages from result files, on a machine without frameworks.
+
 commands     the command line: add_report_parser, add_diff_parser
 kinds        kinds of results, with their frames and their tables by name
 frames       result files -> DataFrames with documented columns: cells, runs, measurements, asv_results

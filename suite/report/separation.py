@@ -33,9 +33,14 @@ pair."""
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """What every failing cell has: `text` for people, and `shared`, a flag for every passing cell that
-    has it, too. `rank` says how likely it holds by chance, 0 the least; `values` is how many different
-    values the failures have; `numbers`: it is about a size."""
+    """A property of every failing cell.
+
+    - `text`: the property in words
+    - `shared`: a flag for every passing cell, True if the cell has the property, too
+    - `rank`: 0 for properties that are least likely by chance
+    - `values`: the number of different values among the failures
+    - `numbers`: whether the property concerns a size
+    """
 
     text: str
     shared: np.ndarray

@@ -42,7 +42,7 @@ class SweepOptions(CommandOptions):
     hours: float = option("end after H hours; 0 for no limit (default)", "H", 0.0, kind=float)
 
     def check(self) -> None:
-        """Raise UsageError for whatever can be known to be wrong before there is a cluster."""
+        """Raise UsageError for invalid options, before a cluster is used."""
         where = self.cluster
         if where not in ("local", "auto") and not where.startswith("ray://"):
             raise UsageError(f"unknown cluster {where!r}; valid: local, auto, ray://HOST:PORT")
