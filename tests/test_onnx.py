@@ -275,7 +275,12 @@ def test_what_cannot_be_said_is_refused(backend: Any, runtime: Any) -> None:
     refusals = (
         (backend, "attention-24", "sdpa/none/mha/f64/b2h3q5k7d8/scale0.3", "is float32"),
         (backend, "attention-24", f"{PLAIN}/scale-0.2", "declares scales"),
-        (backend, "attention-24-cache", "sdpa/none/mha/f32/b2h3q7k7d8", "no keys before the queries"),
+        (
+            backend,
+            "attention-24-cache",
+            "sdpa/none/mha/f32/b2h3q7k7d8",
+            "no keys before the queries",
+        ),
         (backend, "attention-24", "sdpa/none/mha/f32/b2h3q5k7d8/lse", "does not declare lse"),
         (runtime, "ms-group-query", PLAIN, "equal lengths"),
         (runtime, "ms-group-query", "sdpa/none/mha/f32/b0h2q5k5d8", "divides by the number of its"),

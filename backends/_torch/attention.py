@@ -90,7 +90,7 @@ class Eager(TextbookAttention):
         return {"torch": self.backend.torch}
 
 
-TWIN = "a twin of the textbook for rewrites by pattern"
+TWIN = "the variant for rewrites by pattern"
 
 
 class EagerPermuted(Eager):
@@ -103,13 +103,9 @@ class EagerPermuted(Eager):
     name = "eager-permuted"
     declared = Eager.declared.refusing(
         {
-            "grouped-heads": f"{TWIN}, without grouped heads",
-            "gradient": f"{TWIN}, in inference",
-            **{
-                f.word: f"{TWIN}, without {f.word}"
-                for f in FEATURES.values()
-                if f.axes or f.outputs
-            },
+            "grouped-heads": f"{TWIN} has no grouped heads",
+            "gradient": f"{TWIN} has no gradients",
+            **{f.word: f"{TWIN} has no {f.word}" for f in FEATURES.values() if f.axes or f.outputs},
         }
     )
 
