@@ -1,6 +1,6 @@
 """Promise: a logit scale multiplies the scores of its query head, and nothing else.
 
-The checks `values` and `gradients` judge bounds.
+The checks `values` and `gradients` compare outputs and gradients with the reference.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Promise: an attention sink is one more key with its logit and the value 0, and nothing else.
 
-The checks `values` and `gradients` judge bounds.
+The checks `values` and `gradients` compare outputs and gradients with the reference.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from references.rounding import Bounded
 
 
 class Pairs:
-    """Pairs of a query and a key, (B, H, Lq, Lk), hidden by a mask or by a bias of -inf.
+    """The pairs of query and key that attend, (B, H, Lq, Lk): all that neither the mask nor a bias of
+    -inf hides.
 
     Mask and bias are broadcastable or None. `rows` and `gradient_rows` as in
     `references.composition.Problem`. With a finite sink in `sinks` (H,), rows follow no election.

@@ -135,8 +135,11 @@ class Case:
         return replace(self, options=_kept(self.operator, dict(self.options) | named))
 
     def without(self, features: Collection[str]) -> Case:
-        """The case with as many key heads as query heads, values of the keys' size, or options at their
-        defaults, wherever this takes away the need for one of the features. Other needs stay."""
+        """The case changed so that it needs fewer of the features.
+
+        Uses as many key heads as query heads, values of the keys' size, and default options, if this
+        removes such a need. Other needs stay.
+        """
         heads, values = (name in features for name in ("grouped-heads", "value-size"))
         sizes = replace(
             self.sizes,
@@ -148,7 +151,7 @@ class Case:
         for name, _ in self.options:
             try:
                 plain = case.with_options(**{name: defaults[name]})
-            except ValueError:  # packed segments, for example, have no default that fits
+            except ValueError:  # some options, such as packed segments, have no valid default
                 continue
             if set(case.needs) & {*features} > set(plain.needs) & {*features}:
                 case = plain

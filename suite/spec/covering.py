@@ -13,11 +13,11 @@ from itertools import combinations, product
 Row = dict[str, object]
 Compatible = Callable[[str, object, str, object], bool]
 Tuple = tuple[tuple[str, object], ...]
-"""Axes with a value each, in the order of the axes."""
+"""A value for each of some axes, in the order of the axes."""
 
 
 def pairs_of(axes: Iterable[str]) -> list[tuple[str, ...]]:
-    """The combinations of two axes: the targets of a covering array of strength 2."""
+    """All pairs of axes: the targets of a covering array of strength 2."""
     return list(combinations(axes, 2))
 
 
@@ -26,7 +26,8 @@ def feasible(
     compatible: Compatible,
     targets: Iterable[tuple[str, ...]],
 ) -> list[Tuple]:
-    """Every tuple of values of the axes of a target whose pairs are all compatible, in a fixed order."""
+    """The tuples of values for the axes of each target whose pairs are all compatible, in a fixed
+    order."""
     return [
         chosen
         for names in targets
@@ -56,7 +57,7 @@ def covering_array(
     of_axis = {name: [target for target in targets if name in target] for name in names}
 
     def gain(row: Row, name: str) -> int:
-        """How many open tuples the value of `name` completes."""
+        """Number of uncovered tuples that the value of `name` completes."""
         return sum(
             tuple((n, row[n]) for n in target) in open_tuples
             for target in of_axis[name]

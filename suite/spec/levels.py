@@ -117,7 +117,7 @@ SHARES: Mapping[str, Share] = {
 
 
 class Covering:
-    """A covering array over `axes`, computed on first use; of strength 2 unless it has `targets` (see
+    """A covering array over `axes`, computed on first use, of strength 2 or for `targets` (see
     `covering_array`)."""
 
     def __init__(

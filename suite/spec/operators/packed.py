@@ -203,16 +203,16 @@ STANDARD = (
     "packed/none/gqa2/{dt}/b3h4q129k129d64/seg1.64.64/causal",
 )
 PATHS = (
-    # decoding: one query a segment, over several keys
+    # decoding: one query per segment, over several keys
     "packed/none/gqa2/{dt}/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
     "packed/none/mha/{dt}/b10h2q10k49d8/seg1.1.1.1.1.1.1.1.1.1x1.2.3.4.5.6.7.8.9.4/causalbr",
     # borders of chunks of 16, 32 and 64 rows inside segments
     "packed/none/mha/{dt}/b3h2q129k129d8/seg40.40.49/causal",
-    # 64 rows that segments share
+    # segments that share blocks of 64 rows
     "packed/none/gqa2/{dt}/b5h4q64k64d8/seg17.15.0.24.8/causal",
     "packed/none/mha/{dt}/b4h2q64k128d8/seg8.24.16.16x16.40.32.40/causalbr",
 )
-"""Segments by which kernels choose their path."""
+"""Segments that make kernels choose different paths."""
 
 PACKED = Operator(
     name="packed",

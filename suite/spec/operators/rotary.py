@@ -201,7 +201,7 @@ STANDARD = (
     ),
     "rotary/none/mha/{dt}/b1h1q1k1d2",
     "rotary/none/mha/{dt}/b1h2q3k1d10/rot2/at1",
-    # sizes that are no powers of two, and a part of the components in either pairing
+    # sizes that are not powers of two, and partial rotation with both kinds of pairs
     "rotary/none/mha/{dt}/b1h2q9k1d12/at17",
     "rotary/none/mha/{dt}/b1h2q9k1d12/interleaved/at17",
     "rotary/none/mha/{dt}/b1h2q9k1d80/rot20/at17",

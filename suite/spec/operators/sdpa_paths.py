@@ -1,11 +1,15 @@
-"""The cases of plain attention by the sizes from which kernels choose their path.
+"""Cases of plain attention with the sizes that make kernels choose different paths.
 
-A kernel has one path for sizes that its tiles and vectors divide, another one for the rest, a third one
-for many samples or heads. So a size stands here for its class: one, below a tile, a multiple of a tile,
-above a tile. A covering array of strength 3 joins the classes of all sizes with the kind of mask, the
-direction and the order of axes in memory; the dtype is joined in pairs. A second one joins the classes
-with features in pairs. Each row takes the member of each class that was least asked beside its kind of
-mask (or its feature), as far as the problem stays small.
+A kernel has separate paths for sizes that its tiles and vectors divide, for other sizes, and for many
+samples or heads. So each size belongs to a class: one, below a tile, a multiple of a tile, above a
+tile.
+
+- A covering array of strength 3 combines the classes of all sizes, kinds of mask, direction and axis
+  order; dtypes are combined in pairs.
+- A covering array of strength 2 combines the classes with features.
+
+Each row uses the member of a class that its kind of mask (or feature) has used least, if the problem
+stays small.
 """
 
 from __future__ import annotations
@@ -54,31 +58,30 @@ MASKS: Mapping[str, tuple[object, ...]] = {
     ),
     "beside a flag": ("causal+bool.b1qk", "causal+bool.qk", "causal+bool.bhqk"),
 }  # fmt: skip
-"""The members of each kind of mask. Windows have 1, 2, 7, 8, 9 or 16 keys, or an open end."""
+"""The masks of each kind. Windows have 1, 2, 7, 8, 9 or 16 keys, or an open end."""
 
 FEATURES = ("bias.qk", "bias.bhqk", "bias.1hqk", "scale0.3", "cap2.0", "sinks", "lse")
 
 COMMON = {"direction": ("forward", "backward"), "dtype": tuple(DTYPES)}
 
 SCORES, NUMBERS = 2**16, 2**18
-"""The most scores, B H Lq Lk, and the most numbers in queries, keys and values of a problem whose classes
-leave a choice."""
+"""Limits of a small problem: scores, B H Lq Lk, and numbers in queries, keys and values."""
 
 
 def always(a: str, x: object, b: str, y: object) -> bool:
-    """Every two values go together."""
+    """True for every two values."""
     return True
 
 
 def size_of(row: Mapping[str, object]) -> Sizes:
-    """The sizes of a row whose classes have been replaced by members."""
+    """The sizes of a row of members."""
     B, Lq, Lk, D = (int(str(row[name])) for name in ("B", "Lq", "Lk", "D"))
     H, Hkv = cast(tuple[int, int], row["heads"])
     return Sizes(B, H, Hkv, Lq, Lk, D, D)
 
 
 def small(row: Mapping[str, object]) -> bool:
-    """Whether the problem of a row stays below `SCORES` and `NUMBERS`."""
+    """True if the problem of a row is within `SCORES` and `NUMBERS`."""
     s = size_of(row)
     numbers = s.B * s.D * (s.H * s.Lq + 2 * s.Hkv * s.Lk)
     return prod((s.B, s.H, s.Lq, s.Lk)) <= SCORES and numbers <= NUMBERS
@@ -87,8 +90,11 @@ def small(row: Mapping[str, object]) -> bool:
 def with_members(
     rows: Iterable[Row], classes: Mapping[str, Mapping[str, tuple[object, ...]]], beside: str
 ) -> list[Row]:
-    """The rows with a member in place of each class: of the members with which the problem stays small,
-    the largest of those least used so far beside the row's value of `beside`."""
+    """The rows with a member in place of each class.
+
+    Only members that keep the problem small are used, if there are any. Of these, the member that the
+    row's value of `beside` has used least is taken, and the largest if several are equal.
+    """
     used: Counter[tuple[object, ...]] = Counter()
     out: list[Row] = []
     for row in rows:
@@ -122,7 +128,7 @@ def covering_of(
 
 CLASSES = {**SIZES, "mask": MASKS}
 JOINED = (*CLASSES, "axis_order", "direction")
-"""The axes that are joined in threes."""
+"""The axes that are combined in threes."""
 
 BY_MASK = covering_of(
     {**{name: tuple(c) for name, c in CLASSES.items()}, "axis_order": ("bhld", "blhd"), **COMMON},
@@ -144,8 +150,8 @@ BY_FEATURE = covering_of(
 
 
 def ids(direction: str, few: bool = False) -> list[str]:
-    """The ids that are asked in one direction: "forward" of values, "backward" of gradients; a `few` in
-    which every class occurs."""
+    """The ids of one direction: "forward" for values, "backward" for gradients. `few`: a selection with
+    every class."""
     classes = [row for row in BY_MASK.rows if row["direction"] == direction]
     kept = each_value(classes) if few else classes
     members = with_members(BY_MASK.rows, CLASSES, "mask")
@@ -160,7 +166,7 @@ WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 6
 NARROW = tuple(
     f"sdpa/{mask}/mha/{{dt}}/b1h2q64k64d8" for mask in (*WINDOWS, "win0.x", "winx.0", "win1.1")
 )
-"""Windows around the sizes of tiles, or open at one end, at a length that tiles divide."""
+"""Windows near the sizes of tiles, or open at one end, at a length that tiles divide."""
 
 SMOKE = {
     "forward": (
@@ -170,8 +176,8 @@ SMOKE = {
     ),
     "backward": ("sdpa/causal+bool.qk/mha/{dt}/b1h2q33k17d8",),
 }
-"""What few rows do not show: a narrow window, a window open at its end, the largest head, a mask beside a
-flag over several tiles."""
+"""Cases that the few rows of smoke lack: a narrow window, a window open at its end, the largest head, a
+mask beside a flag over several tiles."""
 
 FORWARD, BACKWARD = (
     (
@@ -181,4 +187,4 @@ FORWARD, BACKWARD = (
     )
     for way in ("forward", "backward")
 )
-"""What is asked of values, and what is differentiated."""
+"""Cases for values, and cases for derivatives."""
