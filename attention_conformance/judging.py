@@ -21,7 +21,7 @@ from suite.run.loading import UserCode
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import header, record
-from suite.spec.claims import CLAIMS
+from suite.spec.claims import CLAIMS, MARK
 
 
 def check_attention(
@@ -165,5 +165,5 @@ def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         return function(*arguments, **named)
 
-    vars(call).update(stated(function))
+    setattr(call, MARK, stated(function))
     return call

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_origin
+
+import msgspec
 
 from backends.declared import Declared, Election, UsageError
 from backends.limits import ANY, Limits
-from suite.spec.claims import BY_DTYPE, CLAIMS
+from suite.spec.claims import CLAIMS, MARK
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.elections import QUESTIONS
 from suite.spec.vocabulary import NUMERICS
@@ -24,9 +26,6 @@ that one."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, those that most cases are asked in first."""
-
-_LIMITS = tuple(limit.name for limit in fields(Limits))
-_SWITCHES = ("equal_lengths", "equal_heads", "drop_in", "allow_unused")
 
 
 @dataclass(frozen=True)
@@ -43,27 +42,24 @@ class Claims:
 
     @classmethod
     def of(cls, function: Any, said: Mapping[str, Any]) -> Claims:
-        """What `said` (by options) and the attributes of the function claim; options go before.
+        """What `said` (by options) and the function itself claim; options go before.
 
         Elections are joined, and so are manifests. Raises UsageError.
         """
-        own = _attributes(function)
         try:
-            elections = {**own.get("elections", {}), **said.get("elections", {})}
-            folder = Path(getattr(inspect.getmodule(function), "__file__", None) or ".").parent
-            expect = [folder / path for path in _several(own.get("expect", ()))]
-            values = {**own, **said}
-            taken = {dtype(name).name for name in _several(values.get("dtypes", DTYPES))}
-            names = tuple(name for name in ORDER if name in taken)
-            claims = cls(
-                numerics=_numerics(values.get("numerics", {})),
-                dtypes=names,
-                limits=_limits(values, names),
-                elections=elections,
-                drop_in=bool(values.get("drop_in")),
-                allow_unused=bool(values.get("allow_unused")),
-                expect=(*expect, *(Path(path) for path in _several(said.get("expect", ())))),
+            own, others = (
+                {name: read(name, value) for name, value in source.items()}
+                for source in (stated(function), said)
             )
+            values = {**own, **others}
+            folder = Path(getattr(inspect.getmodule(function), "__file__", None) or ".").parent
+            expect = (*(folder / path for path in own.get("expect", ())), *others.get("expect", ()))
+            elections = {**own.get("elections", {}), **others.get("elections", {})}
+            taken = {dtype(name).name for name in values.get("dtypes", DTYPES)}
+            names = tuple(name for name in ORDER if name in taken)
+            limits = _limits(values, names)
+            plain = {n: values[n] for n in ("numerics", "drop_in", "allow_unused") if n in values}
+            claims = cls(dtypes=names, limits=limits, elections=elections, expect=expect, **plain)
             claims.declared()
         except (TypeError, ValueError) as error:
             raise UsageError(f"a claim cannot be used: {error}") from error
@@ -84,29 +80,55 @@ class Claims:
         )  # fmt: skip
 
 
+def read(name: str, value: Any) -> Any:
+    """The value of a claim in the type of the claim, or such values by short dtype name.
+
+    If the claim has several values, a text is split at its commas, and one value becomes a tuple. Raises
+    ValueError.
+    """
+    claim = CLAIMS[name]
+    if claim.by_dtype and isinstance(value, Mapping):
+        return {dtype(place).name: read(name, one) for place, one in value.items()}
+    if get_origin(claim.type) is tuple:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        value = list(value) if isinstance(value, Iterable) else [value]
+    elif value == "" and claim.type is bool:
+        value = True
+    try:
+        return msgspec.convert(
+            value, claim.type, strict=False, dec_hook=lambda kind, one: kind(one)
+        )
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def read_claims(texts: Iterable[str]) -> dict[str, Any]:
-    """The claims of texts such as "head_sizes=64,128", "f16.max_length=512" and "equal_lengths".
+    """The claims of texts such as "head_sizes=64,128", "f16.max_length=512" and "equal_lengths". A claim
+    that can differ by dtype is one value per short dtype name.
 
     Raises UsageError that lists the valid names.
     """
     claims: dict[str, Any] = {}
     for text in texts:
-        name, _, value = text.partition("=")
-        place, _, rest = name.rpartition(".")
-        if rest not in CLAIMS or (place and rest not in BY_DTYPE):
+        words, _, value = text.partition("=")
+        place, _, name = words.rpartition(".")
+        claim = CLAIMS.get(name)
+        if claim is None or (place and not claim.by_dtype):
             raise UsageError(
-                f"unknown claim {name!r}; expected NAME=VALUE, or DTYPE.NAME=VALUE where it differs "
+                f"unknown claim {words!r}; expected NAME=VALUE, or DTYPE.NAME=VALUE where it differs "
                 f"by dtype; valid: {', '.join(CLAIMS)}"
             )
+        if name == "elections":
+            raise UsageError(f"{text}: elections are promised with --elect QUESTION=ANSWER")
         try:
-            read = _read(rest, value)
-            dtypes = [dtype(place).name] if place else []
+            places = [dtype(place).name] if place else DTYPES
+            one = read(name, value)
         except ValueError as error:
             raise UsageError(f"{text}: {error}") from error
-        if dtypes:
-            claims.setdefault(rest, {})[dtypes[0]] = read
-        else:
-            claims[rest] = read
+        if claim.by_dtype:
+            one = {**claims.get(name, {}), **dict.fromkeys(places, one)}
+        claims[name] = one
     return claims
 
 
@@ -138,60 +160,35 @@ def read_elections(texts: Iterable[str]) -> dict[str, Election]:
     return elections
 
 
-def _read(name: str, text: str) -> Any:
-    if name in _SWITCHES:
-        if text.lower() not in ("", "true", "false"):
-            raise ValueError(f"expected true or false, got {text!r}")
-        return text.lower() != "false"
-    if name == "elections":
-        raise ValueError("elections are promised with --elect QUESTION=ANSWER")
-    if not text:
-        raise ValueError("expected a value")
-    parts = [part.strip() for part in text.split(",")]
-    if name in ("queries", "max_length"):
-        return int(text)
-    if name in ("head_sizes", "value_sizes"):
-        return tuple(int(part) for part in parts)
-    if name == "scales":
-        low, high = (float(part) for part in parts)
-        return low, high
-    return text if name == "numerics" else tuple(parts)
+def stated(function: Any) -> dict[str, Any]:
+    """The claims that the decorator `claims` set, and the attributes of a function called like claims.
 
-
-def _attributes(function: Any) -> dict[str, Any]:
-    """The claims that the function has as attributes.
-
-    Raises UsageError for an attribute that is nearly called like one.
+    Attributes of a class are no claims. An attribute of a module, or of another callable object, is a
+    claim if its value has the type of the claim. Raises UsageError if an attribute of a function is
+    nearly called like a claim.
     """
-    for name in getattr(function, "__dict__", {}):
+    claims = dict(getattr(function, MARK, {}))
+    if isinstance(function, type):
+        return claims
+    plain = inspect.isfunction(function)
+    for name in vars(function) if plain else ():
         near = get_close_matches(name, CLAIMS, 1, 0.8)
         if near and name not in CLAIMS and not name.startswith("_"):
             raise UsageError(
                 f"the function has an attribute {name!r}, which claims nothing; did you mean "
                 f"{near[0]!r}? Valid: {', '.join(CLAIMS)}"
             )
-    return stated(function)
+    values = {name: getattr(function, name, None) for name in CLAIMS}
+    return claims | {n: v for n, v in values.items() if v is not None and (plain or _fits(n, v))}
 
 
-def stated(function: Any) -> dict[str, Any]:
-    """The claims among the attributes of a function or a module, as they are."""
-    return {name: getattr(function, name) for name in CLAIMS if _has(function, name)}
-
-
-def _has(function: Any, name: str) -> bool:
-    """Whether an attribute was set, and is no method or parameter of a layer."""
-    value = getattr(function, name, None)
-    return value is not None and not callable(value)
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, str | Path) else tuple(value)
-
-
-def _numerics(value: Any) -> str | dict[str, str]:
-    if isinstance(value, str):
-        return value
-    return {dtype(name).name: numerics for name, numerics in value.items()}
+def _fits(name: str, value: Any) -> bool:
+    """Whether a value has the type of a claim."""
+    try:
+        read(name, value)
+    except Exception:
+        return False  # an array, say, that cannot be compared
+    return True
 
 
 def _default(name: str, beside: Declared | None) -> str:
@@ -201,26 +198,14 @@ def _default(name: str, beside: Declared | None) -> str:
     return max(DEFAULT_NUMERICS, beside.numerics_for(DTYPES[name]), key=NUMERICS.index)
 
 
-def _limits(values: Mapping[str, Any], names: Iterable[str]) -> Limits | dict[str, Limits]:
-    limits = {name: values[name] for name in _LIMITS if name in values}
+def _limits(values: Mapping[str, Any], dtypes: Iterable[str]) -> Limits | dict[str, Limits]:
+    limits = {f.name: values[f.name] for f in fields(Limits) if f.name in values}
     if not any(isinstance(value, Mapping) for value in limits.values()):
-        return _limit(limits)
-    by_dtype = {}
-    for short in names:
-        chosen: dict[str, Any] = {}
-        for name, value in limits.items():
-            if not isinstance(value, Mapping):
-                chosen[name] = value
-            else:
-                of_dtypes = {dtype(place).name: one for place, one in value.items()}
-                chosen |= {name: of_dtypes[short]} if short in of_dtypes else {}
-        by_dtype[short] = _limit(chosen)
-    return by_dtype
-
-
-def _limit(values: Mapping[str, Any]) -> Limits:
-    read: dict[str, Any] = {}
-    for name, value in values.items():
-        one = isinstance(value, int) and name.endswith("_sizes")
-        read[name] = (value,) if one else tuple(value) if isinstance(value, list) else value
-    return Limits(**read)
+        return Limits(**limits)
+    return {
+        short: Limits(**{
+            name: value.get(short, getattr(ANY, name)) if isinstance(value, Mapping) else value
+            for name, value in limits.items()
+        })
+        for short in dtypes
+    }  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 
 from attention_conformance import check_attention
 from suite.records.machine import PACKAGES
+from suite.spec.claims import CLAIMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -70,3 +71,16 @@ def test_the_site_lists_every_page() -> None:
     )
     pages = {path.stem for suffix in ("md", "ipynb") for path in DOCS.glob(f"*.{suffix}")}
     assert sorted(entries) == sorted(pages - {"index"})
+
+
+def test_the_page_of_functions_lists_every_claim() -> None:
+    table = (
+        (DOCS / "function.md")
+        .read_text(encoding="utf-8")
+        .partition("| by dtype |\n|---|---|---|\n")[2]
+    )
+    rows = [
+        f"| `{name}` | {claim.text} | {'yes ' if claim.by_dtype else ''}|"
+        for name, claim in CLAIMS.items()
+    ]
+    assert table.partition("\n\n")[0].splitlines() == rows

@@ -131,7 +131,7 @@ def _words() -> str:
         "elections": {q.name: f"{q.text}: {' | '.join(q.options)}" for q in QUESTIONS.values()},
         "numerics classes, from the narrowest bound to the widest": dict.fromkeys(NUMERICS, ""),
         "dtypes": {name: fmt.long_name for name, fmt in DTYPES.items()},
-        "claims of a person's function": CLAIMS,
+        "claims of a person's function": {name: claim.text for name, claim in CLAIMS.items()},
         "statuses": dict.fromkeys(STATUSES, ""),
         "kinds of failures": KINDS,
     }

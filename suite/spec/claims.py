@@ -11,44 +11,78 @@ Without an import: `flash.dtypes = ("f16",)`. This file imports the standard lib
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CLAIMS = {
-    "numerics": "the numerics class, or one per short dtype name",
-    "dtypes": "supported dtypes: f16, bf16, f32, f64",
-    "head_sizes": "supported sizes D of queries and keys",
-    "value_sizes": "supported sizes Dv of values; default: head_sizes",
-    "queries": "the supported number of queries, 1 for a decoding function",
-    "max_length": "the largest number of queries and of keys",
-    "equal_lengths": "True if the number of queries must equal the number of keys",
-    "equal_heads": "True if the number of key heads must equal the number of query heads",
-    "scales": "the smallest and the largest scale",
-    "elections": "answers to election questions: one per question, or one per short dtype name",
-    "drop_in": "True if it replaces the framework's own attention: it refuses malformed problems, "
-    "and has the same elections",
-    "allow_unused": "True if it may have parameters that are never passed",
-    "expect": "manifests of expected failures: paths, from the folder of the function's file",
-}
-"""The claims, with their meaning."""
+MARK = "__claims__"
+"""The attribute in which `claims` keeps what it was told."""
 
-BY_DTYPE = (
-    "numerics", "head_sizes", "value_sizes", "queries", "max_length", "equal_lengths", "equal_heads",
-    "scales",
-)  # fmt: skip
-"""Claims that take one value, or one value per short dtype name."""
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim: its meaning for people, and the type of its value. With `by_dtype` the value can also be a
+    dictionary of one value per short dtype name."""
+
+    text: str
+    type: Any
+    by_dtype: bool = False
+
+
+CLAIMS = {
+    "numerics": Claim(
+        "the numerics class; default: `stepwise`, or the wider class of the framework's own attention",
+        str,
+        by_dtype=True,
+    ),
+    "dtypes": Claim("supported dtypes: f16, bf16, f32, f64", tuple[str, ...]),
+    "head_sizes": Claim("supported sizes D of queries and keys", tuple[int, ...], by_dtype=True),
+    "value_sizes": Claim(
+        "supported sizes Dv of values; default: `head_sizes`", tuple[int, ...], by_dtype=True
+    ),
+    "queries": Claim(
+        "the supported number of queries, 1 for a decoding function", int, by_dtype=True
+    ),
+    "max_length": Claim("the largest number of queries and of keys", int, by_dtype=True),
+    "equal_lengths": Claim(
+        "True if the number of queries must equal the number of keys", bool, by_dtype=True
+    ),
+    "equal_heads": Claim(
+        "True if the number of key heads must equal the number of query heads", bool, by_dtype=True
+    ),
+    "scales": Claim("the smallest and the largest scale", tuple[float, float], by_dtype=True),
+    "elections": Claim(
+        "answers to election questions: one per question, or one per short dtype name; `--elect`",
+        dict[str, str | dict[str, str]],
+    ),
+    "drop_in": Claim(
+        "True if it replaces the framework's own attention: it refuses malformed problems, and has the "
+        "same elections; `--drop-in`",
+        bool,
+    ),
+    "allow_unused": Claim(
+        "True if it may have parameters with nearly the names of those passed; `--allow-unused`",
+        bool,
+    ),
+    "expect": Claim(
+        "manifests of expected failures: paths, from the folder of the function's file; `--expect`",
+        tuple[Path, ...],
+    ),
+}
+"""The claims by name."""
 
 
 def claims(**what: Any) -> Callable[[F], F]:
-    """A decorator that sets claims as attributes of a function. Raises TypeError for unknown claims."""
+    """A decorator that sets claims of a function, or of a class of layers. Raises TypeError for unknown
+    claims."""
     unknown = ", ".join(name for name in what if name not in CLAIMS)
     if unknown:
         raise TypeError(f"unknown claim {unknown}; valid: {', '.join(CLAIMS)}")
 
     def mark(function: F) -> F:
-        for name, value in what.items():
-            setattr(function, name, value)
+        setattr(function, MARK, {**getattr(function, MARK, {}), **what})
         return function
 
     return mark
