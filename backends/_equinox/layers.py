@@ -30,7 +30,7 @@ NO_BIAS = "equinox has no bias of the scores"
 
 
 class EquinoxMultiHead(Implementation):
-    """`equinox.nn.MultiheadAttention`: it scales queries, and its softmax is float32."""
+    """`equinox.nn.MultiheadAttention`, which scales queries and computes the softmax in float32."""
 
     backend: JaxEngine
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class FastRope(Implementation):
-    """The fused function, which on the CPU consists of other MLX operations. It can scale positions."""
+    """The fused function, with linear scaling of positions. On the CPU it consists
+    of other operations."""
 
     backend: MlxBackend
 

@@ -110,8 +110,8 @@ class Symbol:
 
     @property
     def rank(self) -> int | None:
-        """The number of axes; None if the shape is unknown or shapes do not fit, which
-        the runtime reports."""
+        """The number of axes; None if the shape is unknown or invalid. The runtime
+        reports invalid shapes."""
         with suppress(TypeError, ValueError):
             return len(self.shape)
         return None

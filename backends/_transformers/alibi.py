@@ -57,7 +57,7 @@ class BloomAlibi(ModelAlibi):
 
 
 class FalconAlibi(BloomAlibi):
-    """Falcon's `build_alibi_tensor`: as Bloom's, with slopes and products in bfloat16."""
+    """Falcon's `build_alibi_tensor`: Bloom's function, but with slopes and products in bfloat16."""
 
     name = "falcon-alibi"
     model = "falcon"
