@@ -1,0 +1,94 @@
+"""Claims are read: from options, from attributes, and from the decorator `claims`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends import registry
+from backends.claims import ORDER, Claims, read_claims
+from backends.limits import Limits
+from backends.registry import UsageError
+from suite.spec.claims import claims
+from tests.test_claims import plan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"claim": ("heads=3",)}, "unknown claim 'heads'; expected NAME=VALUE.*head_sizes"),
+        ({"claim": ("queries=-1",)}, "queries is a number of queries, got -1"),
+        ({"claim": ("head_sizes=x",)}, "head_sizes=x: head_sizes: Expected `int`, got `str`"),
+        ({"claim": ("f12.max_length=8",)}, "f12"),
+        ({"claim": ("f16.dtypes=f16",)}, "unknown claim 'f16.dtypes'"),
+        ({"claim": ("equal_heads=perhaps",)}, "equal_heads: Expected `bool`, got `str`"),
+        ({"claim": ("scales=1",)}, "scales: Expected `array` of length 2, got 1"),
+        ({"claim": ("elections=zeros",)}, "elections are promised with --elect QUESTION=ANSWER"),
+        ({"elect": ("minus-inf=nan",)}, "unknown question 'minus-inf'; valid: fully-masked-row"),
+        ({"elect": ("minus-inf-row=one",)}, "unknown answer 'one' to minus-inf-row; valid: zeros"),
+        ({"expect": ("absent.toml",)}, "there is no manifest absent.toml"),
+    ],
+)
+def test_claims_that_say_nothing_list_what_does(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan("textbook", **options)
+
+
+def test_an_attribute_that_is_nearly_a_claim_is_no_silent_one(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text("def near(query, key, value):\n    return value\nnear.head_size = (64,)\n")
+    with pytest.raises(UsageError, match="did you mean 'head_sizes'"):
+        registry.function_implementation(registry.load("torch"), f"{path}:near", {})
+    with pytest.raises(TypeError, match="unknown claim head_size"):
+        claims(head_size=64)
+
+
+def test_a_claim_for_all_dtypes_stands_beside_one_for_a_dtype() -> None:
+    said = read_claims(["head_sizes=64", "f16.head_sizes=64,128", "f16.equal_heads"])
+    limits = Claims.of(None, said).limits
+    assert isinstance(limits, dict)
+    assert limits["f16"] == Limits(head_sizes=(64, 128), equal_heads=True)
+    assert limits["f32"] == Limits(head_sizes=(64,))
+
+
+class Layer:
+    """The attributes are those of layers, and no claims."""
+
+    head_size, max_length, dtype = 64, 512, "f32"
+
+    def __init__(self, query_width: int) -> None: ...
+
+    def scale(self) -> float:
+        return 0.125
+
+    def queries(self) -> None: ...
+
+
+class Callable_:
+    """A callable object: `queries` is a claim by its type, `scales` is none."""
+
+    queries = 1
+    scales = "per head"
+    head_size = 64
+
+
+def test_a_class_claims_by_the_decorator_alone() -> None:
+    assert Claims.of(Layer, {}) == Claims(dtypes=ORDER)
+    claimed = claims(max_length=64, head_sizes=8)(type("Claimed", (Layer,), {}))
+    assert Claims.of(claimed, {}).limits == Limits(head_sizes=(8,), max_length=64)
+    assert Claims.of(Layer, {}).limits == Limits()
+    assert Claims.of(Callable_(), {}).limits == Limits(queries=1)
+
+
+def test_an_attribute_of_a_function_claims_after_the_decorator() -> None:
+    @claims(max_length=64, queries=1)
+    def kernel() -> None: ...
+
+    kernel.max_length = [32]  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="max_length: Expected `int`, got `array`"):
+        Claims.of(kernel, {})
+    kernel.max_length = 32  # type: ignore[attr-defined]
+    assert Claims.of(kernel, {}).limits == Limits(max_length=32, queries=1)
+    assert Claims.of(kernel, {"max_length": 16}).limits == Limits(max_length=16, queries=1)
