@@ -9,6 +9,7 @@ import pytest
 
 from backends.registry import UsageError
 from suite.checks import all_checks
+from suite.judge.judge import judge
 from suite.records.cells import CellRecord, load, writer
 from suite.records.sweeps import runs
 from suite.run.options import Options
@@ -38,10 +39,10 @@ def answer(
 def plainly(seed: int) -> tuple[str, list[CellRecord]]:
     """The digest of a plain run of `tests.sweeps_by_hand.FEW`, and its records."""
     options = Options(("numpy",), level="smoke", dtype=("f16",), seed=seed)
-    judge = Plan.make(options)
-    cells = [cell for check in all_checks() for cell in judge.cells(check)]
-    records = [replace(record(c, judge.judge(c)), seconds=0.0) for c in cells]
-    return judge.digest()[0], sorted(records, key=lambda c: c.key)
+    plan = Plan.make(options)
+    cells = [cell for check in all_checks() for cell in plan.cells(check)]
+    records = [replace(record(c, judge(c, plan.policy(c))), seconds=0.0) for c in cells]
+    return plan.digest()[0], sorted(records, key=lambda c: c.key)
 
 
 def titles(plan: SweepPlan) -> list[str]:
