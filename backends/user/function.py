@@ -101,28 +101,40 @@ class NativeSignature:
 class UserCallable(Implementation):
     """A person's own function, called as it is.
 
-    Raises UsageError if the function has a parameter that is nearly called like one that would be
-    passed, unless the claims allow it.
+    A kind of function has `arrays`, passed by place, a `table` of parameters, and the `features` that it
+    can be asked. Raises TypeError if the function does not fit, and UsageError if the function has a
+    parameter that is nearly called like one that would be passed, unless the claims allow it.
     """
 
+    arrays: tuple[str, ...]
+    table: tuple[Parameter[Any], ...] = ()
+    features: frozenset[str]
+
     def __init__(
-        self,
-        backend: Backend,
-        function: Callable[..., Any],
-        name: str,
-        claims: Claims,
-        binder: Binder[Any],
-        declared: Declared,
+        self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
     ) -> None:
-        self.judged, self.binder = function, binder
+        self.judged, self.binder = function, self.bound(function, name)
         if not claims.allow_unused:
-            binder.check_names(name)
-        super().__init__(backend, name, declared)
-        self.argument_names, self.remarks = binder.argument_names, binder.remarks
+            self.binder.check_names(name)
+        super().__init__(backend, name, self.declaration(claims))
+        self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
+        self.declared = self.declared.refusing(self.observed())
+
+    def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
+        """The binder of the function."""
+        return Binder.of(function, name, self.table, self.arrays)
+
+    def declaration(self, claims: Claims) -> Declared:
+        """What the function can be asked, by its signature and its claims."""
+        return claims.declared(self.features, refusals=self.binder.lacking)
+
+    def observed(self) -> dict[str, str]:
+        """The features that a call shows to be lacking, with the reason."""
+        return {}
 
 
 class UserFunction(UserCallable):
-    """A person's own function with a native signature. Raises TypeError if the function does not fit."""
+    """A person's own function with a native signature."""
 
     def __init__(
         self,
@@ -132,20 +144,24 @@ class UserFunction(UserCallable):
         claims: Claims,
         native: NativeSignature,
     ) -> None:
-        self.native, binder = native, native.binder(function, name)
-        self.beside = backend.own_attention()
-        declared = claims.declared(
-            TEXTBOOK_FEATURES,
-            None if self.beside is None else self.beside.declared,
-            refusals=binder.lacking,
-            may_be_forward_only=True,
-            merges_mask_into_bias=native.merges_mask_into_bias,
-        )
-        super().__init__(backend, function, name, claims, binder, declared)
-        self.ways = native.ways(n for n in native.neutral if n in binder.taken)
+        self.native, self.beside = native, backend.own_attention()
+        super().__init__(backend, function, name, claims)
+        self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
         if self.ways:
             passed = f"{', '.join(self.ways)} is all that is passed of these parameters"
             self.remarks = (passed, *self.remarks)
+
+    def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
+        return self.native.binder(function, name)
+
+    def declaration(self, claims: Claims) -> Declared:
+        return claims.declared(
+            TEXTBOOK_FEATURES,
+            None if self.beside is None else self.beside.declared,
+            refusals=self.binder.lacking,
+            may_be_forward_only=True,
+            merges_mask_into_bias=self.native.merges_mask_into_bias,
+        )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The call with each neutral value of a parameter written out."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from backends.binder import Binder, Parameter
-from backends.claims import Claims
+from backends.binder import Parameter
 from backends.declared import PACKED_FEATURES
 from backends.memory import segmented
 from backends.prepared import PreparedCall
-from backends.protocol import Backend
 from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -21,9 +18,6 @@ from suite.spec.operators.packed import PACKED, hidden_pairs
 
 SUMMED = ("cu_seqlens_q", "cu_seqlens_k")
 """Lengths of segments, of queries and of keys, summed up."""
-
-ARRAYS = ("query", "key", "value", *SUMMED)
-"""What a function is handed by place."""
 
 
 def longest(inputs: Inputs, lengths: str) -> int:
@@ -51,21 +45,18 @@ class UserPacked(UserCallable):
     (Lq, H, Dv). Of `KEYWORDS` it is passed those that it takes.
 
     One that takes `causal` is judged in the alignment that it was seen to follow where a segment has more
-    keys than queries. Raises TypeError if the function does not fit.
+    keys than queries.
     """
 
     operator = PACKED
+    arrays = ("query", "key", "value", *SUMMED)
+    table = KEYWORDS
+    features = PACKED_FEATURES | {"length-arrays"}
 
-    def __init__(
-        self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
-    ) -> None:
-        binder = Binder.of(function, name, KEYWORDS, ARRAYS)
-        declared = claims.declared(PACKED_FEATURES | {"length-arrays"}, refusals=binder.lacking)
-        super().__init__(backend, function, name, claims, binder, declared)
-        if "causal" in binder.taken and not self.aligns_last():
-            self.declared = self.declared.refusing(
-                {"causal-bottom-right": "its causal flag is not aligned at the last query"}
-            )
+    def observed(self) -> dict[str, str]:
+        if "causal" not in self.binder.taken or self.aligns_last():
+            return {}
+        return {"causal-bottom-right": "its causal flag is not aligned at the last query"}
 
     def aligns_last(self) -> bool:
         """Whether the last query of a causal segment attends all of its keys."""

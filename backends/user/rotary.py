@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from backends.binder import Binder, Parameter
-from backends.claims import Claims
+from backends.binder import Parameter
 from backends.declared import ROTARY_FEATURES
 from backends.prepared import PreparedCall
-from backends.protocol import Backend
 from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters, table_length
-
-ARRAYS = ("query", "position")
-"""What a function is handed by place."""
 
 
 def rotation(inputs: Inputs) -> Rotation:
@@ -51,22 +45,21 @@ class UserRotation(UserCallable):
     `rotary_size`, `scaling`, a dictionary as models' configurations have it, or None, and
     `max_positions`, how many positions its table must have.
 
-    One that does not take `interleaved` is judged in the pairing that it was seen to follow. Raises
-    TypeError if the function does not fit.
+    One that does not take `interleaved` is judged in the pairing that it was seen to follow.
     """
 
     operator = ROTARY
+    arrays = ("query", "position")
+    table = KEYWORDS
+    features = ROTARY_FEATURES | {"position-table"}
 
-    def __init__(
-        self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
-    ) -> None:
-        binder = Binder.of(function, name, KEYWORDS, ARRAYS)
-        declared = claims.declared(ROTARY_FEATURES | {"position-table"}, refusals=binder.lacking)
-        super().__init__(backend, function, name, claims, binder, declared)
-        if "interleaved" not in binder.taken:
-            other = PAIRINGS[not self.follows_interleaved()]
-            reason = f"the function has no parameter interleaved, and pairs otherwise than {other}"
-            self.declared = self.declared.refusing({other: reason})
+    def observed(self) -> dict[str, str]:
+        if "interleaved" in self.binder.taken:
+            return {}
+        other = PAIRINGS[not self.follows_interleaved()]
+        return {
+            other: f"the function has no parameter interleaved, and pairs otherwise than {other}"
+        }
 
     def follows_interleaved(self) -> bool:
         """Whether the function turns neighbours: where its answer is nearer to theirs than to halves'."""

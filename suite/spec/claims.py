@@ -31,28 +31,28 @@ class Claim:
     by_dtype: bool = False
 
 
+def per_dtype(text: str, kind: Any) -> Claim:
+    """A claim that can have one value per dtype."""
+    return Claim(text, kind, by_dtype=True)
+
+
 CLAIMS = {
-    "numerics": Claim(
+    "numerics": per_dtype(
         "the numerics class; default: `stepwise`, or the wider class of the framework's own attention",
         str,
-        by_dtype=True,
     ),
     "dtypes": Claim("supported dtypes: f16, bf16, f32, f64", tuple[str, ...]),
-    "head_sizes": Claim("supported sizes D of queries and keys", tuple[int, ...], by_dtype=True),
-    "value_sizes": Claim(
-        "supported sizes Dv of values; default: `head_sizes`", tuple[int, ...], by_dtype=True
+    "head_sizes": per_dtype("supported sizes D of queries and keys", tuple[int, ...]),
+    "value_sizes": per_dtype(
+        "supported sizes Dv of values; default: `head_sizes`", tuple[int, ...]
     ),
-    "queries": Claim(
-        "the supported number of queries, 1 for a decoding function", int, by_dtype=True
+    "queries": per_dtype("the supported number of queries, 1 for a decoding function", int),
+    "max_length": per_dtype("the largest number of queries and of keys", int),
+    "equal_lengths": per_dtype("True if the number of queries must equal the number of keys", bool),
+    "equal_heads": per_dtype(
+        "True if the number of key heads must equal the number of query heads", bool
     ),
-    "max_length": Claim("the largest number of queries and of keys", int, by_dtype=True),
-    "equal_lengths": Claim(
-        "True if the number of queries must equal the number of keys", bool, by_dtype=True
-    ),
-    "equal_heads": Claim(
-        "True if the number of key heads must equal the number of query heads", bool, by_dtype=True
-    ),
-    "scales": Claim("the smallest and the largest scale", tuple[float, float], by_dtype=True),
+    "scales": per_dtype("the smallest and the largest scale", tuple[float, float]),
     "elections": Claim(
         "answers to election questions: one per question, or one per short dtype name; `--elect`",
         dict[str, str | dict[str, str]],
