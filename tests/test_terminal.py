@@ -15,8 +15,7 @@ import pytest
 from suite.records import cells as records
 from suite.run.options import Options
 from suite.run.progress import Progress, Steps
-from suite.run.rerun import search_command
-from suite.run.terminal import MOST, Listing
+from suite.run.terminal import MOST, Listing, search_command
 from suite.search.command import add_search_parser
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as records_of

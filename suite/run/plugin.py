@@ -35,13 +35,12 @@ from suite.records.coverage import NOT_JUDGED_ENOUGH
 from suite.run import jax_caches
 from suite.run.log import RunLog, cell_of
 from suite.run.options import NAMES, Options, add_options
-from suite.run.order import sort_for_workers
 from suite.run.plan import Plan
 from suite.run.process import orphaned, write_stacks
 from suite.run.recorded import cell_name, crashed, record
-from suite.run.rerun import failure_text
 from suite.run.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker, teller
 from suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
+from suite.run.terminal import failure_text
 from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
@@ -122,11 +121,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     plan = _plan(metafunc.config)
     cells = plan.cells(check)
     metafunc.parametrize("cell", cells, ids=[cell_name(cell) for cell in cells])
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        sort_for_workers(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from suite.judge.cell import Cell
 from suite.records.files import remove_empty
 from suite.run.options import NAMES
 from suite.run.process import Board, can_fork, place_in, supervised
@@ -110,6 +111,29 @@ def teller(config: pytest.Config) -> Callable[[str], object]:
 
 class InWorker:
     """Hooks of a worker."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Sort cells so that neighbours share work: pytest-xdist hands each worker runs of neighbours.
+
+        Cells of a case share a reference. If a backend compiles every new shape, cells of an
+        implementation share programs: they are sorted by implementation first. Tests that are no cells
+        stay in front.
+        """
+        ranks: dict[object, int] = {}
+
+        def rank(key: object) -> int:
+            return ranks.setdefault(key, len(ranks))
+
+        def place(item: pytest.Item) -> tuple[int, int]:
+            call = getattr(item, "callspec", None)
+            cell = call.params.get("cell") if call else None
+            if not isinstance(cell, Cell):
+                return -1, -1
+            case = rank(cell.case.id)
+            compiles = cell.implementation.backend.compiles_shapes
+            return rank(str(cell.implementation)) if compiles else case, case
+
+        items.sort(key=place)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
