@@ -1,4 +1,4 @@
-"""How an answer is judged: oracle and tolerance, verdicts, one cell, expectations, records.
+"""Judge answers: oracle and tolerance, answers, cells, checks, verdicts.
 
-Imports neither pytest nor a framework.
+This room imports neither pytest nor a framework.
 """

@@ -1,4 +1,5 @@
-"""Answers: what an implementation returned, judged for type, device, dtype and shape, then read."""
+"""Answers: check the type, device, dtype and shape of an implementation's outputs, and read their
+values."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ from suite.spec.inputs import Inputs
 
 @dataclass(frozen=True)
 class Answer:
-    """Arrays by name, float64, with all the axes of the operator's outputs; `native` is the
-    framework's own output."""
+    """The outputs of a call as float64 arrays by name, with all axes of the operator's outputs. `native`
+    is the framework's own return value."""
 
     arrays: Mapping[str, np.ndarray]
     native: Any
 
     @property
     def values(self) -> np.ndarray:
-        """The output itself."""
+        """The values of the array `output`."""
         return self.arrays["output"]
 
 
 def swap_heads_and_length(array: np.ndarray, prepared: PreparedCall) -> np.ndarray:
-    """An operand or output between (B, H, L, D) and the axis order of the call."""
+    """Convert an operand or output between (B, H, L, D) and the axis order of the call."""
     return array.swapaxes(1, 2) if prepared.axis_order == "blhd" else array
 
 
 def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
-    """The arrays that a call can be differentiated by: its operands, and the parameters it is handed.
+    """The arrays by which a call can be differentiated: its operands and its parameters.
 
-    Statistics are none. Where query, key and value are one tensor, that is the operand "query".
+    Statistics of batch norm are left out. If query, key and value are one tensor, its name is "query".
     """
     operator = inputs.operator
     return [
@@ -52,8 +53,8 @@ def names_of(prepared: PreparedCall, inputs: Inputs) -> list[str]:
 def vjp_of_lse(
     implementation: Implementation, inputs: Inputs, cotangent: np.ndarray
 ) -> tuple[PreparedCall, dict[str, Any]]:
-    """The framework's gradients of the log-sum-exp by query and key, for a cotangent (B, H, Lq), and the
-    call. Raises what the framework raises."""
+    """The framework's gradients of the log-sum-exp with respect to query and key, for a cotangent (B, H,
+    Lq), and the call. Raises what the framework raises."""
     backend = implementation.backend
     # What is differentiated is the output: here the second one is.
     prepared = replace(implementation.differentiable(inputs), outputs=("beside", "output"))
@@ -63,7 +64,7 @@ def vjp_of_lse(
 
 
 def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
-    """The framework's own outputs by name; raises Deviation "type" where there are not as many."""
+    """The framework's outputs by name. Raises Deviation "type" if their number is wrong."""
     names = prepared.outputs
     if len(names) == 1:
         return {names[0]: native}
@@ -77,8 +78,8 @@ def parts(native: Any, prepared: PreparedCall) -> dict[str, Any]:
 def read(
     backend: Backend, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
 ) -> Answer:
-    """The answer of a call: its outputs called `names`, by default all. Raises Deviation for a wrong
-    type, device, dtype or shape."""
+    """Read the outputs called `names`, by default all. Raises Deviation for a wrong type, device, dtype
+    or shape."""
     values = parts(native, prepared)
     arrays = {}
     for name in names or inputs.operator.outputs(inputs.case):
@@ -96,9 +97,9 @@ def read(
 def read_array(
     backend: Backend, what: str, native: Any, shape: tuple[int, ...], dtype: DType
 ) -> np.ndarray:
-    """Judge an array's type, device, dtype and shape, and return its values in float64.
+    """Check the type, device, dtype and shape of an array, and return its values in float64.
 
-    `what` names it in messages. Raises Deviation.
+    `what` names the array in messages. Raises Deviation.
     """
     if not backend.is_array(native):
         name = f"{type(native).__module__}.{type(native).__qualname__}"

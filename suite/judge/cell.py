@@ -1,4 +1,4 @@
-"""The cell: one check on one case in one implementation, with what a check needs to judge it."""
+"""The cell: one check of one case in one implementation, with the tools that a check uses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 class Cell:
-    """One check x case x implementation."""
+    """One check x case x implementation. `changed_settings` and `background_errors` are the leaks of its
+    last run."""
 
     def __init__(
         self, check: Check, case: AnyCase, implementation: Implementation, seed: int = 0
@@ -51,23 +52,23 @@ class Cell:
 
     @property
     def asks_optimized(self) -> bool:
-        """True if the case belongs to the share of its check that frameworks' own code is asked with all
-        optimisations at once (`OPTIMIZED`)."""
+        """True if the cell belongs to the share of its check that is compiled with all optimisations at
+        once (`OPTIMIZED`). Textbook code never does."""
         one_of = OPTIMIZED.get(self.check.name)
         share = one_of is not None and crc32(self.case.id.encode()) % one_of == 0
         return share and not self.implementation.textbook
 
     @cached_property
     def inputs(self) -> Inputs:
-        """The values drawn for the case."""
+        """The values that are drawn for the case. Raises HarnessError if the case has none."""
         if not isinstance(self.case, Case):
             raise HarnessError(f"{self.case.id} has no values of its own")
         return elections.aligned(draw(self.case, self.seed), self.implementation)
 
     @cached_property
     def cotangent(self) -> np.ndarray:
-        """What the case's output is differentiated with: unit normals of its shape, the same for every
-        implementation, whatever its causal flag means."""
+        """The cotangent of the output: unit normals of the output's shape, the same for every
+        implementation."""
         return draw_cotangent(self.inputs.case, self.seed, f"{self.case.id}/cotangent")
 
     def release(self) -> None:
@@ -78,14 +79,14 @@ class Cell:
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """The implementation's call for these inputs.
 
-        Raises NotApplicable where a variation of the case needs what the implementation lacks.
+        Raises NotApplicable if a variation of the case needs a feature that the implementation lacks.
         """
         self.require(inputs)
         return self.implementation.prepare(inputs)
 
     def require(self, inputs: Inputs) -> None:
-        """Raise NotApplicable where a variation needs what the case does not and the implementation
-        lacks, and where it lies beyond the declared limits."""
+        """Raise NotApplicable if a variation of the case needs a feature that the implementation lacks,
+        exceeds its declared limits, or is elected to raise."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
             own, implementation = self.case.needs, self.implementation
             missing = implementation.missing(n for n in inputs.needs if n not in own)
@@ -97,7 +98,7 @@ class Cell:
             self.require_answer(inputs)
 
     def require_answer(self, inputs: Inputs) -> None:
-        """Raise NotApplicable if a person's function elects to raise for these inputs."""
+        """Raise NotApplicable if a user function elects to raise for these inputs."""
         if not self.implementation.declared.is_user_code:
             return
         question = elections.raising(inputs, self.implementation)
@@ -105,13 +106,16 @@ class Cell:
             raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
-        """The framework's output. Raises Deviation "raised" with what the framework raised."""
+        """The return value of the framework. Raises what `attempt` raises."""
         return self.attempt(prepared)
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """What the framework returns. Raises Deviation "raised" with what it raised, and NotApplicable
-        where it was a refusal that the implementation may give: to differentiate, or of a person's own
-        function any (see `suite.judge.refusal`)."""
+        """The return value of a call. Raises:
+
+        - NotApplicable if the call refuses to differentiate, and the implementation may be forward only.
+        - Refused if a user function refuses the case (see `suite.judge.refusal`).
+        - Deviation "raised" for any other error.
+        """
         try:
             return call()
         except ForwardOnly as error:
@@ -126,8 +130,8 @@ class Cell:
     def read(
         self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()
     ) -> Answer:
-        """Judge type, device, dtype and shape of what came back, and read its values: the outputs called
-        `names`, by default all."""
+        """Check the type, device, dtype and shape of a return value, and read the outputs called
+        `names`, by default all. Raises Deviation."""
         return answer.read(self.implementation.backend, native, inputs, prepared, names)
 
     def run(self, inputs: Inputs | None = None) -> Answer:
@@ -138,21 +142,21 @@ class Cell:
 
     @property
     def numerics(self) -> str:
-        """The numerics class declared for the cell's dtype."""
+        """The numerics class that is declared for the cell's dtype."""
         return self.implementation.numerics_for(self.dtype)
 
     @property
     def flushes(self) -> bool:
-        """Whether subnormals are flushed to zero, as elected. Layers are not asked: no value of their
-        cases is near the smallest normal number, but for weights, and nobody was seen to flush those
-        of float16; in the other dtypes it makes no difference."""
+        """True if the implementation elects to flush subnormals to zero. Layers have no such election.
+        Their values are far from subnormals, and only weights in float16 depend on the answer: layers
+        are taken to flush in every dtype but float16."""
         if "subnormal-output" in self.case.operator.questions.elections:
             return self.elected("subnormal-output") == "flushed"
         return self.dtype.name != "f16"
 
     @property
     def rounding(self) -> Rounding:
-        """Where the implementation rounds, as declared."""
+        """The roundings that the implementation declares."""
         implementation = self.implementation
         backend = implementation.backend
         cut = self.case.operator.has_keys and self.dtype.name in backend.truncates_matmul
@@ -161,13 +165,14 @@ class Cell:
         )
 
     def elected(self, question: str) -> str:
-        """The answer declared in the cell's dtype or, where none is, the one observed."""
+        """The answer to an election question: the declared one, or else the observed one."""
         return elections.elected(question, self.implementation, self.dtype)
 
     def rows(self, inputs: Inputs) -> str:
-        """What the implementation elects for the rows of `inputs` that have no key.
+        """The elected value of the fully masked rows of `inputs`.
 
-        Raises NotApplicable for an answer that no reference gives, and for two answers.
+        Raises NotApplicable if no reference computes the elected value, or if two kinds of such rows
+        have different values.
         """
         if not inputs.has_empty_rows:
             return "zeros"
@@ -186,15 +191,16 @@ class Cell:
         return elected
 
     def refused(self, question: str, text: str) -> NotApplicable:
-        """What a cell raises that asks for what the implementation elects to raise on; `text` says so. A
-        person's function refuses it, unless the election is promised."""
+        """The exception for a cell in which the implementation elects to raise: Refused for a user
+        function that does not promise this election, else NotApplicable. `text` is the message."""
         promised = self.implementation.elected(question, self.dtype) is not None
         refuses = self.implementation.declared.is_user_code and not promised
         return (Refused if refuses else NotApplicable)(text)
 
     def sees(self, inputs: Inputs) -> np.ndarray:
-        """Which keys a row may see, boolean (B, H, Lq, Lk): those it attends. A row without keys sees
-        none if zeros or NaN are elected for it, and may see all otherwise."""
+        """The keys that may influence each row, boolean (B, H, Lq, Lk): the attended keys. A fully
+        masked row is influenced by no key if zeros or NaN are elected for it, and otherwise may be by
+        every key."""
         if not inputs.has_empty_rows:
             return inputs.attends
         try:
@@ -204,9 +210,10 @@ class Cell:
         return inputs.attends if blind else inputs.attends | inputs.fully_masked_rows[..., None]
 
     def oracle(self, inputs: Inputs | None = None, numerics: str | None = None) -> Oracle:
-        """The oracle of `inputs` under the implementation's elections, in its class or another.
+        """The oracle of `inputs` under the implementation's elections, in its numerics class or another
+        one.
 
-        Raises NotApplicable where the layer has parameters of its own, which no oracle knows.
+        Raises NotApplicable if the layer cannot take parameters: no oracle knows its own ones.
         """
         if not self.implementation.declared.takes_parameters:
             raise NotApplicable("the layer takes no parameters: only what needs none is judged")
@@ -225,9 +232,9 @@ class Cell:
     def judge(
         self, answer: Answer, inputs: Inputs | None = None, numerics: str | None = None
     ) -> None:
-        """Hold an answer against the oracle; raises Deviation "value" or "non-finite".
+        """Compare an answer with the oracle. Raises Deviation "value" or "non-finite".
 
-        `numerics` is the class to hold it to, by default the one declared.
+        `numerics` is the class of the bound, by default the declared class.
         """
         oracle = self.oracle(inputs, numerics)
         try:
@@ -238,7 +245,7 @@ class Cell:
         self.measured.worst_of(measured)
 
     def refuse_what_is_elected(self) -> None:
-        """Raise NotApplicable where the case lies beyond what the implementation elects to answer."""
+        """Raise NotApplicable if the implementation elects to give no answer to the case."""
         case = self.case
         overflows = isinstance(case, Case) and case.recipe == "overflow"
         if overflows and self.elected("score-overflow") != "finite":

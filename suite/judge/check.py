@@ -1,8 +1,8 @@
-"""Checks: promises, with the cases they are asked on.
+"""Checks: promises, with the cases of each level.
 
-A check is a function of a `Cell`. It returns where the promise holds and raises `Deviation` where it does
-not. The same functions serve pytest and the programs that judge without it. A check is asked of every
-operator that has cases for it, and of every implementation that has the features it needs.
+A check is a function of a `Cell`. The function returns if the promise holds, and raises `Deviation` if
+not. A check is asked of every operator that has cases for it, and of every implementation that has the
+needed features.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ CasesOf = Callable[[str], Iterable[AnyCase]]
 
 
 def everybody(declared: Declared) -> bool:
-    """Whom most checks are asked of: every implementation."""
+    """True for every implementation: the default of `Check.applies_to`."""
     return True
 
 
 @dataclass(frozen=True)
 class Check:
-    """A promise: its name, the function that judges it, the cases of a level, the features that it needs
-    besides those of its cases, and the cases of a level for compiled implementations, which pay for
-    every new shape; None for none.
+    """A promise.
 
-    `applies_to`: the implementations that it is asked of, by what they declare. `builtin_cases`: the
-    cases of a level for frameworks' own implementations, where a person's is asked more; None where all
-    are asked the same. `single_answer`: it asks for one answer to each of its cases, and none to a
-    variation, so that answers in files can be asked, too.
+    - `name`, and the `function` that judges it
+    - `cases`: the cases of a level
+    - `needs`: features besides those of the cases
+    - `compiled`: the cases of a level for compiled implementations, which pay for every new shape; None
+      for none
+    - `applies_to`: selects implementations by what they declare
+    - `builtin_cases`: the cases of a level for frameworks' own implementations, if user functions have
+      more cases; None for the same cases
+    - `single_answer`: True if one answer per case is enough, without variations; then answers in files
+      can be judged, too
     """
 
     name: str
@@ -49,10 +53,10 @@ class Check:
     def cells(
         self, level: str, implementations: Sequence[Implementation], seed: int = 0
     ) -> Iterator[Cell]:
-        """The cells of the level, case by case: every implementation is asked what its operator is.
+        """The cells of the level, case by case, for the implementations of the case's operator.
 
-        A case beyond the limits that an implementation declares is unsupported; its twin within the
-        limits is asked besides. `suite.spec.levels.postponed` says which cells wait for a later level.
+        If a case is beyond the declared limits of an implementation, the nearest supported case is
+        asked, too. `suite.spec.levels.postponed` says which cells wait for a later level.
         """
         of_these = [i for i in implementations if self.applies_to(i.declared)]
         eager = [i for i in of_these if i.mode == "eager"]
@@ -92,7 +96,8 @@ class Check:
                 yield Cell(self, twin, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
-        """Why the implementation cannot be asked this on the case, or None. Runs nothing."""
+        """The reason why the implementation does not support this check on the case, or None. Runs
+        nothing."""
         return implementation.unsupported(case) or implementation.missing(self.needs)
 
 
@@ -110,7 +115,7 @@ def check(
 ) -> Callable[[Callable[[Cell], None]], Callable[[Cell], None]]:
     """Mark a test function as a check on the cases that `cases(level)` gives.
 
-    The check is called what the function is, without `test_`. The arguments are fields of `Check`.
+    The name of the check is the function's name without `test_`. The arguments are fields of `Check`.
     """
 
     def mark(function: Callable[[Cell], None]) -> Callable[[Cell], None]:

@@ -1,4 +1,4 @@
-"""Two arrays held against each other: an answer against its oracle, or two answers to one problem."""
+"""Compare two arrays: an answer with its oracle, or two answers to one problem."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def against_oracle(
     got: np.ndarray, want: np.ndarray, limit: np.ndarray, judged: np.ndarray, fmt: DType,
     numerics: str, what: str = "", axes: str = "",
 ) -> tuple[np.ndarray, Measured, Deviation | None]:  # fmt: skip
-    """The error of an answer where it is judged (0 elsewhere), its figures, and the Deviation "value"
-    with the worst element where one is beyond its limit.
+    """The error of an answer (0 where `judged` is False), its figures, and the Deviation "value" with
+    the worst element if an element exceeds its limit.
 
-    `what` names the answer in messages, `axes` the letters of its axes. Raises Deviation
-    "non-finite", and HarnessError where `want` is NaN where it is judged.
+    `what` names the answer in messages, `axes` are the letters of its axes. Raises Deviation
+    "non-finite", and HarnessError if a judged element of `want` is NaN.
     """
     blank = np.isnan(want) & judged
     if blank.any():
@@ -76,10 +76,8 @@ def expect_bitwise(got: np.ndarray, want: np.ndarray, kind: str, what: str) -> N
 
 
 def expect_close(got: np.ndarray, want: np.ndarray, limit: np.ndarray, what: str) -> None:
-    """Raise Deviation "unequal" where two answers to one problem differ by more than `limit`.
-
-    `limit` is the sum of the bounds of the two answers.
-    """
+    """Raise Deviation "unequal" if two answers to one problem differ by more than `limit`, the sum of
+    their bounds."""
     both_nan = np.isnan(got) & np.isnan(want)
     difference = np.where(both_nan | (got == want), 0.0, np.abs(got - want))
     beyond = ~(difference <= limit)

@@ -1,5 +1,4 @@
-"""Derivatives: calls by the arrays they are differentiated by, and how gradients and tangents are
-judged."""
+"""Derivatives: make gradients and tangents of a cell's call, and judge them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:
-    """The call of a cell to differentiate, and all that it is differentiated by."""
+    """The call of a cell to differentiate, and the names of all arrays by which it can be
+    differentiated."""
     inputs = cell.inputs if inputs is None else inputs
     cell.require(inputs)
     prepared = cell.implementation.differentiable(inputs)
@@ -43,12 +43,13 @@ def vjp(
     arranged: str = "reversed",
     prepared: PreparedCall | None = None,
 ) -> tuple[Answer, dict[str, np.ndarray]]:
-    """The answer, and the gradients by the arrays `wrt` (by default all): query, key and value (B, H,
-    L, D) or (B, L, width), anything else as it was passed.
+    """The answer, and the gradients with respect to the arrays `wrt`, by default all. Gradients of
+    query, key and value have the shape (B, H, L, D) or (B, L, width), all others the shape that was
+    passed.
 
-    The cotangent (the case's own by default) lies in memory as `arranged` says; `prepared` is the
-    call where it is not the one that the inputs give. Judges type, device, dtype and shape. Raises
-    Deviation "raised" and "no-gradient".
+    The cotangent, by default the case's own, lies in memory as `arranged` says. `prepared` is the call
+    if it differs from that of the inputs. Type, device, dtype and shape are checked. Raises Deviation,
+    "raised" and "no-gradient" included.
     """
     inputs = cell.inputs if inputs is None else inputs
     backend = cell.implementation.backend
@@ -70,7 +71,7 @@ def native_cotangent(values: np.ndarray, inputs: Inputs, prepared: PreparedCall)
 
 
 def read_output(cell: Cell, native: Any, inputs: Inputs, prepared: PreparedCall) -> Answer:
-    """The output alone of a call, without what it may return beside it."""
+    """The array `output` of a call, without its other outputs."""
     return cell.read(native, inputs, replace(prepared, outputs=("output",)), ("output",))
 
 
@@ -81,9 +82,9 @@ def read_gradients(
     prepared: PreparedCall,
     wrt: Sequence[str],
 ) -> dict[str, np.ndarray]:
-    """Judge type, device, dtype and shape of gradients by array, and return their values.
+    """Check the type, device, dtype and shape of gradients, and return their values by array.
 
-    Raises Deviation, "no-gradient" where one is missing.
+    Raises Deviation, "no-gradient" if one is missing.
     """
     gradients = {}
     for name in wrt:
@@ -99,9 +100,10 @@ def read_gradients(
 
 
 def elected_gradient(cell: Cell, inputs: Inputs) -> str:
-    """Where the cotangent of a row without keys goes: "nothing", "values", "scores" or "nan".
+    """The part of the call that the cotangent of a fully masked row reaches: "nothing", "values",
+    "scores" or "nan".
 
-    Raises NotApplicable for any other election, and where NaN would reach every parameter of a layer.
+    Raises NotApplicable for any other election, and if NaN would reach every parameter of a layer.
     """
     if not inputs.has_empty_rows:
         return "nothing"
@@ -120,7 +122,7 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
 
 
 def mode_of(cell: Cell, inputs: Inputs) -> str:
-    """What the reference takes a row without keys for in the backward pass."""
+    """The mode of fully masked rows in the reference's backward pass."""
     if not inputs.has_empty_rows:
         return "zeros"
     return elections.backward_mode(elected_gradient(cell, inputs), cell.rows(inputs))
@@ -133,11 +135,11 @@ def judge_gradients(
     cotangent: np.ndarray | None = None,
     of: str = "output",
 ) -> None:
-    """Hold gradients of the output called `of` against the oracle; raises Deviation "value" or
+    """Compare gradients of the output called `of` with the oracle. Raises Deviation "value" or
     "non-finite".
 
-    What NaN reaches from rows without keys, where that is elected, is left out: those rows' own
-    gradients, and all of what their cotangents are summed into.
+    If NaN is elected for fully masked rows, the gradients that such NaN reaches are left out: those of
+    the rows themselves, and the sums that contain their cotangents.
     """
     inputs = cell.inputs if inputs is None else inputs
     cotangent = cell.cotangent if cotangent is None else cotangent
@@ -175,8 +177,8 @@ def judge_gradients(
 
 
 def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray]) -> None:
-    """Hold the output's movement against the reference, but for rows without keys that are elected to be
-    NaN; others move as their gradients flow back."""
+    """Compare the JVP of the output with the reference. Fully masked rows that are elected to be NaN are
+    left out; others move as their gradients flow."""
     inputs = cell.inputs
     want = Oracle.jvp(inputs, tangents, cell.rounding, mode_of(cell, inputs)).expected["output"]
     judged = np.ones(got.shape, bool)
@@ -192,7 +194,7 @@ def judge_tangent(cell: Cell, got: np.ndarray, tangents: Mapping[str, np.ndarray
 
 
 def jvp(cell: Cell, tangents: Mapping[str, np.ndarray]) -> np.ndarray:
-    """How the output moves as arrays move along `tangents`."""
+    """The JVP of the output for `tangents`."""
     inputs, backend = cell.inputs, cell.implementation.backend
     prepared, _ = asked_of(cell, inputs)
     native = {
@@ -209,8 +211,8 @@ def _as_passed(name: str, values: np.ndarray, prepared: PreparedCall) -> np.ndar
 
 
 def _infinite(cell: Cell, inputs: Inputs) -> np.ndarray:
-    """Which elements of the bias are passed as -inf to rows without keys. Whether the cotangents of such
-    rows, which go on through scores, reach them is nothing to elect: -inf has no derivative."""
+    """The elements of the bias that are -inf in fully masked rows. Their gradients are not judged: -inf
+    has no derivative."""
     assert inputs.bias is not None
     merged = cell.implementation.declared.merges_mask_into_bias
     hidden = np.broadcast_to(np.isneginf(inputs.bias), inputs.attends.shape)
@@ -223,7 +225,7 @@ def _infinite(cell: Cell, inputs: Inputs) -> np.ndarray:
 
 
 def _reached(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Which elements of the gradient of an array a row without keys has a part in."""
+    """The elements of an array's gradient to which a fully masked row contributes."""
     sizes, axes = inputs.letters, inputs.axes(name)
     own = "".join("." if n == 1 != sizes[x] else x for x, n in zip(axes, shape, strict=True))
     return np.broadcast_to(inputs.rows_along(inputs.fully_masked_rows, own), shape)

@@ -1,8 +1,7 @@
 """The kill table: which check kills which mutant.
 
-A mutant is an implementation with exactly one fault. It names the check that must kill it, and that
-check must end in `fail` on one of its cases: an error or a crash kills nothing, and neither does a
-case that is unsupported.
+A mutant is an implementation with exactly one fault. The mutant names the check that must kill it: the
+check must end in `fail` on one of its cases. Errors, crashes and unsupported cells kill nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kill:
-    """What became of one mutant.
+    """The outcome of one mutant.
 
-    `killed_by` is the check named for it, `like` the published bug it is an instance of, if any.
-    Where it was killed: the id of the first failing case, the kind and the message. Where it was not:
-    the statuses it got instead. `cells` were judged until then. `others` are the other checks that
-    kill it; empty where that was not asked.
+    - `killed_by`: the check that the mutant names; `like`: the published bug that it is an instance of,
+      if any
+    - `killed`: `case`, `kind` and `message` of the first failing cell; for a survivor the message counts
+      its statuses
+    - `cells`: the number of cells that were judged until then
+    - `others`: the other checks that kill the mutant; empty if they were not asked
     """
 
     mutant: str
@@ -50,10 +51,10 @@ def kill_table(
     seed: int = 0,
     others: bool = False,
 ) -> list[Kill]:
-    """Judge every mutant of `backend` with the check named for it, until the first failing case.
+    """Judge every mutant of `backend` with the check that it names, until the first failing case.
 
-    With `others` all other checks are tried as well. Raises ValueError where an implementation names
-    no fault, or a check that does not exist.
+    With `others` all other checks are tried, too. Raises ValueError if an implementation names no fault,
+    or an unknown check.
     """
     return [kill(mutant, checks, level, seed, others) for mutant in backend.implementations()]
 
@@ -91,9 +92,9 @@ def kill(
 def first_failure(
     mutant: Implementation, check: Check, level: str, seed: int
 ) -> tuple[bool, str, str, str, int]:
-    """Whether a case of the check failed; its id, kind and message; how many cells were judged.
+    """True if a case of the check failed, with its id, kind and message; and the number of cells judged.
 
-    Where none failed, the message counts the statuses and quotes the last error.
+    If no case failed, the message counts the statuses and quotes the last error.
     """
     statuses: Counter[str] = Counter()
     error = ""
@@ -109,7 +110,7 @@ def first_failure(
 
 
 def format_table(kills: Sequence[Kill]) -> str:
-    """The kill table in plain text: a line a mutant, survivors last, then how many each check kills."""
+    """The kill table in plain text: one line per mutant, survivors last, then the count of each check."""
     if not kills:
         return "no mutants"
     rows = [(k.mutant, k.killed_by, k.like, k.kind, k.case, k.fault) for k in kills if k.killed]
@@ -132,7 +133,7 @@ def format_table(kills: Sequence[Kill]) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their columns aligned; the last column is left as long as it is."""
+    """Rows with aligned columns; the last column is not padded."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

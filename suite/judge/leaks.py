@@ -1,9 +1,9 @@
-"""Leaks: what a call leaves behind that another one can see.
+"""Leaks: changes that a call leaves behind for later calls.
 
-Settings of the process and of the framework are put back after every cell, so that no cell hangs on
-another one, and a cell whose call changed one has failed. Every cell begins with the same seeds; that
-generators move is held against nobody. Threads that died and destructors that raised are failures of the
-cell in which that is seen.
+- Settings of the process and of the framework are restored after every cell, so that cells do not depend
+  on each other. A cell whose call changed a setting fails.
+- Every cell begins with the same seeds. A call may move random generators.
+- Threads that died and destructors that raised fail the cell during which they are noticed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAKED, DIED = "leaked-state", "raised"
 
 
 def folder() -> str:
-    """The folder that relative paths begin at; "" where it is gone."""
+    """The current folder; "" if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -38,7 +38,7 @@ COMMON = {"the folder": Setting(folder, lambda path: os.chdir(path) if path else
 
 
 class Settings:
-    """What is set as a cell begins; making it begins the cell: it seeds all generators."""
+    """The settings as a cell begins. The constructor begins the cell: it seeds all generators."""
 
     def __init__(self, backend: Backend) -> None:
         self._settings = {**COMMON, **backend.settings}
@@ -49,7 +49,7 @@ class Settings:
         backend.reseed()
 
     def restore(self) -> list[str]:
-        """Put everything back; returns what had changed, for people."""
+        """Restore all settings; returns the changes, for people."""
         left = []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
@@ -60,12 +60,12 @@ class Settings:
 
 
 _DIED: deque[str] = deque(maxlen=100)
-"""What died since it was last asked."""
+"""The deaths since `died` was last called."""
 
 
 def watch() -> Callable[[], None]:
-    """Remember threads that die and destructors that raise, and let nobody else hear of them; returns
-    what ends that."""
+    """Record threads that die and destructors that raise, and report them to nobody else. Returns the
+    function that ends this."""
     before: tuple[Any, Any] = (threading.excepthook, sys.unraisablehook)
 
     def thread(died: threading.ExceptHookArgs) -> None:
@@ -85,14 +85,14 @@ def watch() -> Callable[[], None]:
 
 
 def died() -> list[str]:
-    """What died since this was last asked, each once, for people; nothing where nobody watches."""
+    """The deaths since the last call, each once, for people; empty without `watch`."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]
     return list(dict.fromkeys(events))
 
 
 def fail_for_leaks(verdict: Verdict, left: list[str], dead: list[str]) -> Verdict:
-    """The verdict in the light of what a cell left behind: no pass. Another failure stays what it is, and
-    says so."""
+    """The verdict with the leaks of its cell. A pass or an unsupported cell becomes a failure; any other
+    verdict stays, and its message names the leaks."""
     if not left and not dead:
         return verdict
     changed = [f"the call left {'; '.join(left)}"] if left else []

@@ -1,20 +1,19 @@
-"""Spread: what random roundings do to an answer, and whether an error is more than that.
+"""Monte Carlo: the errors of random roundings, and whether an answer's errors are larger or follow a
+direction.
 
-A bound holds for the worst of all roundings. Most of them cancel: long sums, layers and gradients in 16
-bits lie at a hundredth of their bounds, and an answer that is off by 1 % may lie within. So the
-reference is computed several times with every rounding drawn (`references.rounding.drawn`), in the same
-places and of the same sizes as the bound has them, for several draws of the inputs. Two figures of the
-errors of an answer are held against these:
+A bound covers the worst case of all roundings. Most roundings cancel: long sums, layers and gradients in
+16 bits have errors of a hundredth of their bounds, and an answer that is off by 1 % may stay within. So
+the reference is computed several times with random roundings (`references.rounding.drawn`), in the
+places and of the sizes that the bound assumes, for several draws of the inputs. Two figures of an
+answer's errors are compared with these:
 
-- Their size, the root mean square over all elements, relative to that of the drawn errors. The model has
-  every rounding that an implementation of the class may make. A key that is dropped out of thousands is
-  larger.
-- Their part along a direction: the answer itself (a gain), and how the answer moves where one array is
-  larger by a factor. Random roundings have hardly any such part. A scale, or a gradient, that is off by a
-  part of a per cent has nothing else.
-
-The first is held to `tolerance.rms_limit`, the second, in standard deviations of the drawn errors, to
-`tolerance.shift_limit`.
+- Size: the root mean square over all elements, relative to that of the random errors. The limit is
+  `tolerance.rms_limit`. The model has every rounding that an implementation of the class may make. A key
+  that is dropped out of thousands has a larger error.
+- Direction: the part of the errors along the answer itself (a gain), and along the change of the answer
+  if one array is scaled. The limit, in standard deviations of the random errors, is
+  `tolerance.shift_limit`. Random roundings have hardly any such part. A scale or gradient that is off by
+  a part of a per cent has nothing else.
 
 Sources: Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997; Higham, Mary, A new approach to
 probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019.
@@ -37,15 +36,15 @@ from suite.spec.inputs import Inputs
 from suite.spec.recipes import generator
 
 DRAWS = 6
-"""How many draws of the inputs are asked, in one cell."""
+"""The number of draws of the inputs in one cell."""
 
 PASSES = 6
-"""How often the reference is computed for a draw, with other roundings."""
+"""The number of reference computations for each draw, with different random roundings."""
 
 
 @dataclass(frozen=True)
 class RoundingSamples:
-    """What is expected of one array, and its errors (PASSES, n) where roundings are drawn."""
+    """The expected values of one array, and its errors (PASSES, n) with random roundings."""
 
     exact: np.ndarray
     errors: np.ndarray
@@ -56,7 +55,7 @@ _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 
 
 def forward_drawn(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
-    """The output, where roundings of `u` are drawn."""
+    """Samples of the output with random roundings of size `u`."""
     reference = references.of(inputs.operator).forward
     return _drawn(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
@@ -64,14 +63,15 @@ def forward_drawn(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
 def gradients_drawn(
     inputs: Inputs, cotangent: np.ndarray, u: Roundoffs
 ) -> dict[str, RoundingSamples]:
-    """The gradients for a cotangent of the output, likewise."""
+    """Samples of the gradients for a cotangent of the output, likewise."""
     reference = references.of(inputs.operator).vjp
     of = ("vjp", cotangent.tobytes())
     return _drawn(inputs, of, lambda u: reference(inputs, cotangent, u), u)
 
 
 def directions(inputs: Inputs) -> dict[str, np.ndarray]:
-    """How the output moves where one array is larger by a factor, by array: by all of the array."""
+    """The JVP of the output along each array itself, by array: the change of the output if the whole
+    array is scaled."""
     reference = references.of(inputs.operator)
     names = [name for name in inputs.arrays if name not in inputs.operator.array_kinds.constants]
 
@@ -86,7 +86,7 @@ def _drawn(
     inputs: Inputs, of: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
     names: tuple[str, ...] = (),
 ) -> dict[str, RoundingSamples]:  # fmt: skip
-    """What is drawn of a reference, by array; `of` tells it from others of the same inputs."""
+    """Samples of a reference, by array; `of` distinguishes references of the same inputs."""
 
     def compute() -> dict[str, RoundingSamples]:
         exact = reference(NO_ROUNDING).arrays
@@ -106,8 +106,8 @@ def _drawn(
 
 @dataclass
 class ErrorAlong:
-    """The part of errors along a direction: theirs, that of the direction itself, and the variance of
-    theirs in each draw of the inputs."""
+    """Errors along a direction: the answer's part, the squared length of the direction, and the variance
+    of random errors in each draw of the inputs."""
 
     shift: float = 0.0
     whole: float = 0.0
@@ -120,14 +120,14 @@ class ErrorAlong:
 
     @property
     def deviations(self) -> float:
-        """The part of the errors in standard deviations; 0 where the roundings have no such part."""
+        """The answer's part in standard deviations; 0 if random errors have no such part."""
         variance = sum(self.variances)
         return abs(self.shift) / float(np.sqrt(variance)) if variance else 0.0
 
     @property
     def limit(self) -> float:
-        """How many there may be, by the degrees of freedom of the sum of the variances (Satterthwaite
-        1946)."""
+        """The largest number of standard deviations, by the degrees of freedom of the sum of variances
+        (Satterthwaite 1946)."""
         variances = np.array(self.variances)
         return shift_limit(PASSES * float(variances.sum() ** 2 / np.square(variances).sum()))
 
@@ -137,7 +137,7 @@ class ErrorAlong:
 
 
 class Spread:
-    """The errors of one array over draws of the inputs, beside those that were drawn."""
+    """The errors of one array over draws of the inputs, beside random errors."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -145,8 +145,8 @@ class Spread:
         self.parts: dict[str, ErrorAlong] = {}
 
     def add(self, got: np.ndarray, drawn: RoundingSamples, along: Mapping[str, np.ndarray]) -> None:
-        """Take an answer to one draw of the inputs, and the directions by name, in its shape. Draws count
-        alike: what is drawn for each has the size 1."""
+        """Add the answer to one draw of the inputs, and the directions by name, in the answer's shape.
+        Every draw has the same weight: its random errors have size 1."""
         if not np.isfinite(drawn.errors).all():
             raise HarnessError(f"what is drawn of {self.name} is not finite: the case is ill-posed")
         if not np.isfinite(got).all():
@@ -165,13 +165,13 @@ class Spread:
 
     @property
     def rms(self) -> float:
-        """The root mean square of the errors over that of the drawn ones; 0 where there are none."""
+        """The root mean square of the errors, relative to the random errors; 0 if there are none."""
         if not self.energy:
             return 0.0
         return float(np.sqrt(self.energy / self.expected)) if self.expected else np.inf
 
     def judge(self) -> None:
-        """Raise Deviation "value" where errors are larger than random ones, or go with a direction."""
+        """Raise Deviation "value" if errors are larger than random errors, or follow a direction."""
         independent = self.expected / self.largest if self.largest else 1.0
         limit = rms_limit(independent)
         if self.rms > limit:

@@ -1,4 +1,4 @@
-"""The oracle: what inputs must give, with how far rounding may move it in one numerics class."""
+"""The oracle: expected outputs for inputs, with the bound of rounding errors in one numerics class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CACHE: Cache[Outputs] = Cache(512)
 
 @dataclass(frozen=True)
 class Rounding:
-    """Where an implementation rounds: its numerics class, and what it declares besides."""
+    """The roundings of an implementation: its numerics class, and its other declarations."""
 
     numerics: str
     flushes: bool = False
@@ -38,7 +38,7 @@ class Rounding:
     truncates_matmul: bool = False
 
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
-        """The roundoffs in the dtype of the inputs, of the answer or of a derivative."""
+        """The unit roundoffs in the dtype of the inputs, for the answer or for a derivative."""
         if self.declared is None:
             return roundoffs(self.numerics, inputs.dtype, self.flushes, backward)
         return declared_roundoffs(
@@ -51,8 +51,8 @@ class Rounding:
 class Oracle:
     """Expected arrays by name, each with its bound.
 
-    `rows` is what is expected in rows without keys: "zeros", "uniform", "nan", or "unmasked" (the
-    answer of another problem, which is left out).
+    `rows` are the expected fully masked rows: "zeros", "uniform", "nan", or "unmasked" (the answer to
+    another problem, which is not judged).
     """
 
     outputs: Outputs
@@ -62,7 +62,7 @@ class Oracle:
 
     @classmethod
     def forward(cls, inputs: Inputs, rounding: Rounding, rows: str = "zeros") -> Oracle:
-        """The oracle of the outputs. Raises HarnessError where float64 cannot be judged here."""
+        """The oracle of the outputs. Raises HarnessError if the machine cannot judge float64."""
         mode = "uniform" if rows == "uniform" else "zeros"
         u = rounding.roundoffs(inputs)
         reference = references.of(inputs.operator).forward
@@ -74,8 +74,8 @@ class Oracle:
         cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros",
         of: str = "output",
     ) -> Oracle:  # fmt: skip
-        """The oracle of gradients for a cotangent like the output called `of`; `mode` is what rows
-        without keys are in the backward pass (see the reference)."""
+        """The oracle of gradients for a cotangent of the output called `of`. `mode` is the mode of fully
+        masked rows in the backward pass (see the reference)."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.of(inputs.operator).vjp
         beside = {} if of == "output" else {"of": of}
@@ -91,7 +91,7 @@ class Oracle:
         rounding: Rounding,
         mode: str = "zeros",
     ) -> Oracle:
-        """The oracle of how the output moves as arrays move along `tangents`."""
+        """The oracle of the JVP of the output for `tangents`."""
         u = rounding.roundoffs(inputs, backward=True)
         reference = references.of(inputs.operator).jvp
         key = ("jvp", inputs.digest, *((n, t.tobytes()) for n, t in tangents.items()), u, mode)
@@ -102,7 +102,7 @@ class Oracle:
         return self.outputs.arrays
 
     def bound(self, name: str = "output") -> np.ndarray:
-        """How far rounding may move the array called `name`."""
+        """The bound of the rounding error of the array called `name`."""
         return self.expected[name].error
 
     def in_class(self, numerics: str) -> Oracle:
@@ -110,10 +110,10 @@ class Oracle:
         return Oracle.forward(self.inputs, replace(self.rounding, numerics=numerics), self.rows)
 
     def judge(self, arrays: Mapping[str, np.ndarray]) -> Measured:
-        """Compare outputs by name with what is expected; returns the worst figures.
+        """Compare outputs by name with the expected arrays; returns the worst figures.
 
-        The grade, and the root mean square, are those of the output itself. Raises Deviation "value" or
-        "non-finite" with the worst element, and HarnessError where the oracle is NaN where it is judged.
+        Grade and root mean square are those of the array `output`. Raises Deviation "value" or
+        "non-finite" with the worst element, and HarnessError if a judged element of the oracle is NaN.
         """
         measured = self._judge_output(arrays["output"])
         for name in arrays:
@@ -156,11 +156,11 @@ class Oracle:
         return measured
 
     def _independent(self, judged: np.ndarray) -> float:
-        """How many of the errors that the variance model speaks of are independent, at least.
+        """A lower limit of the number of independent errors in the variance model.
 
-        What depends on each other is a group: a whole row, which one stored score or weight moves, and
-        an element alone where nothing but the output is rounded; groups of equal values are off equally,
-        and are one. The largest is that part of the sum which counts as one error.
+        Elements with common roundings are a group: a row if scores or weights are stored, else one
+        element. Groups of equal values have equal errors, and count as one. The largest group is the
+        part of the sum that counts as one error.
         """
         counted = self._spread_elements(judged)
         length = 1 if self.rounding.numerics == "exact" else counted.shape[-1]
@@ -170,8 +170,8 @@ class Oracle:
         return counted.sum() / sizes.max()
 
     def _spread_elements(self, judged: np.ndarray) -> np.ndarray:
-        """The elements that the variance model speaks of: it has no underflow, so those well within the
-        normal range."""
+        """The elements that the variance model covers: those well within the normal range, because the
+        model has no underflow."""
         spread, want = self.outputs.deviation, self.expected["output"].value
         assert spread is not None
         fmt = self.inputs.dtype
@@ -188,8 +188,8 @@ class Oracle:
             measured.rms = float(np.sqrt(np.mean(np.square(scaled))))
 
     def _judge_beside(self, name: str, got: np.ndarray) -> Measured:
-        """Weights and the like: what a row without keys weighs is judged with the output it gives, and
-        its log-sum-exp is elected."""
+        """Judge an output beside `output`, without fully masked rows: there weights follow from the
+        output, and the log-sum-exp is elected."""
         want, inputs = self.expected[name], self.inputs
         axes = inputs.operator.outputs(inputs.case)[name]
         judged = np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), got.shape)

@@ -1,4 +1,4 @@
-"""Refusals: by which errors a person's function refuses a case. Any other error is a failure."""
+"""Refusals: the errors by which a user function refuses a case. Any other error is a failure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from suite.judge.verdict import Deviation, Refused, first_line
 ACCIDENT = re.compile(
     r"\(\) (got|missing|takes|received) |\(\): argument '|truth value|interpret value of type"
 )
-"""What Python and the frameworks say of calls inside a function, by words that its own arguments are
-called, too."""
+"""Messages of Python and of frameworks about calls inside a function. They may contain names of its
+arguments."""
 
 RULE = "only NotImplementedError, or a {} that names an argument ({}), refuses a case"
 
 
 def refuses(implementation: Implementation, error: BaseException) -> bool:
-    """Whether an error refuses the call: NotImplementedError, or an error of validation. One that a
-    person's function raises names an argument; arguments of one letter have names of axes, and count for
-    none."""
+    """True if an error refuses the call: NotImplementedError, or a validation error. The validation
+    error of a user function must name an argument of more than one letter; single letters are names of
+    axes."""
     error = implementation.backend.raised_inside(error)
     if isinstance(error, NotImplementedError):
         return True
@@ -33,7 +33,8 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
 
 
 def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
-    """What a cell raises whose call raised an error: Refused where a person's function refuses by it."""
+    """The exception for a call that raised an error: Refused if a user function refuses by it, else
+    Deviation."""
     if implementation.declared.is_user_code and refuses(implementation, error):
         inside = implementation.backend.raised_inside(error)
         return Refused(f"the function refuses: {first_line(inside)}")
@@ -41,7 +42,7 @@ def outcome(implementation: Implementation, error: BaseException) -> Deviation |
 
 
 def accident(implementation: Implementation, error: BaseException) -> Deviation:
-    """The failure of a call that raised what is no refusal."""
+    """The failure of a call whose error is no refusal."""
     line = first_line(error)
     if not implementation.declared.is_user_code:
         return Deviation("raised", line)

@@ -48,26 +48,26 @@ from suite.spec.vocabulary import NUMERICS
 
 RMS_LIMIT = 1.5
 """Largest root mean square of error / standard deviation in the 16-bit dtypes. The variance model takes
-every rounding for uniform over half an ulp of the top of its binade: healthy answers stay near
-0.8; what lies beyond 1.5 is not rounding but a small error made everywhere, like a scale off by 1 %."""
+every rounding as uniform over half an ulp of the top of its binade, so that right answers stay near 0.8.
+Beyond 1.5 lies a small error in every element, like a scale that is off by 1 %."""
 
 RMS_CLASSES = ("exact", "fused", "eager", "stepwise")
-"""The classes in which the statistic is a verdict. The variance model does not know sums in 16 bits: over
-20 seeds healthy `working` answers reached 3.6, all others 1.27."""
+"""The classes in which the root mean square decides. The variance model has no sums in 16 bits: over 20
+seeds right `working` answers reached 3.6, all others 1.27."""
 
 RMS_FALSE_ALARM = 1e-9
-"""How likely the statistic of a healthy answer is beyond its limit, at most, under the variance model."""
+"""The largest probability that a right answer exceeds a statistical limit, under the variance model."""
 
 
 def roundoffs(
     numerics: str, fmt: DType, flushes: bool = False, backward: bool = False
 ) -> Roundoffs:
-    """The roundoffs of a class in a dtype. Raises ValueError for an unknown class.
+    """The unit roundoffs of a class in a dtype. Raises ValueError for an unknown class.
 
-    `flushes`: what is subnormal counts as zero, as it is stored and as the operand of a product.
-    `backward`: of a derivative. In bfloat16 it is taken to flush, whatever the answer does: that was
-    observed of the answer alone, and the products of a derivative are other kernels. Instructions for dot
-    products of bfloat16 flush operands and results whatever the processor's mode (Intel, VDPBF16PS).
+    `flushes`: subnormals count as zero when stored and as operands of products. `backward`: the
+    roundoffs of a derivative. Derivatives in bfloat16 are taken to flush: the election is observed of
+    the answer alone, and their products use other kernels. Instructions for dot products of bfloat16
+    flush operands and results in every mode of the processor (Intel, VDPBF16PS).
     """
     flushes = flushes or (backward and fmt.name == "bf16")
     if numerics not in NUMERICS:
@@ -99,11 +99,11 @@ def declared_roundoffs(
     declared: Declared, numerics: str, fmt: DType, flushes: bool, narrow_reductions: bool = False,
     backward: bool = False, truncates_matmul: bool = False,
 ) -> Roundoffs:  # fmt: skip
-    """The roundoffs of a class with what an implementation declares besides: an approximated exponential,
-    stored running sums, and narrow sums in its backward pass.
+    """The unit roundoffs of a class, with an implementation's other declarations: an approximated
+    exponential, stored running sums, and narrow sums in its backward pass.
 
-    `narrow_reductions`: the whole backend sums over broadcast axes in the case's dtype.
-    `truncates_matmul`: it cuts matrix products off as they are stored, and errs by up to one ulp.
+    `narrow_reductions`: the backend sums over broadcast axes in the case's dtype. `truncates_matmul`:
+    the backend truncates matrix products when it stores them, with errors of up to one ulp.
     """
     narrow = narrow_reductions or fmt.name in declared.narrow_reductions
     base = roundoffs(numerics, fmt, flushes, backward)
@@ -121,14 +121,14 @@ def declared_roundoffs(
 
 
 def rms_limit(independent: float) -> float:
-    """The largest root mean square of z = error / standard deviation over elements of which so many are
-    independent: `RMS_LIMIT`, or for few of them what a healthy answer passes with a probability of
-    `RMS_FALSE_ALARM`.
+    """The largest root mean square of z = error / standard deviation over elements of which
+    `independent` are independent: `RMS_LIMIT`, or for few elements the limit that a right answer exceeds
+    with probability `RMS_FALSE_ALARM`.
 
-    A sum of uniform errors has E exp(t z^2) <= (1 - 2 t)^(-1/2), as a normal one has (it is strictly
-    subgaussian: Arbel, Marchal, Nguyen, ESAIM: Probability and Statistics 24, 2020). So has, by Jensen's
-    inequality, the mean of z^2 over elements that depend on each other. Chernoff's bound of a mean s of n
-    such is P(mean > s) <= exp(-n/2 (s - 1 - ln s)), which is solved for s.
+    A sum of uniform errors satisfies E exp(t z^2) <= (1 - 2 t)^(-1/2), like a normal error: it is
+    strictly subgaussian (Arbel, Marchal, Nguyen, ESAIM: Probability and Statistics 24, 2020). By
+    Jensen's inequality the mean of z^2 over dependent elements satisfies it, too. Chernoff's bound for a
+    mean s of n such squares is P(mean > s) <= exp(-n/2 (s - 1 - ln s)), which is solved for s.
     """
     surprise = -2 * np.log(RMS_FALSE_ALARM) / independent
     mean_square = -float(lambertw(-np.exp(-1 - surprise), -1).real)
@@ -136,10 +136,11 @@ def rms_limit(independent: float) -> float:
 
 
 def shift_limit(freedom: float) -> float:
-    """The largest sum of random errors, in standard deviations, where the deviation is an estimate with
-    `freedom` degrees of freedom: what a healthy answer passes with a probability of `RMS_FALSE_ALARM`.
+    """The largest sum of random errors in standard deviations, if the deviation is an estimate with
+    `freedom` degrees of freedom. A right answer exceeds the limit with probability `RMS_FALSE_ALARM`.
 
-    Student's t. Sums of roundings have lighter tails than the normal distribution (see `rms_limit`).
+    The limit is Student's t. Sums of roundings have lighter tails than the normal distribution (see
+    `rms_limit`).
     """
     return -float(stdtrit(freedom, RMS_FALSE_ALARM / 2))
 
@@ -152,7 +153,7 @@ def ratios(error: np.ndarray, limit: np.ndarray) -> np.ndarray:
 
 
 def grade(error: np.ndarray, limit: Callable[[str], np.ndarray]) -> str:
-    """The narrowest class whose bound, `limit(class)`, holds for every element; "none" beyond the widest.
+    """The narrowest class whose bound, `limit(class)`, holds for every element; "none" if no class does.
 
     For float32 and float64 the classes coincide, so that the grade is `exact` or `none`.
     """

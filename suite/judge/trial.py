@@ -1,4 +1,4 @@
-"""The trial: one call of a person's function before the cells, so that what concerns all of them is said
+"""The trial: one call of a user function before the cells, so that a fault of every cell is reported
 once."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES = {
     "b": "B", "h": "H", "g": "Hkv", "q": "Lq", "k": "Lk", "d": "D", "v": "Dv", "x": "Eq", "y": "Ek",
     "z": "Ev", "o": "Eo",
 }  # fmt: skip
-"""What people call the size of an axis, by the letter of the axis."""
+"""The usual name of an axis' size, by the letter of the axis."""
 
 Calling = Callable[[Case], AbstractContextManager[None]]
 """Makes the context in which the function is called on a case; the context may raise TimeOver."""
@@ -32,12 +32,14 @@ Calling = Callable[[Case], AbstractContextManager[None]]
 def trial(
     implementation: Implementation, calling: Calling = lambda case: nullcontext()
 ) -> str | None:
-    """Why a function cannot be judged at all, in one sentence; None where it can.
+    """The reason why a user function cannot be judged at all, in one sentence, or None. The reasons:
 
-    It cannot be where every call raises, where a call takes too long, where it returns no array of the
-    framework, or one of another shape, and where operands in the other order of axes give the right
-    answer and those in the native order do not. A refusal is no reason. What a call leaves behind is put
-    back: cells report it.
+    - every call raises, other than by a refusal
+    - a call takes too long
+    - the return value is no array of the framework, or has another shape
+    - the answer is right only if operands have the other axis order
+
+    Settings that a call changed are restored: cells report them.
     """
     settings = leaks.Settings(implementation.backend)
     try:
@@ -65,7 +67,7 @@ def _tried(implementation: Implementation, calling: Calling) -> str | None:
 
 
 def _attempted(implementation: Implementation, inputs: Inputs) -> tuple[bool, str | None]:
-    """Whether one call says all that there is to say, and why the function cannot be judged."""
+    """True if one call is enough to know, and the reason why the function cannot be judged."""
     prepared = implementation.prepare(inputs)
     try:
         native = prepared()
@@ -87,7 +89,7 @@ def _attempted(implementation: Implementation, inputs: Inputs) -> tuple[bool, st
 
 
 def _cases(implementation: Implementation) -> list[Case]:
-    """The cases to try: in float32, then in the other dtypes; those that are declared."""
+    """The supported cases to try: in float32, then in the other dtypes."""
     asks, questions = implementation.operator.asks, implementation.operator.questions
     texts = [(questions.probe or asks.plain).replace("{mask}", "none"), *questions.trials]
     ids = [text.format(dt="f32") for text in texts]
@@ -101,14 +103,14 @@ def _cases(implementation: Implementation) -> list[Case]:
 
 
 def has_two_orders(case: Case) -> bool:
-    """Whether query, key and value have four axes each: heads and rows may stand in two orders."""
+    """True if query, key and value have four axes each: heads and rows may stand in two orders."""
     return all(len(case.axes.get(name, "")) == 4 for name in OPERANDS)
 
 
 def _misfit(
     implementation: Implementation, native: Any, inputs: Inputs, prepared: PreparedCall
 ) -> str | None:
-    """What is wrong with an answer that concerns every cell."""
+    """The fault of an answer that every cell would have, or None."""
     backend = implementation.backend
     several = len(prepared.outputs) > 1 and isinstance(native, tuple) and len(native) > 0
     output = native[0] if several else native
@@ -127,7 +129,7 @@ def _misfit(
 
 
 def _misshapen(got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall) -> str | None:
-    """What is wrong with the shape of an output, or None."""
+    """The fault of an output's shape, or None."""
     want = inputs.output_shape("output")
     want = (want[0], want[2], want[1], *want[3:]) if prepared.axis_order == "blhd" else want
     if got == want:
@@ -139,7 +141,7 @@ def _misshapen(got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall) -> 
 
 
 def _sized(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inputs) -> str:
-    """A shape with the names of its sizes, "(B, H, Lq, D) = (2, 4, 5, 8)"."""
+    """A shape with the names of its sizes, as "(B, H, Lq, D) = (2, 4, 5, 8)"."""
     axes = inputs.operator.outputs(inputs.case).get(name) or inputs.axes(name)
     names = [SIZES.get(letter, letter) for letter in axes]
     if prepared.axis_order == "blhd":
@@ -148,7 +150,7 @@ def _sized(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inpu
 
 
 def _right(implementation: Implementation, output: Any, inputs: Inputs, order: str) -> bool:
-    """Whether an output with axes in an order is that of the inputs."""
+    """True if an output in this axis order is right for the inputs."""
     values = implementation.backend.to_numpy(output)
     if values.ndim != 4:
         return False
@@ -159,7 +161,7 @@ def _right(implementation: Implementation, output: Any, inputs: Inputs, order: s
 
 
 def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
-    """Whether the function answers rightly where heads and rows of every operand are exchanged."""
+    """True if the function is right for operands whose heads and rows are exchanged."""
     backend = implementation.backend
     prepared = implementation.prepare(inputs)
     arrays = {}

@@ -1,4 +1,4 @@
-"""Verdicts: what came out of judging one cell, and the exceptions that carry a deviation."""
+"""Verdicts: the result of judging one cell, and the exceptions that end a check."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from suite.spec.vocabulary import KINDS, STATUSES
 
 
 class Deviation(Exception):
-    """An answer that is not what was asked for. `kind` is one of `KINDS`; `measured` are the figures of
-    the comparison that found it, where there was one."""
+    """A broken promise. `kind` is one of `KINDS`; `measured` are the figures of the comparison that
+    found it, if there was one."""
 
     def __init__(self, kind: str, message: str, measured: Measured | None = None) -> None:
         if kind not in KINDS:
@@ -28,15 +28,16 @@ class HarnessError(Exception):
 
 
 class NotApplicable(Exception):
-    """The cell asks for what the implementation lacks or elects not to do: it is unsupported."""
+    """The implementation lacks what the cell needs, or elects to give no answer: the cell is
+    unsupported."""
 
 
 class Refused(NotApplicable):
-    """A person's function refuses a case that its signature and its claims allow."""
+    """A user function refuses a case that its signature and its claims allow."""
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, also where asking it raises another one."""
+    """The text of an exception, even if its `__str__` raises."""
     try:
         return str(error)
     except ENDS:
@@ -46,8 +47,8 @@ def text_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception in one line, which people compare: JAX adds notes and tracebacks; TensorFlow's
-    functions begin with the place and end with what happened."""
+    """An exception in one line, for people who compare runs. JAX adds notes and tracebacks; the errors
+    of TensorFlow's functions begin with the place and end with the cause."""
     lines = text_of(error).strip().splitlines() or [""]
     text = lines[-1].strip() if lines[0].endswith("in user code:") else lines[0]
     return f"{type(error).__name__}: {text[:300]}"
@@ -55,10 +56,11 @@ def first_line(error: BaseException) -> str:
 
 @dataclass
 class Measured:
-    """Figures of a cell, filled in while it is judged; None where nothing was measured.
+    """Figures of a cell, filled in while it is judged; None if nothing was measured.
 
-    `ratios` are the error ratios by operand, of gradients; `kernels` the kernels that ran, in the
-    framework's own words; `observed` the answer to an election question, or a grade of invariance.
+    - `ratios`: error ratios of gradients, by operand
+    - `kernels`: the kernels that ran, in the framework's own words
+    - `observed`: the answer to an election question, or a grade of invariance
     """
 
     error_ratio: float | None = None
@@ -89,8 +91,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Status, kind ("" for pass), message for people (made `printable`), and the figures. `inherited` is
-    the finding that a failure of a person's function is known by."""
+    """Status, kind ("" for pass), message for people (made `printable`), and figures. `inherited` is the
+    finding that makes a failure of a user function known."""
 
     status: str
     kind: str = ""

@@ -1,6 +1,6 @@
-"""Elections: what implementations answer where the field has no single right answer.
+"""Elections: the answers of implementations to questions without a single right answer.
 
-`elected` is what is declared or, where nothing is, what is observed by running a probe once.
+`elected` is the declared answer, or else the answer that one run of a probe shows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakK
 
 
 def elected(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer declared in a dtype or, where none is, the one observed."""
+    """The answer in a dtype: the declared one, or else the observed one."""
     return implementation.elected(question, dtype) or observe(question, implementation, dtype)
 
 
 def of_native(question: str, implementation: Implementation, dtype: DType) -> str:
-    """What the framework's own attention answers, beside which a person's function is shown; "" where
-    there is none, or where it is not asked."""
+    """The answer of the framework's own attention, shown beside that of a user function; "" if there is
+    none, or if the question is not asked."""
     native = implementation.beside
     if native is None:
         return ""
@@ -41,12 +41,14 @@ def of_native(question: str, implementation: Implementation, dtype: DType) -> st
 
 
 def observe(question: str, implementation: Implementation, dtype: DType) -> str:
-    """The answer to a question as observed by running its probe once. If nothing is declared, cells are
-    judged by the answer: it is observed with all optimisations.
+    """The answer that one run of the question's probe shows. If nothing is declared, cells are judged by
+    this answer, and the probe has all optimisations.
 
-    Raises Deviation "election" where the answer is none of the question's options, Deviation "raised" for
-    an error that answers nothing (see `any_error_answers`), and NotApplicable where the implementation
-    lacks what the probe needs.
+    Raises:
+
+    - Deviation "election" if the answer is none of the question's options
+    - Deviation "raised" for an error that is no answer (see `any_error_answers`)
+    - NotApplicable if the implementation lacks what the probe needs
     """
     if implementation.optimized is not None and implementation.elected(question, dtype) is None:
         implementation = implementation.optimized
@@ -64,9 +66,13 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 
 
 def any_error_answers(question: str, implementation: Implementation, dtype: DType) -> bool:
-    """Whether any error answers a question, and not those alone that refuse the call: where an answer is
-    declared, where the framework's own attention raises, too, and where a framework's elections are
-    observed on a device, since none are verified there."""
+    """True if every error is an answer to a question, and not refusals alone. This holds:
+
+    - if an answer is declared;
+    - if the framework's own attention raises, too;
+    - for frameworks' own implementations on a device other than the CPU, whose elections nobody
+      verified.
+    """
     if implementation.elected(question, dtype) is not None:
         return True
     if implementation.declared.is_user_code:
@@ -75,8 +81,8 @@ def any_error_answers(question: str, implementation: Implementation, dtype: DTyp
 
 
 def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[str, ...]:
-    """The questions that tell what rows without keys give: those of what leaves such a row without keys
-    by itself; where nothing does so by itself, those of all that do it together."""
+    """The questions about the fully masked rows of `inputs`: those of every way of hiding that empties
+    such a row by itself. If no way does so by itself, those of all ways that do so together."""
     if not inputs.sizes.Lk:
         return ("no-keys",)
     left = _pairs_by_question(inputs, implementation)
@@ -88,8 +94,8 @@ def questions_of_rows(inputs: Inputs, implementation: Implementation) -> tuple[s
 
 
 def question_of_gradients(question: str, inputs: Inputs) -> str:
-    """The question that tells where the cotangents of rows go whose answer `question` tells. A layer is
-    asked none about rows that a bias empties."""
+    """The question about the gradients of the rows of `question`. Layers have none about rows that a
+    bias empties."""
     gradient = f"{question}-gradient"
     return (
         gradient if gradient in inputs.operator.questions.elections else "fully-masked-row-gradient"
@@ -97,8 +103,8 @@ def question_of_gradients(question: str, inputs: Inputs) -> str:
 
 
 def _pairs_by_question(inputs: Inputs, implementation: Implementation) -> dict[str, np.ndarray]:
-    """The pairs (B, H, Lq, Lk) that each way of hiding leaves, by the question of rows which that way
-    leaves without keys: a mask, the valid keys of a layer, and -inf in a bias."""
+    """The pairs (B, H, Lq, Lk) that each way of hiding leaves, by the question about its fully masked
+    rows: a mask, the valid keys of a layer, and -inf in a bias."""
     left: dict[str, np.ndarray] = {}
 
     def hide(question: str, pairs: np.ndarray) -> None:
@@ -127,13 +133,13 @@ def _pairs_by_question(inputs: Inputs, implementation: Implementation) -> dict[s
 
 
 def _is_valid_keys(part: Mask) -> bool:
-    """Whether layers are told a part of a mask as the keys that are valid."""
+    """True if layers take a part of a mask as an array of valid keys."""
     return isinstance(part, Padding) and not part.left
 
 
 def alignment(inputs: Inputs, implementation: Implementation) -> str:
-    """How the causal flag is aligned where these inputs are passed by it; "" where they are not, or where
-    the alignment makes no difference."""
+    """The elected alignment of the causal flag; "" if the inputs are passed without the flag, or if both
+    alignments are equal."""
     sizes, parts = inputs.sizes, inputs.mask.parts if inputs.mask is not None else ()
     if inputs.form != "native" or sizes.Lq == sizes.Lk or Causal() not in parts:
         return ""
@@ -143,9 +149,8 @@ def alignment(inputs: Inputs, implementation: Implementation) -> str:
 
 
 def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
-    """The inputs as the implementation's causal flag means them: with the mask that is bottom-right where
-    it elects so; with the mask as an array where the flag does not mean this mask, as elected, and arrays
-    are taken."""
+    """The inputs as the implementation's causal flag means them: with the bottom-right mask if that is
+    elected; with the mask as an array if the flag means another mask and arrays are taken."""
     flag = alignment(inputs, implementation)
     by_array = flag == "raises" or bool(_other_meaning(inputs, implementation))
     if flag == "bottom-right" and inputs.mask is not None:
@@ -157,7 +162,7 @@ def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:
 
 
 def raising(inputs: Inputs, implementation: Implementation) -> str:
-    """The question on which an implementation elects to raise and which these inputs put; "" for none."""
+    """The question on which an implementation elects to raise for these inputs; "" for none."""
     operator, dtype = inputs.operator, inputs.dtype
     questions = ["value-size"] if "value-size" in inputs.needs else []
     if inputs.has_empty_rows:
@@ -171,8 +176,8 @@ def raising(inputs: Inputs, implementation: Implementation) -> str:
 
 
 def _other_meaning(inputs: Inputs, implementation: Implementation) -> dict[str, str]:
-    """What the causal flag of a person's function is elected to mean in a call with these inputs, by
-    question, unless that is what the flag says. Adapters of frameworks know what their flags mean."""
+    """The elected meaning of a user function's causal flag in a call with these inputs, by question, if
+    it differs from the mask of the case. Adapters of frameworks know what their flags mean."""
     if inputs.mask is None or not implementation.declared.is_user_code:
         return {}
     sliding = implementation.missing(["native-window"]) is None
@@ -190,7 +195,7 @@ def _other_meaning(inputs: Inputs, implementation: Implementation) -> dict[str, 
 
 
 def _flagged(question: str, inputs: Inputs, implementation: Implementation) -> bool:
-    """Whether these inputs are passed by a causal flag, of which the question is asked."""
+    """True if these inputs are passed by a causal flag that the question is about."""
     return (
         inputs.mask is not None
         and inputs.form != "dense"
@@ -201,7 +206,7 @@ def _flagged(question: str, inputs: Inputs, implementation: Implementation) -> b
 
 
 def _elected_or(default: str, question: str, implementation: Implementation, dtype: DType) -> str:
-    """The elected answer; `default` where there is none, of which the check `election` tells."""
+    """The elected answer, or `default` if there is none; the check `election` reports that."""
     try:
         return elected(question, implementation, dtype)
     except (Deviation, NotApplicable):
@@ -209,11 +214,11 @@ def _elected_or(default: str, question: str, implementation: Implementation, dty
 
 
 def backward_mode(gradient: str, answer: str) -> str:
-    """What a reference takes a row without keys for in the backward pass, by what is elected of its
-    gradient and of its answer.
+    """The mode of fully masked rows in the reference's backward pass, by the elections of gradient and
+    answer.
 
-    Raises NotApplicable where no reference follows: what ignores the mask in such rows is another
-    problem's answer, up to what hiding by a finite number does to its scores.
+    Raises NotApplicable if no reference computes the elected gradients: a row that ignores the mask
+    answers another problem.
     """
     if gradient not in ("nothing", "values", "scores", "nan"):
         raise NotApplicable(f"elects that the cotangent of a row without keys goes to {gradient}")

@@ -1,4 +1,5 @@
-"""The probe: puts inputs to an implementation, and tells whose answer it gave."""
+"""The probe: asks an implementation designed inputs, and recognises the reference that its answer
+follows."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.vocabulary import NUMERICS, OPERANDS
 
 HIDDEN_KEY = 3
-"""The key that probes hide from every row; the last one where there are fewer."""
+"""The key that probes hide from every row; the last key if there are fewer."""
 
 EMPTY_ROW = 2
-"""The row that probes leave without keys; the last one where there are fewer."""
+"""The row that probes mask fully; the last row if there are fewer."""
 
 
 def empty_row(inputs: Inputs) -> int:
@@ -37,9 +38,10 @@ def hidden_key(inputs: Inputs) -> int:
 class Probe:
     """One implementation in one dtype.
 
-    A probe tells meanings apart, not roundings: answers are recognised in a wide numerics class; in
-    float64 in one that recognises what was computed in float32 inside. `any_error`: every error is an
-    answer; otherwise those alone that refuse a call (`suite.judge.refusal`), if a refusal is one.
+    A probe distinguishes meanings and ignores roundings: answers are recognised by the bounds of a wide
+    numerics class, in float64 by a class that computes in float32. `any_error`: every error is an
+    answer; otherwise only refusals are (`suite.judge.refusal`), if the question takes a refusal as an
+    answer.
     """
 
     def __init__(
@@ -62,27 +64,27 @@ class Probe:
         self.rounding = Rounding(wide, flushes, implementation.declared)
 
     def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
-        """The operator's probe with a mask, varied."""
+        """The operator's probe with a mask, and with other changes."""
         return self.drawn(self.operator.questions.probe, mask).replace(**changes)
 
     def drawn(self, probe: str, mask: str = "none") -> Inputs:
-        """The inputs of a probe with a mask, in the sizes nearest to its own that the implementation
-        takes."""
+        """The inputs of a probe with a mask, in the nearest sizes that the implementation supports."""
         case = Case.parse(probe.format(mask=mask, dt=self.dtype.name))
         return draw(self.implementation.nearest_supported(case) or case)
 
     def cross(self, **changes: Any) -> Inputs:
-        """Inputs with other numbers of queries than of keys, and no mask but what `changes` say."""
+        """Inputs with different numbers of queries and keys, without a mask unless `changes` has one."""
         return self.cross_with_its_mask().replace(**{"mask": None, "form": "native", **changes})
 
     def cross_with_its_mask(self) -> Inputs:
-        """The operator's probe of gradients with the mask that it has."""
+        """The operator's probe of gradients with its own mask."""
         return self.drawn(self.operator.questions.gradient_probe)
 
     def require(self, inputs: Inputs, lacking: bool = False) -> None:
-        """Raise NotApplicable where the implementation does not support the inputs.
+        """Raise NotApplicable if the implementation does not support the inputs.
 
-        `lacking`: features that it lacks are no reason, since that is what is asked.
+        `lacking`: features that the implementation lacks are allowed, because the question is about
+        them.
         """
         reason = self.implementation.refuses(inputs)
         if reason is None or (lacking and reason == self.implementation.missing(inputs.needs)):
@@ -90,10 +92,11 @@ class Probe:
         raise NotApplicable(reason)
 
     def arrays(self, inputs: Inputs, lacking: bool = False) -> dict[str, np.ndarray] | None:
-        """The outputs by name in float64, or None where the framework raises. Raises Refused where a
-        person's function refuses, and Deviation "raised" and "shape".
+        """The outputs by name in float64, or None if the framework raises. Raises Refused if a user
+        function refuses, and Deviation "raised" and "shape".
 
-        `lacking`: the inputs may need what the implementation lacks; that it raises is the answer.
+        `lacking`: the inputs may need features that the implementation lacks; then an error is the
+        answer.
         """
         self.require(inputs, lacking)
         # What is observed is remembered, and must not hang on programs of cells before this one.
@@ -115,8 +118,8 @@ class Probe:
         return arrays
 
     def _take_as_answer(self, error: Exception) -> None:
-        """Raise Refused for an error by which a person's function refuses to answer, and Deviation
-        "raised" for an error that is no answer."""
+        """Raise Refused if a user function refuses by this error, and Deviation "raised" if the error is
+        no answer."""
         person = self.implementation.declared.is_user_code
         inside = self.implementation.backend.raised_inside(error)
         if person and isinstance(inside, NotImplementedError):
@@ -128,14 +131,14 @@ class Probe:
             raise refusal.outcome(self.implementation, error) from error
 
     def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
-        """The output in float64, or None where the framework raises."""
+        """The output in float64, or None if the framework raises."""
         arrays = self.arrays(inputs, lacking)
         return None if arrays is None else arrays["output"]
 
     def matches(
         self, got: np.ndarray, inputs: Inputs, rows: str = "zeros", where: np.ndarray | None = None
     ) -> bool:
-        """Whether `got` is the output for `inputs`, in those rows (B, H, Lq) that `where` chooses."""
+        """True if `got` is the output for `inputs`, in the rows (B, H, Lq) that `where` selects."""
         oracle = Oracle.forward(inputs, self.rounding, rows)
         output = got
         if where is not None:
@@ -149,7 +152,7 @@ class Probe:
         return True
 
     def rows(self, got: np.ndarray | None, inputs: Inputs) -> str:
-        """Name what stands in the rows without keys: zeros, nan, uniform, unmasked, or other."""
+        """The name of the values in fully masked rows: zeros, nan, uniform, unmasked, or other."""
         if got is None:
             return "raises"
         rows = inputs.fully_masked_rows
@@ -167,11 +170,11 @@ class Probe:
         return "other"
 
     def cotangent(self, inputs: Inputs) -> np.ndarray:
-        """What the probe's output is differentiated with."""
+        """The cotangent of the probe's output."""
         return draw_cotangent(inputs.case, name=f"{inputs.case.id}/election")
 
     def gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Gradients of query, key and value, or None where the framework raises."""
+        """The gradients of query, key and value, or None if the framework raises."""
         self.require(inputs)
         backend = self.implementation.backend
         prepared = self.implementation.differentiable_fresh(inputs)
@@ -195,8 +198,8 @@ class Probe:
         }
 
     def lse_gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
-        """Gradients of the log-sum-exp by query and key, 0 where there are none; None where the framework
-        raises, or has no gradient function."""
+        """The gradients of the log-sum-exp with respect to query and key, 0 for a missing one; None if
+        the framework raises, or has no gradient function."""
         self.require(inputs)
         try:
             prepared, gradients = vjp_of_lse(self.implementation, inputs, cotangent)
@@ -221,7 +224,7 @@ class Probe:
         mode: str,
         of: str = "output",
     ) -> bool:
-        """Whether `got` are the gradients of `inputs` with rows without keys read as `mode`."""
+        """True if `got` are the gradients of `inputs` with fully masked rows in the mode `mode`."""
         want = Oracle.vjp(inputs, cotangent, self.rounding, mode, of).expected
         return all(
             (ratios(values - want[name].value, want[name].error) <= 1).all()

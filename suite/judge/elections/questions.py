@@ -1,4 +1,4 @@
-"""How each election question is put, and how its answers are told apart."""
+"""Questions: the probe of each election question, and how its answers are distinguished."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from suite.spec.vocabulary import OPERANDS
 
 
 def _emptied(inputs: Inputs) -> Inputs:
-    """The inputs under a mask that leaves one row without keys."""
+    """The inputs with a mask that fully masks one row."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
     mask[empty_row(inputs)] = False
     return inputs.replace(mask_array=mask, form="dense")
 
 
 def _poisoned(inputs: Inputs, operand: str) -> Inputs:
-    """The inputs with NaN in one key or value, which the mask hides from every row."""
+    """The inputs with NaN in one key or value that the mask hides from every row."""
     mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
     mask[:, hidden_key(inputs)] = False
     array = getattr(inputs, operand).copy()
@@ -123,7 +123,7 @@ def _gradient_of_empty_row(p: Probe) -> str:
 
 
 def _gradient_of(p: Probe, inputs: Inputs) -> str:
-    """Where the cotangent of the rows without keys goes."""
+    """The part of the call that the cotangent of the fully masked rows reaches."""
     cotangent = p.cotangent(inputs)
     got = p.gradients(inputs, cotangent)
     if got is None:
