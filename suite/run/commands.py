@@ -108,7 +108,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _why(case_id: str) -> str:
-    """The checks that ask a case, the level since which each does, and the reasons."""
+    """The checks that ask a case, the first level of each, and the reasons."""
     from suite.checks import all_checks
 
     lines = [case_id]
@@ -125,7 +125,7 @@ def _why(case_id: str) -> str:
 
 
 def _words() -> str:
-    """Every word that a declaration or a claim can use, with what it means."""
+    """Every word that a declaration or a claim can use, with its meaning."""
     tables = {
         "features": WORDS,
         "elections": {q.name: f"{q.text}: {' | '.join(q.options)}" for q in QUESTIONS.values()},
@@ -166,7 +166,7 @@ def _describe(arguments: argparse.Namespace) -> int:
 
 
 def _facts(case: AnyCase) -> str:
-    """What the drawn inputs of a case and its oracle look like."""
+    """Facts of a case's drawn inputs and of its oracle, as lines of text."""
     import numpy as np
 
     from suite.checks import all_checks

@@ -1,9 +1,10 @@
-"""Elections as declared: every question, its answers, and what each implementation declares, as a page.
+"""Elections as declared: a page of every question, its answers, and the declarations of each
+implementation.
 
     python -m suite elections > docs/elections.md
 
-`pytest suite` holds implementations to what they declare (`suite/test_elections.py`), so that the page
-needs no run. Every backend is asked in a process of its own: Keras has one engine in a process.
+`pytest suite` checks the declarations (`suite/test_elections.py`), so that the page needs no run. Each
+backend is loaded in its own process: Keras has one engine per process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ An implementation that a question does not name leaves its answer to be observed
 
 
 def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
-    """What the implementations of a backend declare, as `Elected`. Raises what `registry.load` raises."""
+    """What a backend's implementations declare, as `Elected`. Raises what `registry.load` raises."""
     elected: dict[str, dict[str, dict[str, str]]] = {}
     for implementation in registry.implementations(registry.load(name)):
         for case in ELECTION_CASES:
@@ -55,12 +56,12 @@ def declared(name: str) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def page(elected: Elected) -> str:
-    """The page in Markdown: a section a question."""
+    """The page in Markdown, with a section for each question."""
     return "\n".join([HEAD, *(section(question, elected) for question in QUESTIONS.values())])
 
 
 def section(question: Question, elected: Elected) -> str:
-    """A question in Markdown: its answers, and a table of those who elect each."""
+    """A question in Markdown: its answers, and a table of the implementations that elect each answer."""
     answers = ", ".join(f"`{option}`" for option in question.options)
     lines = [f"## {question.name}\n", f"{question.text}: {answers}.\n"]
     voters = {option: _voters(question.name, option, elected) for option in question.options}
@@ -76,7 +77,8 @@ def section(question: Question, elected: Elected) -> str:
 
 
 def _voters(question: str, option: str, elected: Elected) -> dict[str, list[str]]:
-    """Who gives an answer, by backend; with the dtypes where others get another answer."""
+    """The implementations that elect an answer, by backend; with dtypes if they elect other answers in
+    other dtypes."""
     voters: dict[str, list[str]] = {}
     for label, questions in elected.items():
         by_dtype = questions.get(question, {})
@@ -120,7 +122,7 @@ def _elections(arguments: argparse.Namespace) -> int:
 
 
 def _asked_apart(names: Iterable[str]) -> Elected:
-    """What several backends declare, each asked in a process of its own."""
+    """The declarations of several backends, each loaded in its own process."""
     elected: dict[str, Any] = {}
     for name in names:
         command = [sys.executable, "-m", "suite", "elections", f"--backend={name}"]

@@ -1,4 +1,4 @@
-"""Flags: how the options of a command are said on its command line, each by the field that holds it."""
+"""Flags: the command-line form of a command's options, declared by the field of each option."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True)
 class Flag:
-    """How an option is said on a command line.
+    """The command-line form of an option.
 
-    `many`: it may be given again and again; `kind` reads its text. `valid` are all texts that it takes,
-    where those can be listed: `Options.check` holds it to them, or the parser where `checked`. `again`:
-    it must be said again to judge one cell of the run. `of_function`: it speaks of a --function. A
-    `switch` whose default is True has a --no-NAME. `short` is another name, as -v.
+    - `many`: the option may be repeated; `kind` converts its text
+    - `valid`: all valid texts, if they can be listed. `Options.check` checks them; if `checked`, the
+      parser does.
+    - `again`: a command that judges one cell of the run again needs the option
+    - `of_function`: the option is about a --function
+    - `switch`: the option has no value; if its default is True, its name is --no-NAME
+    - `short`: another name, as -v
     """
 
     help: str
@@ -33,7 +36,7 @@ class Flag:
 
     @property
     def initial(self) -> Any:
-        """Its value where it is not given."""
+        """The value if the option is not given."""
         if self.switch:
             return self.default is True
         return () if self.many else self.default
@@ -41,7 +44,7 @@ class Flag:
     @property
     def arguments(self) -> dict[str, Any]:
         """The keywords of `add_argument` and of pytest's `addoption`. The help ends with the default,
-        where there is one that it does not speak of."""
+        unless it mentions the default already."""
         if self.switch and self.initial:
             return {"action": argparse.BooleanOptionalAction, "default": True, "help": self.help}
         if self.switch:
@@ -60,7 +63,7 @@ class Flag:
 
 
 def option(help: str, *details: Any, **more: Any) -> Any:
-    """A field of a class of options, with the flag that it is said by."""
+    """A field of a class of options, with its flag."""
     flag = Flag(help, *details, **more)
     return field(default=flag.initial, metadata={"flag": flag})
 
@@ -81,8 +84,7 @@ class CommandOptions:
 
     @classmethod
     def of(cls, lookup: Callable[[str], Any]) -> Self:
-        """The options that `lookup(name)` gives, by the names of fields; those it has not keep their
-        defaults."""
+        """The options that `lookup(name)` returns by the names of fields; for None the default."""
         values: dict[str, Any] = {f.name: lookup(f.name) for f in fields(cls)}
         known: dict[str, Any] = {
             n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if v is not None
@@ -101,8 +103,8 @@ class CommandOptions:
             add(*filter(None, [flag.short]), f"--{name}", **flag.arguments)
 
     def words(self, every: bool = False) -> list[str]:
-        """What of these options must be said again to judge one cell of the run; or `every` option that
-        makes the run."""
+        """The command line that makes the run, if `every`; else the part of it that judges one cell
+        again."""
         many, switches, values = [], [], []
         for name, flag in flags(type(self)).items():
             value = self._value(name)
@@ -122,5 +124,5 @@ class CommandOptions:
 
 
 def dashed(name: str) -> str:
-    """A field's name as the command line has it."""
+    """The command-line name of a field."""
     return name.replace("_", "-")

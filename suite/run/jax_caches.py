@@ -1,4 +1,4 @@
-"""What JAX keeps: what it compiled, on disk for a second run and in memory, and what it lowered."""
+"""JAX's caches: compiled programs, on disk for a second run and in memory, and lowered modules."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import sys
 from pathlib import Path
 
 FORGET_EVERY = 20
-"""Cells after which `forget_lowered` is called."""
+"""The number of cells between two calls of `forget_lowered`."""
 
 COUNT_EVERY = 40
-"""Cells after which `forget` counts areas of memory."""
+"""The number of cells after which `forget` counts areas of memory."""
 
 AREAS = 45_000
-"""Areas of memory that a process may have before `forget_programs` is called. A program of XLA takes some
-25 of them, and Linux allows 65,530 (vm.max_map_count): beyond them LLVM says "Cannot allocate memory",
-and the process dies. At smoke it has 24,000, at standard it would have 100,000. What goes operation by
-operation makes 16 programs a cell: 16,000 areas between two counts."""
+"""The number of memory areas of a process above which `forget_programs` is called. An XLA program has
+some 25 areas, and Linux allows 65,530 (vm.max_map_count): beyond them LLVM says "Cannot allocate
+memory", and the process dies. A run at smoke has 24,000 areas, a run at standard would have 100,000.
+Operation by operation a cell has 16 programs: 16,000 areas between two counts."""
 
 LOWERED = (
     ("jax._src.interpreters.pxla", "_cached_lowering_to_hlo"),
     ("jax._src.pjit", "_pjit_lower"),
 )
-"""Where JAX keeps what it lowered: module and function with a cache (see `forget_lowered`)."""
+"""JAX's caches of lowered modules, each as module and function (see `forget_lowered`)."""
 
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
-"""The variable that says where compilations are kept."""
+"""The environment variable that names the folder of compiled programs."""
 
 
 def keep_compilations(folder: str | Path) -> None:
-    """Let JAX keep its compilations in a folder, before it is imported: a second run then compiles
-    nothing. Where somebody has named a folder already, that stays."""
+    """Let JAX keep compiled programs in a folder, so that a second run compiles nothing. Call this
+    before JAX is imported. A folder that is set already stays."""
     os.environ |= compilations_in(folder)
 
 
 def compilations_in(folder: str | Path) -> dict[str, str]:
-    """The variables by which a process has JAX keep its compilations in a folder; none where somebody
-    has named one already."""
+    """The environment variables by which JAX keeps compiled programs in a folder; none if a folder is
+    set already."""
     if FOLDER in os.environ:
         return {}
     wanted = {
@@ -48,7 +48,7 @@ def compilations_in(folder: str | Path) -> dict[str, str]:
 
 
 def forget(judged: int) -> None:
-    """Forget what is to be forgotten when so many cells are judged."""
+    """Forget caches if that is due after so many judged cells."""
     if judged % FORGET_EVERY == 0:
         forget_lowered()
     if judged % COUNT_EVERY == 0 and "jax" in sys.modules and areas() > AREAS:
@@ -56,7 +56,7 @@ def forget(judged: int) -> None:
 
 
 def areas() -> int:
-    """The areas of memory that this process has; 0 where no system says so."""
+    """The number of memory areas of this process; 0 if the system does not tell."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
@@ -64,17 +64,17 @@ def areas() -> int:
 
 
 def forget_programs() -> None:
-    """Have JAX forget what it traced and compiled, as its public function does. A program that is called
-    again is traced again, and found among the compilations that are kept on disk."""
+    """Have JAX forget what it traced and compiled, by its public function. A program that is called
+    again is traced again, and then found on disk."""
     sys.modules["jax"].clear_caches()
 
 
 def forget_lowered() -> None:
-    """Have JAX forget the modules it lowered. Executables stay: nothing is compiled again.
+    """Have JAX forget lowered modules. Compiled programs stay.
 
     JAX keeps the modules of the last 2048 compilations, each with an MLIR context of over a megabyte.
-    Among these 3 GB every further lowering takes three times as long. No public function drops them
-    alone; where a release keeps them elsewhere this does nothing.
+    With these 3 GB every further lowering takes three times as long. JAX has no public function for
+    this; if a release keeps the modules elsewhere, nothing happens.
     """
     for module, name in LOWERED:
         cache = getattr(sys.modules.get(module), name, None)

@@ -1,8 +1,8 @@
-"""The log of a run: the cells that a run owes, the verdict of each, and the file that holds them.
+"""The log of a run: the cells that a run owes, the verdict of each, and the file of records.
 
-The file is opened before anything is judged, at a path that no kernel can move. A cell that is judged
-again, because a plugin repeats tests, keeps the worst of its verdicts; what pytest holds against a test
-after its verdict is part of the verdict. So records and exit code agree.
+The file is opened before any cell is judged, by a path that no kernel can change. If a plugin repeats a
+test, the worst of the cell's verdicts counts. An error that pytest reports before or after the verdict
+of a test is part of the verdict. So records and exit code agree.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
 FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
-"""Options of pytest that leave tests out."""
+"""Options of pytest that leave out tests."""
 
 
 def cell_of(node: str) -> tuple[str, str] | None:
-    """Check and name of the cell that a test is, by the test's id; None for another test."""
+    """Check and name of the cell of a test, by the test's id; None for a test that is no cell."""
     check, _, parameter = node.partition("::test_")[2].partition("[")
     implementation, slash, _ = parameter.partition("/")
     return (check, parameter.rpartition("]")[0]) if slash and ":" in implementation else None
 
 
 class RunLog:
-    """What the writing process knows of a run: the plan's identity, records, the open file."""
+    """The state of a run in the process that writes its records: the plan's identity, the records, the
+    open file."""
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
@@ -61,16 +62,16 @@ class RunLog:
 
     @property
     def cells(self) -> list[CellRecord]:
-        """The records, each cell once, in the order in which they came."""
+        """The records in order of arrival, each cell once."""
         return list(self._cells.values())
 
     @property
     def missing(self) -> list[str]:
-        """The tests that are cells and have no verdict."""
+        """The ids of tests that are cells and have no verdict."""
         return [node for node in self._owed if node not in self._keys]
 
     def reserve(self) -> None:
-        """Open the file of results, where one is asked for. Raises pytest.UsageError."""
+        """Open the file of --results, if given. Raises pytest.UsageError."""
         if not self.results:
             return
         path = self.config.invocation_params.dir / self.results
@@ -89,19 +90,19 @@ class RunLog:
         self.config.add_cleanup(self._release)
 
     def _release(self) -> None:
-        """Close the file, and remove it where nothing was judged."""
+        """Close the file, and remove it if no cell was judged."""
         if self._file is not None and self.writer is None:
             self._file.close()
             remove_empty(self._file.name)
 
     def owe(self, nodes: Iterable[str]) -> None:
-        """Take in the tests that are to be run."""
+        """Take in the ids of the tests that will run."""
         self._owed = [node for node in nodes if cell_of(node)]
 
     def take(self, cell: CellRecord, identity: dict[str, Any], node: str) -> None:
-        """Keep a record, and write it; the first one that knows the plan begins the file.
+        """Keep a record, and write it. The first record with the plan's identity begins the file.
 
-        The record of a crash knows nothing of the plan and waits for one that does.
+        The record of a crash has no identity, and waits for a record that has.
         """
         self._keys[node] = cell.key
         if cell.key in self._cells:
@@ -116,7 +117,7 @@ class RunLog:
         self._flush()
 
     def take_failure(self, node: str, message: str) -> None:
-        """Keep what was held against a test before or after its verdict, in its record."""
+        """Put an error that pytest reports before or after a test's verdict into its record."""
         key, of = self._keys.get(node), cell_of(node)
         if key is not None:
             before = self._cells[key]
@@ -136,7 +137,7 @@ class RunLog:
             self._corrected = True
 
     def begin(self, identity: dict[str, Any]) -> None:
-        """Make the header, and write it, where that is not done."""
+        """Make and write the header, once."""
         if self.header is not None:
             return
         self.header = _header(self.config, self.options, identity)
@@ -149,14 +150,15 @@ class RunLog:
             self.writer = records.writer(self._file.name, self.header, self._file)
 
     def _flush(self) -> None:
-        """Write what waits, where there is a file to write to."""
+        """Write the waiting records, if a file is open."""
         if self.writer:
             for cell in self.pending:
                 self.writer.write(cell)
             self.pending = []
 
     def close(self, finished: bool) -> None:
-        """Write what waits, the footer where the run is `finished`, and what was corrected."""
+        """Write the waiting records and, if the run is `finished`, the footer. If records were
+        corrected, write the file anew."""
         if self.header is None and self.pending:
             self.begin({})
         self._flush()
@@ -174,13 +176,13 @@ class RunLog:
 
     @property
     def _answers(self) -> bool:
-        """Whether a cell was answered as it must be; of a part, an expected failure is one, too."""
+        """True if a cell passed. In a shard an expected failure counts, too."""
         enough = {"pass", "known"} if self.options.shard else {"pass"}
         return any(cell.status in enough for cell in self._cells.values())
 
     @property
     def silence(self) -> str:
-        """Why a part of a run says nothing of any implementation; "" where it says something."""
+        """The reason why a shard says nothing of any implementation; "" if it says something."""
         if self.header is None or self._owes_answers:
             return ""
         return (
@@ -189,7 +191,7 @@ class RunLog:
         )
 
     def failures(self) -> list[str]:
-        """Why a run in which pytest sees no failure has failed all the same."""
+        """The reasons why a run fails although no test does."""
         reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
         if any(cell.status in BROKEN for cell in self._cells.values()):
             reasons.append("a cell failed")
@@ -203,7 +205,7 @@ class RunLog:
         return reasons
 
     def shortfalls(self) -> list[str]:
-        """Why a run in which nothing failed has not judged enough; none where it has."""
+        """The reasons why a run without failures has not judged enough; empty if it has."""
         return shortfalls(
             self.cells, self.functions, part=bool(self.options.shard), filtered=_filtered(self.config),
             allow_refusals=self.options.allow_refusals,
@@ -220,6 +222,6 @@ def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -
 
 
 def _filtered(config: pytest.Config) -> bool:
-    """Whether options of pytest leave cells out."""
+    """True if options of pytest leave out cells."""
     words = map(str, config.invocation_params.args)
     return any("::" in word or word.startswith(FILTERS) for word in words)

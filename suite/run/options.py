@@ -1,4 +1,4 @@
-"""Options: each declared once, for pytest and for every command that takes it."""
+"""Options of a run: each declared once, for pytest and for every command that takes it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
 
 CELL_SECONDS, START_SECONDS = 600.0, 600.0
-"""Limits of time that nothing comes near that ends at all."""
+"""Time limits far beyond every cell and every import that ends at all."""
 
 ASKED_MODES = (*MODES, "all")
-"""What --mode takes: implementations as they are called, through their frameworks' compilers, or both."""
+"""The values of --mode: implementations as they are called, through their frameworks' compilers, or
+both."""
 
 LAYERS = tuple(name for name, operator in OPERATORS.items() if not operator.is_default)
-"""What --like takes."""
+"""The values of --like."""
 
 
 @dataclass
 class Names:
-    """How pytest calls the options: `short`, as they stand here, besides the prefixed names that nobody
-    else has."""
+    """The names of the options in pytest: always with a prefix that no other plugin has, and if `short`
+    also without."""
 
     short: bool = True
 
@@ -38,11 +39,11 @@ class Names:
         return f"--attention-{flag.removeprefix('--')}"
 
     def destination(self, name: str) -> str:
-        """Where pytest keeps the value of an option, by its name or its field's."""
+        """The attribute in which pytest keeps an option, by the option's or the field's name."""
         return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
     def said(self, words: Iterable[str]) -> list[str]:
-        """Words of a command line of pytest, by the names there are."""
+        """Words of a pytest command line, with the names that exist in this process."""
         return [*words] if self.short else [self.prefixed(word) for word in words]
 
 
@@ -51,19 +52,19 @@ NAMES = Names()
 
 
 WORDS = {"like": "layer", "numerics": "numerics class"}
-"""What messages call the value of a flag whose name is no noun."""
+"""The noun in messages for the value of a flag whose name is no noun."""
 
 OUTSIDE = {
     "results": Flag("write records to this new file", "FILE.jsonl"),
     "case": Flag("judge this case alone; repeatable", "ID", many=True),
 }
-"""Flags that are no question of what is run: where records go, and the cases of a command."""
+"""Flags that do not change what is run: the file of records, and the cases of a command."""
 
 
 @dataclass(frozen=True)
 class Options(CommandOptions):
-    """What a run was asked for, as plain data; stored in the header of its records. The fields say how
-    pytest and the commands take them."""
+    """The options of a run, as plain data; stored in the header of its records. The fields declare the
+    flags of pytest and of the commands."""
 
     backend: tuple[str, ...] = option(
         f"what to judge: {', '.join(registry.REGISTRY)}, all (installed ones), or module:object of a "
@@ -186,7 +187,8 @@ class Options(CommandOptions):
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the options claim of a function (see `suite.spec.claims`). Raises UsageError."""
+        """The claims about a function that the options make (see `suite.spec.claims`). Raises
+        UsageError."""
         said = read_claims(self.claim)
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
@@ -196,7 +198,7 @@ class Options(CommandOptions):
 
     @property
     def backends(self) -> list[str]:
-        """Canonical backend names, "all" written out. Raises UsageError."""
+        """Canonical backend names, with "all" written out. Raises UsageError."""
         names: list[str] = []
         for name in self.backend:
             every = registry.together(registry.installed())
@@ -206,7 +208,7 @@ class Options(CommandOptions):
         return names
 
     def check(self) -> None:
-        """Raise UsageError for whatever can be known to be wrong without importing a framework."""
+        """Raise UsageError for every mistake that can be found without importing a framework."""
         if not self.backend:
             installed = ", ".join(registry.installed())
             raise UsageError(
@@ -245,12 +247,12 @@ class Options(CommandOptions):
 
     @property
     def compiles_quickly(self) -> bool:
-        """True if backends that can compile with few optimisations do so. Compilers are asked as they
-        are, and so is all that is judged beside a person's function."""
+        """True if backends compile with few optimisations if they can. Never in compiled mode, and never
+        beside a user function."""
         return not (self.optimized or self.function) and self.mode != "compiled"
 
     def part(self) -> tuple[int, int]:
-        """Shard i of n, (1, 1) where the run is whole. Raises UsageError."""
+        """Shard i of n, (1, 1) for a whole run. Raises UsageError."""
         if not self.shard:
             return 1, 1
         match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
@@ -260,8 +262,8 @@ class Options(CommandOptions):
 
 
 def shared(name: str, **changed: Any) -> Any:
-    """A field of a class of options with the flag of this name of `Options` or `OUTSIDE`; `changed` are
-    fields of `Flag` that differ."""
+    """A field of a class of options with the flag of this name from `Options` or `OUTSIDE`; `changed`
+    are fields of `Flag` that differ."""
     return option(**vars(replace((flags(Options) | OUTSIDE)[name], **changed)))
 
 
@@ -275,8 +277,8 @@ def add_options(
     """Declare flags of `Options` with `add`, the `add_argument` of a parser or the `addoption` of
     pytest's group.
 
-    `names` are some of the flags, by default all that say what a run is; `helps` other help texts, by
-    name; `changed` other fields of a `Flag`, where a command takes something else.
+    `names` are the flags, by default all that describe a run. `helps` are other help texts by name.
+    `changed` are other fields of a `Flag` by name.
     """
     table = flags(Options)
     for name in names if names is not None else [*table, "results"]:

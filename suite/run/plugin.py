@@ -1,12 +1,12 @@
-"""pytest plugin: options, parametrisation, statuses and the record writer.
+"""The pytest plugin: options, parametrisation, verdicts as outcomes, and records.
 
-A test function marked with `suite.judge.cell.check` is a check; it is parametrised with the cells the
-options ask for, and its outcome is the cell's verdict:
+A test function that is marked with `suite.judge.check.check` is a check. It is parametrised with the
+cells that the options select. The outcome of a test is the verdict of its cell:
 
     pass -> passed, known -> xfailed, unsupported -> skipped, fail / error / crash -> failed
 
-Under pytest-xdist every worker judges, and the records travel with the reports to the one process
-that writes them; a worker that dies leaves a `crash` record for the cell it was judging.
+Under pytest-xdist every worker judges, and the records travel with the reports to the process that
+writes them. If a worker dies, its cell has a `crash` record.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
 YOUNG = 50_000
-"""New objects after which Python looks for cycles among them."""
+"""The number of new objects after which Python searches for cycles among them."""
 
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
@@ -194,7 +194,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Before any worker starts: checks without a backend are one usage error."""
+    """End with a usage error before any worker starts, if checks are named without a backend."""
     config = session.config
     options, worker = config.stash[OPTIONS], hasattr(config, "workerinput")
     if not options.backend and not worker and _names_checks(config):
@@ -206,7 +206,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Entries of the manifests that match nothing in the catalogue end the run before it starts."""
+    """End with a usage error before any cell is judged, if entries of manifests match nothing in the
+    catalogue."""
     plan = _STATE.get("plan")
     if not isinstance(plan, Plan):
         return
@@ -226,13 +227,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Tell a test whether it is the last one of its process."""
+    """Mark the last test of this process."""
     item.stash[LAST] = nextitem is None
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """--timeout of pytest-timeout is a cell's limit like --cell-timeout, whatever its method."""
+    """Use --timeout of pytest-timeout as the time limit of a cell, like --cell-timeout, whatever its
+    method."""
     if getattr(item, "function", None) not in CHECKS:
         return None
     item.stash[SECONDS] = float(settings.timeout)
@@ -241,7 +243,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Load what was asked for before anything is collected: a usage error is one line then."""
+    """Load backends before anything is collected, so that a usage error is one line."""
     config = session.config
     if not config.stash[OPTIONS].backend or _has_workers(config):
         return
@@ -279,8 +281,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _spare_hypothesis(config: pytest.Config) -> None:
-    """Its plugin's summary imports Hypothesis, 0.4 s, also where no test of this process has left it
-    anything to say."""
+    """Unregister Hypothesis' plugin if no test of this process has imported Hypothesis: its summary
+    would import it, which takes 0.4 s."""
     plugin = config.pluginmanager.get_plugin("hypothesispytest")
     own = bool(config.stash[OPTIONS].backend) and not _has_workers(config)
     if own and plugin is not None and "hypothesis" not in sys.modules:
@@ -288,7 +290,7 @@ def _spare_hypothesis(config: pytest.Config) -> None:
 
 
 def _announce(item: pytest.Item) -> None:
-    """Tell who supervises this process which cell is judged now; end where nobody would notice."""
+    """Say on the board which cell is judged now. End the run if its supervisor is gone."""
     board = item.config.stash.get(BOARD, None)
     if board is not None:
         owed = sum(_STATE["owed"].values())
@@ -298,7 +300,7 @@ def _announce(item: pytest.Item) -> None:
 
 
 def _alone(config: pytest.Config) -> bool:
-    """Whether the process is of this session alone: it was started for it."""
+    """True if this process was started for this session."""
     return BOARD in config.stash or hasattr(config, "workerinput")
 
 
@@ -308,7 +310,7 @@ def _has_workers(config: pytest.Config) -> bool:
 
 
 _STATE: dict[str, Any] = {}
-"""The plan is made once a process: hooks that parametrise and judge share it."""
+"""The plan and the counts of this process, which its hooks share."""
 
 
 def _plan(config: pytest.Config) -> Plan:
@@ -342,7 +344,7 @@ def _versions_line() -> str:
 
 
 def _refuse_bytes(config: pytest.Config) -> None:
-    """What is handed to workers must be UTF-8, as names of files need not be."""
+    """Raise a usage error for arguments that are not UTF-8: they cannot be sent to workers."""
     for word in map(str, config.invocation_params.args):
         if not word.isascii() and word.encode(errors="ignore").decode() != word:
             raise pytest.UsageError(
@@ -351,7 +353,7 @@ def _refuse_bytes(config: pytest.Config) -> None:
 
 
 def _names_checks(config: pytest.Config) -> bool:
-    """Whether the arguments name the folder of the checks, this checkout, or anything in that folder."""
+    """True if the arguments name this checkout, the folder of the checks, or anything in that folder."""
     for argument in config.args:
         place = argument.partition("::")[0]
         if config.option.pyargs and place.partition(".")[0] == suite.__name__:
@@ -363,7 +365,7 @@ def _names_checks(config: pytest.Config) -> bool:
 
 
 def _share_compile_cache(config: pytest.Config) -> None:
-    """Let JAX keep its compilations in pytest's cache folder: a second run then compiles nothing."""
+    """Let JAX keep compiled programs in pytest's cache folder, so that a second run compiles nothing."""
     cache = getattr(config, "cache", None)
     if cache is None or jax_caches.FOLDER in os.environ:
         return

@@ -1,11 +1,11 @@
-"""Processes: how long one may take, what it was doing, and how it ended.
+"""Processes: time limits, crashes, and child processes.
 
-A kernel can do anything to its process: hang and never come back to Python, exit by C's own function, be
-killed. No code in that process sees this to its end, so another process looks on.
+A kernel can do anything to its process: hang outside Python, exit by C's own function, be killed. No
+code in that process survives this, so another process watches.
 
-- `limited` raises TimeOver at a time limit. A little later a watchdog outside Python's threads ends a
-  process that did not hear the exception.
-- A `Board` is memory that outlives the process: the process says there what it does.
+- `limited` raises TimeOver at a time limit. Soon after, a watchdog outside Python's threads ends a
+  process that did not react to the exception.
+- A `Board` is memory that outlives the process: the process writes there what it does.
 - `supervised` forks: the child does the work, the parent sees how the child ended.
 - `run_module` runs a command in a child to its end.
 - `RpcProcess` is a child that answers requests (`serve`), one line of JSON each.
@@ -36,7 +36,7 @@ from backends.registry import DISTRIBUTIONS
 from suite.records.machine import ROOT
 
 Fields = dict[str, Any]
-"""A request, an answer, or the facts on a board, as JSON has them."""
+"""A request, an answer, or the facts on a board, as JSON objects."""
 
 DIED = 1
 """The exit code of a supervised run whose child died."""
@@ -48,7 +48,7 @@ GRACE = 3.0
 """Seconds between TimeOver and the watchdog."""
 
 EXIT_SECONDS = 60.0
-"""Seconds in which frameworks may end their threads once the exit code is known."""
+"""Seconds in which frameworks may end their threads after the exit code is known."""
 
 CHILD = """
 import ctypes, os, runpy, signal, sys
@@ -66,7 +66,7 @@ threads."""
 
 
 class Board:
-    """What a process last said of itself, in memory that a parent and its forks share."""
+    """Facts that a process tells of itself, in memory that a parent and its forks share."""
 
     SIZE = 1 << 16
 
@@ -82,7 +82,7 @@ class Board:
             self._memory[: len(text)] = text
 
     def read(self) -> Fields:
-        """All facts; {} if there is none, or if the process died while it wrote."""
+        """All facts; {} if there is none, or if the process died while writing."""
         try:
             return json.loads(self._memory[:].partition(b"\n")[0])
         except ValueError:
@@ -94,16 +94,16 @@ _STACKS: list[int] = []
 
 
 def write_stacks(path: str = "") -> None:
-    """Have the watchdog write where this process stood into a file, by default to what is standard error
-    now: while a cell is judged, pytest captures standard error."""
+    """Let the watchdog write the stacks of this process into a file, by default to the current standard
+    error: while a cell is judged, pytest captures standard error."""
     for descriptor in _STACKS:
         os.close(descriptor)
     _STACKS[:] = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else os.dup(2)]
 
 
 def place_in(stacks: str) -> str:
-    """Where a process stood when the watchdog ended it, for people, by what the process wrote; "" if the
-    watchdog did not end it."""
+    """The place at which the watchdog ended a process, for people, from the stacks that it wrote; "" if
+    the watchdog did not end it."""
     if "Timeout (" not in stacks:
         return ""
     # The main thread comes last, its innermost frame first.
@@ -117,7 +117,7 @@ def place_in(stacks: str) -> str:
 
 @contextlib.contextmanager
 def limited(seconds: float, what: str) -> Iterator[None]:
-    """A context that ends after `seconds`, 0 for never. Raises TimeOver, which names `what` ran."""
+    """A context that ends after `seconds`, 0 for never. Raises TimeOver, whose message names `what`."""
     if not seconds:
         yield
         return
@@ -144,14 +144,14 @@ def limited(seconds: float, what: str) -> Iterator[None]:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended unasked, by its exit code (below 0: the number of a signal)."""
+    """The unexpected end of a process in words, by its exit code (below 0: the number of a signal)."""
     if code < 0:
         return f"died of {signal.Signals(-code).name}"
     return f"ended with exit code {code}, unasked"
 
 
 def can_fork() -> bool:
-    """Whether this process can be forked: it has one thread, and no framework is imported."""
+    """True if this process can be forked: it has one thread, and no framework is imported."""
     imported = {module for modules in DISTRIBUTIONS.values() for module in modules} & {*sys.modules}
     return hasattr(os, "fork") and threading.active_count() == 1 and not imported
 
@@ -159,8 +159,8 @@ def can_fork() -> bool:
 def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
     """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
 
-    If the fork died before it had an exit code, standard error is told how and at which cell, with an
-    `advice`; the code is `DIED`.
+    If the fork dies before it has an exit code, the code is `DIED`, and standard error says how and at
+    which cell the fork died, with an `advice`.
     """
     board = Board()
     board.say(parent=os.getpid())
@@ -189,7 +189,7 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
 
 
 def orphaned(board: Board | None) -> bool:
-    """Whether the parent that looks on is gone."""
+    """True if the parent that supervises this process is gone."""
     return board is not None and os.getppid() != board.read().get("parent")
 
 
@@ -229,8 +229,8 @@ def _death(code: int, said: Fields, advice: str) -> str:
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with other variables, in which a child imports what lies beside the
-    suite, as backends in a checkout do."""
+    """This process's environment with other variables. The child can import packages beside the suite,
+    as backends in a checkout."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
@@ -238,8 +238,8 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 def run_module(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float = 0.0
 ) -> tuple[int | None, str]:
-    """Run `python -m WORDS` in a folder; returns its exit code (below 0: the number of a signal) and all
-    that it printed.
+    """Run `python -m WORDS` in a folder; returns its exit code (below 0: the number of a signal) and its
+    output.
 
     A child that takes longer than `seconds`, 0 for no limit, is killed with its own children, and the
     code is None. The system kills a child whose parent died.
@@ -261,8 +261,8 @@ def run_module(
 class ProcessEnded(Exception):
     """A child ended instead of answering.
 
-    `code` is its exit code (below 0: the number of a signal), `last` the last line of its standard error,
-    `late` whether its parent killed the child because it took too long.
+    `code` is its exit code (below 0: the number of a signal), `last` the last line of its standard
+    error. `late` is True if its parent killed the child at a time limit.
     """
 
     def __init__(self, code: int, last: str, late: bool) -> None:
@@ -291,7 +291,7 @@ class RpcProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the child can answer no more."""
+        """True if the child cannot answer any more."""
         return self._process.poll() is not None
 
     def ask(self, request: Fields, seconds: float = 0.0) -> Fields:
@@ -317,7 +317,7 @@ class RpcProcess:
         return json.loads(line)
 
     def end(self) -> None:
-        """Close the child's input, and kill the child if it does not end of itself."""
+        """Close the child's input, and kill the child if it does not end by itself."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -332,7 +332,7 @@ class RpcProcess:
 
 
 def serve(answer: Callable[[Fields], Fields]) -> None:
-    """Answer requests until standard input ends. What frameworks print goes to standard error."""
+    """Answer requests until standard input ends. The output of frameworks goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -342,7 +342,7 @@ def serve(answer: Callable[[Fields], Fields]) -> None:
 
 @contextlib.contextmanager
 def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[threading.Event]:
-    """A context that kills a process after so many seconds, 0 for never; the event says that it did."""
+    """A context that kills a process after so many seconds, 0 for never. The event is set if it did."""
     killed = threading.Event()
 
     def kill() -> None:

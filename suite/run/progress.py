@@ -1,4 +1,4 @@
-"""Progress: how much of a run is done, and about how long the rest takes."""
+"""Progress: the done part of a run, and the expected time of the rest."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 EVERY = {True: 10.0, False: 60.0}
-"""Seconds between two lines, on a terminal and elsewhere."""
+"""Seconds between two lines: on a terminal (True) and elsewhere."""
 
 
 class Progress:
-    """Counts judged cells against those that a run owes.
+    """Counts the judged cells of a run.
 
-    `every` is how many seconds lie between two lines, `clock` gives seconds.
+    `every` is the number of seconds between two lines. `clock` returns seconds.
     """
 
     def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -24,12 +24,12 @@ class Progress:
         self._began = self._said = clock()
 
     def owe(self, cells: Mapping[str, int]) -> None:
-        """Take in how many cells of each backend there are in all."""
+        """Take in the number of cells of each backend."""
         self.owed = Counter(cells)
 
     def take(self, backend: str, seconds: float) -> str:
-        """Count a judged cell, which took some seconds; returns a line where one is due and something is
-        left, else ""."""
+        """Count a judged cell, which took some seconds; returns a line if one is due and cells are left,
+        else ""."""
         self.judged[backend] += 1
         self._seconds[backend] += seconds  # type: ignore[assignment]
         now = self._clock()
@@ -39,17 +39,17 @@ class Progress:
         return self.line()
 
     def line(self) -> str:
-        """Cells judged of all, of every backend where there are several, and the time left."""
+        """The number of judged cells of all, by backend if there are several, and the time left."""
         judged, owed = self.judged.total(), self.owed.total()
         each = [f"{name} {self.judged[name]} of {owed}" for name, owed in self.owed.items()]
         by_backend = f" ({', '.join(each)})" if len(each) > 1 else ""
         return f"{judged} of {owed} cells{by_backend}, about {span(self.left())} left"
 
     def left(self) -> float:
-        """Seconds until all is judged.
+        """The seconds until all cells are judged.
 
-        A cell that is left takes what its backend's cells took on average; of a backend without any, what
-        all took. Workers share the seconds as they shared those that went by.
+        A cell is expected to take the average of its backend's cells, or of all cells if none of its
+        backend is judged. Workers are taken to share the time as before.
         """
         spent = sum(self._seconds.values())
         share = (self._clock() - self._began) / spent if spent else 0.0
@@ -62,7 +62,7 @@ class Progress:
 
 
 class Steps:
-    """Says before each of `count` steps what it is, and about how long those take that are left."""
+    """Announces each of `count` steps, with the expected time of the remaining steps."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Steps:
         self._begun, self._began = 0, clock()
 
     def next(self, text: str) -> None:
-        """Say what comes next; the step before is over."""
+        """Announce the next step; the step before is over."""
         done, self._begun = self._begun, self._begun + 1
         each = (self._clock() - self._began) / done if done else 0.0
         left = f"; about {span(each * (self._count - done))} left" if done else ""
@@ -82,7 +82,7 @@ class Steps:
 
 
 def span(seconds: float) -> str:
-    """A span of time for people: 45 s, 12 min, 2 h 5 min."""
+    """A time span for people: 45 s, 12 min, 2 h 5 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

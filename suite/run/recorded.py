@@ -1,4 +1,4 @@
-"""Records of judged cells: what a run writes down of itself, of each cell, and of a cell that died."""
+"""Records of a run: its header, the record of each cell, and the record of a cell whose process died."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from suite.spec.elections import ElectionCase
 def header(
     options: Options, identity: Mapping[str, Any], partial: bool = False, **more: str
 ) -> Header:
-    """The header of a run of this identity; `more` stands beside its options."""
+    """The header of a run with this identity; `more` are fields beside its options."""
     origin = machine.origin()
     origin["machine"]["thread_variables"] = threads_as_set()
     return Header(
@@ -36,7 +36,7 @@ def header(
 
 
 def cell_name(cell: Cell) -> str:
-    """What identifies a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
+    """The name of a cell within its check: "torch:sdpa-math/sdpa/none/mha/f32/..."."""
     return f"{cell.implementation}/{cell.case.id}"
 
 
@@ -57,7 +57,7 @@ def record(cell: Cell, verdict: Verdict) -> CellRecord:
 
 
 def record_key(cell: Cell) -> tuple:
-    """The key of the record that a cell will give."""
+    """The key of a cell's record."""
     return CellRecord(**_identity(cell), status="pass", seed=cell.seed).key
 
 
@@ -75,7 +75,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
 
 
 def _case_fields(case: AnyCase) -> dict[str, Any]:
-    """What a record says of its case beside the id."""
+    """The fields of a case in a record, without its id."""
     return {
         "group": case.group,
         "operator": case.operator.name,
@@ -86,7 +86,8 @@ def _case_fields(case: AnyCase) -> dict[str, Any]:
 
 
 def crashed(check: str, name: str, kind: str, message: str, options: Options) -> CellRecord:
-    """The record of a cell whose process died or ran out of time, made from its name alone."""
+    """The record of a cell whose process died or exceeded its time limit, made from the cell's name
+    alone."""
     implementation, _, case_id = name.partition("/")
     backend, _, short = implementation.partition(":")
     case = find(case_id)

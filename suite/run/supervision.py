@@ -1,9 +1,10 @@
 """Supervision: another process sees how a run ends.
 
-A plain run forks before a framework is imported. The parent takes an outcome only from a child that says
-that the child came to its end. Workers (`-n`) have pytest-xdist's controller. A worker that cannot begin,
-because of what was asked for or because it died as it imported that, ends the run: the next one could not
-begin either. A worker that died later is one crash, and another one goes on.
+- A plain run forks before a framework is imported. The parent takes an outcome only if the child says
+  that it came to its end.
+- Workers (`-n`) have pytest-xdist's controller. If a worker cannot begin, because of a usage error or
+  because it died during imports, the run ends: the next worker could not begin either. A worker that
+  dies later is one crash, and a new worker continues.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ USAGE, IDENTITY, STACKS = "attention-usage", "attention-identity", "attention-st
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Judge in a child if nobody else would see how the run ends: workers have their controller."""
+    """Judge in a child, unless another process sees how the run ends: workers have their controller."""
     option = config.option
     others = ("numprocesses", "tx", "help", "version", "collectonly", "usepdb", "trace")
     plain = config.getoption(NAMES.destination("backend")) and not hasattr(config, "workerinput")
@@ -91,17 +92,17 @@ class Controller:
             )
 
     def why(self, node: Any) -> str:
-        """Where a worker stood when its watchdog ended it; "" if the watchdog did not."""
+        """The place at which the watchdog ended a worker; "" if the watchdog did not end it."""
         return place_in(self._written(node.gateway.id))
 
     def _written(self, name: str) -> str:
-        """What a worker wrote into a file of the folder."""
+        """The text that a worker wrote into a file of the folder."""
         file = self._folder / name
         return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def teller(config: pytest.Config) -> Callable[[str], object]:
-    """Takes the sentence that is said if this process dies, "" for none."""
+    """Returns a function of a sentence that is said if this process dies, "" for none."""
     if BOARD in config.stash:
         return lambda death: config.stash[BOARD].say(death=death)
     if stacks := getattr(config, "workerinput", {}).get(STACKS):

@@ -1,7 +1,7 @@
-"""The terminal: what a run says to the person who started it.
+"""The terminal: the output of a run for the person who started it.
 
-While cells are judged, a line now and then says what is left. After them come the tables of the summary,
-then why cells fail, then a few failures in full; of all of them pytest's short summary has a line each.
+While cells are judged, a line sometimes says how much is left. After the run come tables, then the
+reasons of failures, then a few failures in full. pytest's short summary has one line for every failure.
 With `-v` every group and every failure is shown in full.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from suite.run.log import RunLog
 
 MOST = 10
-"""How many groups of failures, and how many failures, are shown in full."""
+"""The number of groups of failures, and of failures, that are shown in full."""
 
 
 class Terminal:
-    """The part of the pytest plugin that talks to people, in the process that writes the records."""
+    """The part of the pytest plugin that writes to the terminal, in the process that writes records."""
 
     def __init__(self, config: pytest.Config, log: RunLog) -> None:
         self._config, self._log = config, log
@@ -41,8 +41,8 @@ class Terminal:
         return self._config.getoption("verbose") < -1
 
     def take(self, cell: CellRecord, owed: Mapping[str, int]) -> None:
-        """Count a judged cell of those that a run owes, by backend (nothing: not yet known), and say what
-        is left where that is due."""
+        """Count a judged cell, and write a line if one is due. `owed` are the numbers of cells by
+        backend, empty if unknown."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None or self._is_silent:
             return
@@ -58,7 +58,8 @@ class Terminal:
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
     def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
-        """Tables, and why cells fail, before pytest lists the failures, of which it then has few."""
+        """Write tables and reasons of failures before pytest lists the failures, of which it then has
+        few."""
         log = self._log
         if log.cells and not self._is_silent:
             from suite.report.summary import lines
@@ -79,7 +80,7 @@ class Terminal:
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """What is left to say once the failures are listed."""
+        """Write notes, shortfalls and the path of the records after the failures."""
         log = self._log
         if self._failed is not None:
             left_out = len(self._failed) - len(terminalreporter.stats["failed"])
@@ -101,10 +102,10 @@ class Terminal:
 
 
 class Listing:
-    """What is said of the cells of a run, and which of pytest's reports of failures are shown in full.
+    """The reasons of a run's failures, and the choice of pytest's reports to show in full.
 
-    `nodes` are the ids of the tests by the keys of their cells; `most` is how many groups and failures
-    are shown in full.
+    `nodes` are the ids of the tests by the keys of their cells. `most` groups and failures are shown in
+    full.
     """
 
     def __init__(
@@ -118,12 +119,12 @@ class Listing:
         self._in_full = [nodes[run.cells[row].key] for row in rows]
 
     def explanation(self) -> Iterator[str]:
-        """Why cells fail, as lines of text; none where none fails."""
+        """The reasons of failures as lines of text; none if no cell fails."""
         return why(self._run, self._groups, self._most, self._commands)
 
     def chosen(self, reports: list[Any]) -> list[Any]:
-        """Of pytest's reports of failures those to show in full: of cells as many as `most`, the smallest
-        of every group first; of other tests all."""
+        """The reports to show in full: `most` of cells, the smallest of every group first, and all of
+        other tests."""
         by_node = {report.nodeid: report for report in reports}
         cells = set(self._nodes.values())
         first = [by_node[node] for node in self._in_full if node in by_node]
@@ -137,11 +138,11 @@ class Listing:
 
 
 Commands = Callable[[CellRecord], Mapping[str, str]]
-"""What can be done about a failing cell: commands, by what they are for."""
+"""The commands that repeat or reduce a failing cell, by their purpose."""
 
 
 def why(run: Run, groups: Sequence[Group], most: int, commands: Commands) -> Iterator[str]:
-    """Why cells fail, as lines of text; none where none fails. `most` groups are shown in full."""
+    """The reasons of failures as lines of text, none if no cell fails; `most` groups are in full."""
     if groups:
         yield from ("", "Why cells fail", "--------------")
     for number, group in enumerate(groups[:most], 1):
@@ -169,8 +170,8 @@ def rerun_command(node: str, options: Options) -> str:
 
 
 def search_command(cell: CellRecord, options: Options) -> str:
-    """The command that looks for a smaller case than this failing one, and saves its script; "" where the
-    search does not judge the check, or draws other values."""
+    """The command that searches for a smaller failing case, and saves its script; "" if the search does
+    not judge the check, or draws other values."""
     if cell.check not in SEARCHED or options.seed != Options.seed:
         return ""
     one = (cell.backend,) if len(options.backend) > 1 or "all" in options.backend else ()
@@ -186,7 +187,7 @@ def search_command(cell: CellRecord, options: Options) -> str:
 
 
 def failure_text(cell: CellRecord, node: str, options: Options) -> str:
-    """A failing cell in full."""
+    """The text of a failing cell."""
     worst = "" if cell.error_ratio is None else f"\n  error ratio {cell.error_ratio:.3g}"
     return printable(
         f"{cell.status}: {cell.kind}\n"
