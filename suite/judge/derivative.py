@@ -109,7 +109,7 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
         return "nothing"
     questions = elections.questions_of_rows(inputs, cell.implementation)
     of_gradients = (elections.question_of_gradients(name, inputs) for name in questions)
-    gradient, *others = {cell.elected(question) for question in of_gradients}
+    gradient, *others = dict.fromkeys(cell.elected(question) for question in of_gradients)
     if others:
         raise NotApplicable(
             f"elects {gradient} and {others[0]} for cotangents of two kinds of rows"
