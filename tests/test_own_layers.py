@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from backends.binder import arguments
+from backends.limits import Limits
 from backends.registry import UsageError, function_implementation
 from backends.user.layer import FACTORY, UserLayer
 from suite.__main__ import main
@@ -99,6 +100,20 @@ class Unrooted(Norm):
         deviation = centred.square().mean(-1, keepdim=True).sqrt() + self.epsilon
         return centred / deviation * self.norm.weight + self.norm.bias
 
+class Tuned(Loaded):
+    # The attributes are called like claims, or nearly so, and claim nothing.
+    head_size, max_length, dtype = 64, 1, "f32"
+
+    def scale(self):
+        return self.heads**-0.5
+
+    def forward(self, x, causal=False, valid=None, block=16):
+        return super().forward(x, causal, valid)
+
+class Misspelt(Free):
+    def forward(self, x, is_causal=False):
+        return super().forward(x, is_causal)
+
 class Turned(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal, valid).transpose(1, 2)
@@ -148,6 +163,20 @@ def test_dropout_of_a_layer_is_asked_where_it_takes_a_rate(torch_backend: Any, m
     assert judged("dropout", case, user_layer(torch_backend, more, "Unscaled")).status == "fail"
     without = judged("dropout", case, user_layer(torch_backend, more, "Loaded"))
     assert without.status == "unsupported"
+
+
+def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, more: Path) -> None:
+    layer = user_layer(torch_backend, more, "Tuned")
+    assert layer.remarks == ("never passed, so that the default is judged: block",)
+    assert layer.declared.limits == Limits()
+    assert judged("values", PLAIN, layer).status == "pass"
+
+
+def test_a_misspelt_parameter_of_a_layer_is_named(torch_backend: Any, more: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"layer Misspelt has .*: is_causal; did you mean causal\?"
+    ):
+        user_layer(torch_backend, more, "Misspelt")
 
 
 def test_a_layer_of_the_wrong_shape_fails_as_shape(torch_backend: Any, more: Path) -> None:
