@@ -32,7 +32,7 @@ from suite.spec.masks import (
 )
 from suite.spec.operator import Operator, Option
 from suite.spec.operators import OPERATORS
-from suite.spec.recipes import FIXED_SCALE, OVERFLOW_SCALE, recipes_of
+from suite.spec.recipes import FIXED_SCALE, recipes_of
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import HIDING
 
@@ -248,10 +248,8 @@ def cases_of(
         others = alternatives(option, without=[] if mask is None else HIDING)
         one_in = RARE_ONE_IN if option.rare else OPTION_ONE_IN
         options[option.name] = draw(rarely(st.just(option.default), others, one_in))
-    if recipe == "overflow":
-        options["scale"] = OVERFLOW_SCALE
-    elif recipe in FIXED_SCALE:
-        options["scale"] = None
+    if recipe in FIXED_SCALE:
+        options["scale"] = FIXED_SCALE[recipe]
     orders = operator.axis_orders
     axis_order = draw(rarely(st.just(orders[0]), st.sampled_from(orders), 3))
     form = "native"

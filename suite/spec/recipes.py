@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -14,6 +14,9 @@ from suite.spec.vocabulary import HIDING
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv)."""
+
+TILES = (8, 16, 32, 64, 128)
+"""Numbers of keys that kernels take at a time."""
 
 Draw = Callable[[np.random.Generator, Sizes, DType], Operands]
 
@@ -115,6 +118,29 @@ def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     return 4 * codes[:, heads // group, rows % count], codes[:, :, np.arange(s.Lk) % count], v
 
 
+def _staircase(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
+    """Scores that rise and fall from tile to tile, in rows that lie anywhere in the dtype's range.
+
+    For the scale 1 and two components at least. The first component adds a level to every tile of keys.
+    The tiles of key head g have `TILES[g % 5]` keys. Sample b follows course b % 4: the levels rise by 3,
+    fall by 3, alternate between 0 and 100, or lie in any order. The second component moves rows in turn by
+    nothing, down and up, by 102400, or by 60000 in float16.
+    """
+    q, k, v = _normal(rng, s, fmt)
+    if s.D < 2:
+        return q, k, v
+    row, key = (240.0, 250.0) if fmt.name == "f16" else (320.0, 320.0)
+    q[..., 0], q[..., 1] = 1.0, np.array([0.0, -row, row])[np.arange(s.Lq) % 3]
+    k[..., 1] = key
+    for b, g in np.ndindex(s.B, s.Hkv):
+        tile = np.arange(s.Lk) // TILES[g % len(TILES)]
+        count = int(tile.max(initial=0)) + 1
+        order = rng.permutation(count)
+        courses = 3 * np.arange(count), -3 * np.arange(count), 100 * (np.arange(count) % 2), 3 * order
+        k[b, g, :, 0] = courses[b % len(courses)][tile]
+    return q, k, v
+
+
 DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large": _large,
@@ -126,17 +152,17 @@ DRAWS: dict[str, Draw] = {
     "sunk": _sunk,
     "overflow": _overflow,
     "needle": _needle,
+    "staircase": _staircase,
 }
 
 
 RECIPES = tuple(DRAWS)
 """Names of the input recipes."""
 
-FIXED_SCALE = ("large", "offset", "sunk", "needle")
-"""Recipes that set the size of the scores, so they need the default scale."""
-
-OVERFLOW_SCALE = 2.0**-14
-"""The scale for the recipe "overflow"."""
+FIXED_SCALE: Mapping[str, float | None] = {
+    **dict.fromkeys(("large", "offset", "sunk", "needle")), "overflow": 2.0**-14, "staircase": 1.0,
+}  # fmt: skip
+"""Recipes that set the size of the scores, with the scale that they need; None is the default scale."""
 
 
 def recipes_of(names: Iterable[str], fmt: DType) -> list[str]:
@@ -200,6 +226,8 @@ def draw_bias(
         return rng.standard_normal((s.Lq, s.Lk))
     shapes = {"1hqk": (1, s.H, s.Lq, s.Lk), "b1qk": (s.B, 1, s.Lq, s.Lk)}
     out = rng.standard_normal(shapes.get(kind, (s.B, s.H, s.Lq, s.Lk)))
+    if kind == "deep":
+        return rng.standard_normal((1, s.H, s.Lq, s.Lk)) - 6e4 * (np.arange(s.Lq) % 3 == 1)[:, None]
     if kind in HIDING:
         ix = PairIndex.of(s, seed)
         hidden = uniform(seed + 503, ix.b, ix.h, ix.q, ix.k) < 0.35

@@ -38,6 +38,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_persons,
     faults_precision,
     faults_qk_norm,
+    faults_range,
     faults_rotary,
     faults_scores,
     faults_shapes,

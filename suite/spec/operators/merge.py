@@ -25,7 +25,7 @@ from suite.spec.sizes import Sizes
 if TYPE_CHECKING:
     from suite.spec.case import Case
 
-HEIGHTS = {"level": 0.0, "high": 200.0, "low": -200.0}
+HEIGHTS = {"level": 0.0, "high": 200.0, "low": -200.0, "deep": -1e5}
 """Mean of the log-sum-exps of a case. Means far from 0 overflow or underflow unless the maximum is
 subtracted first."""
 
@@ -86,9 +86,12 @@ MERGE = Operator(
                 "merge/none/mha/{dt}/b2h3q5k2d8/empty",
                 "merge/none/mha/{dt}/b2h3q5k2d8/high",
                 "merge/none/mha/f32/b2h3q5k4d8",
+                "merge/none/mha/f32/b2h3q5k2d8/deep",
             ),
             Ask(
                 "merge/none/mha/{dt}/b2h3q5k2d8/low",
+                "merge/none/mha/{dt}/b2h3q5k2d8/deep",
+                "merge/none/mha/{dt}/b2h3q5k4d8/deep/apart/empty",
                 "merge/none/mha/{dt}/b2h3q5k2d8/apart",
                 "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
                 "merge/none/mha/{dt}/b2h3q5k4d8",

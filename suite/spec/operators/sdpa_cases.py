@@ -68,11 +68,11 @@ AXES: dict[str, tuple[object, ...]] = {
     "heads": HEADS,
     "dtype": tuple(DTYPES),
     # the other biases are in designed cases
-    "bias": tuple(b for b in BIASES if b not in ("alibikeys", "lowest")),
+    "bias": tuple(b for b in BIASES if b not in ("alibikeys", "lowest", "deep")),
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow makes sense only in float16 with a small scale, sunk only in float32 and float64
-    "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk", "needle")),
+    "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk", "needle", "staircase")),
     # bhdl is in designed cases only: frameworks without views lack it
     "axis_order": ("bhld", "blhd"),
     "form": ("native", "dense"),
@@ -184,6 +184,18 @@ SIZES = (
 )
 """Sizes that make kernels choose different paths."""
 
+SMOKE_FAR = (
+    "sdpa/none/mha/{dt}/b4h5q9k257d8/scale1.0/staircase",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.deep",
+)
+
+FAR = (
+    "sdpa/causal/gqa2/{dt}/b4h10q65k65d8/scale1.0/staircase",
+    "sdpa/bool.b1qk/mha/{dt}/b4h5q9k257d8/scale1.0/staircase/dense",
+    "sdpa/causal/mha/{dt}/b1h2q65k65d8/bias.deep",
+)
+"""Maxima that rise and fall between tiles, and rows that lie far from 0 by scores or by a bias."""
+
 SMOKE_LOWEST = ("sdpa/none/mha/{dt}/b2h3q17k23d8/bias.lowest",)
 
 LOWEST = (
@@ -260,8 +272,9 @@ CASES = (
     Ask(_designed, since="standard"),
     Ask(_products, since="full"),
     Ask(*SMOKE_ALIBI),
+    Ask(*SMOKE_FAR, dtypes="float32 first"),
     Ask(*SMOKE_LOWEST, dtypes="every"),
-    Ask(*ALIBI, *LOWEST, dtypes="every", since="standard"),
+    Ask(*ALIBI, *LOWEST, *FAR, dtypes="every", since="standard"),
     Ask(*SIZES, since="standard"),
     *FORWARD,
     *(ask for feature in FEATURES.values() for ask in feature.cases),

@@ -58,6 +58,12 @@ DESIGNED_GRADIENTS = (
     "sdpa/none/gqa2/{dt}/b2h4q0k7d8",
 )
 
+FAR = (
+    "sdpa/none/mha/{dt}/b4h5q9k129d8/scale1.0/staircase",
+    "sdpa/causal/mha/{dt}/b1h2q17k33d8/bias.deep",
+)
+"""Rows that lie far from 0, and maxima that rise and fall between tiles."""
+
 LOWEST = ("sdpa/none/gqa2/{dt}/b2h4q11k9d6/bias.lowest",)
 
 SIZES = (
@@ -89,6 +95,7 @@ GRADIENTS = (
     Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
     Ask(*DESIGNED_GRADIENTS, dtypes="float32", since="standard"),
     Ask(*SIZES, *LOWEST, since="standard"),
+    Ask(*FAR, dtypes="float32 first"),
     *BACKWARD,
     Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),
     *(ask for feature in FEATURES.values() for ask in feature.gradients),
