@@ -39,7 +39,7 @@ from tests.answering import answered
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "vectors.md"
 SELECTION = Selection("smoke", operator=("sdpa", "rotary", "multi-head"), dtype=("f32", "f16"))
-MEGABYTES = 64e6
+MEGABYTES = 80e6
 
 
 @pytest.fixture(scope="module")

@@ -123,8 +123,8 @@ def _staircase(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
     For the scale 1 and two components at least. The first component adds a level to every tile of keys.
     The tiles of key head g have `TILES[g % 5]` keys. Sample b follows course b % 4: the levels rise by 3,
-    fall by 3, alternate between 0 and 100, or lie in any order. The second component moves rows in turn by
-    nothing, down and up, by 102400, or by 60000 in float16.
+    fall by 3, alternate between 0 and 100, or lie in any order. The second component moves rows in turn
+    by nothing, down and up, by 102400, or by 60000 in float16.
     """
     q, k, v = _normal(rng, s, fmt)
     if s.D < 2:

@@ -185,13 +185,13 @@ SIZES = (
 """Sizes that make kernels choose different paths."""
 
 SMOKE_FAR = (
-    "sdpa/none/mha/{dt}/b4h5q9k257d8/scale1.0/staircase",
+    "sdpa/none/mha/{dt}/b4h5q9k129d8/scale1.0/staircase",
     "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.deep",
 )
 
 FAR = (
     "sdpa/causal/gqa2/{dt}/b4h10q65k65d8/scale1.0/staircase",
-    "sdpa/bool.b1qk/mha/{dt}/b4h5q9k257d8/scale1.0/staircase/dense",
+    "sdpa/bool.b1qk/mha/{dt}/b4h5q9k129d8/scale1.0/staircase/dense",
     "sdpa/causal/mha/{dt}/b1h2q65k65d8/bias.deep",
 )
 """Maxima that rise and fall between tiles, and rows that lie far from 0 by scores or by a bias."""

@@ -36,11 +36,11 @@ LENGTHS = {
 SIZES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "Lq": LENGTHS,
     "Lk": {**LENGTHS, "above": (*LENGTHS["above"], 257)},
-    "B": {"few": (1, 2), "multiple": (8, 16), "many": (9, 10, 17, 33)},
+    "B": {"few": (1, 2), "multiple": (8, 16), "above 8": (9, 10), "above 16": (17, 33)},
     "heads": {
-        "few": ((1, 1), (3, 3), (3, 1)),
-        "multiple": ((8, 8), (8, 2), (16, 16), (16, 4)),
-        "many": ((33, 33), (33, 11), (33, 1)),
+        "few": ((1, 1), (3, 1), (3, 3)),
+        "multiple": ((8, 2), (8, 8), (16, 4), (16, 16)),
+        "many": ((33, 1), (33, 11), (33, 33)),
     },
     "D": {"power of two": (8, 64, 128, 256), "other": (12, 80, 96, 192, 320)},
 }
@@ -64,7 +64,7 @@ FEATURES = ("bias.qk", "bias.bhqk", "bias.1hqk", "scale0.3", "cap2.0", "sinks", 
 
 COMMON = {"direction": ("forward", "backward"), "dtype": tuple(DTYPES)}
 
-SCORES, NUMBERS = 2**16, 2**18
+SCORES, NUMBERS = 2**14, 2**15
 """Limits of a small problem: scores, B H Lq Lk, and numbers in queries, keys and values."""
 
 
@@ -97,9 +97,11 @@ def with_members(
     """
     used: Counter[tuple[object, ...]] = Counter()
     out: list[Row] = []
+    names = list(classes)
     for row in rows:
         chosen = row | {name: classes[name][str(row[name])][0] for name in classes}
-        for name in classes:
+        names = [*names[1:], names[0]]  # by turns each axis takes the first choice
+        for name in names:
             members = classes[name][str(row[name])]
             fitting = [m for m in members if small(chosen | {name: m})] or [chosen[name]]
             least = min(used[name, m, row[beside]] for m in fitting)
