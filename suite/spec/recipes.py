@@ -136,7 +136,12 @@ def _staircase(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
         tile = np.arange(s.Lk) // TILES[g % len(TILES)]
         count = int(tile.max(initial=0)) + 1
         order = rng.permutation(count)
-        courses = 3 * np.arange(count), -3 * np.arange(count), 100 * (np.arange(count) % 2), 3 * order
+        courses = (
+            3 * np.arange(count),
+            -3 * np.arange(count),
+            100 * (np.arange(count) % 2),
+            3 * order,
+        )
         k[b, g, :, 0] = courses[b % len(courses)][tile]
     return q, k, v
 
