@@ -9,18 +9,35 @@ from typing import Any
 import numpy as np
 
 from backends.prepared import set_to
-from backends.protocol import Backend, BackendUnavailable
+from backends.protocol import Backend, BackendUnavailable, Compilers, Memory, Profiler
 from backends.threads import threads_asked
 from suite.spec.dtypes import DType
+
+
+class NumpyMemory(Memory):
+    """NumPy's arrays have strides."""
+
+    has_strides = True
+
+    def overwrite(self, array: np.ndarray, values: np.ndarray) -> bool:
+        array[...] = values
+        return True
+
+    def expand(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return np.broadcast_to(array, shape)
+
+    def restrided(self, array: np.ndarray) -> np.ndarray:
+        steps = zip(array.shape, array.strides, strict=True)
+        strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
+        return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
 class NumpyArrays(Backend):
     """A backend whose arrays are NumPy's own; bfloat16 is that of ml_dtypes."""
 
-    has_strides = True
-
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.memory = NumpyMemory(self)
         try:
             import ml_dtypes
         except Exception as error:
@@ -46,29 +63,31 @@ class NumpyArrays(Backend):
     def device_name(self, array: np.ndarray) -> str:
         return "cpu"
 
-    def overwrite(self, array: np.ndarray, values: np.ndarray) -> bool:
-        array[...] = values
-        return True
 
-    def expand(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return np.broadcast_to(array, shape)
+class RuntimeCompilers(Compilers):
+    """No compilers: what is called is a model anyway."""
 
-    def restrided(self, array: np.ndarray) -> np.ndarray:
-        steps = zip(array.shape, array.strides, strict=True)
-        strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
-        return np.lib.stride_tricks.as_strided(array, array.shape, strides)
+    runs_models = True
+
+
+class RuntimeThreads(Profiler):
+    """Calls run on as many threads as the `thread_count` of their backend says."""
+
+    backend: RuntimeArrays
+    has_threads = True
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        name = "thread_count"
+        return set_to(
+            count, partial(getattr, self.backend, name), partial(setattr, self.backend, name)
+        )
 
 
 class RuntimeArrays(NumpyArrays):
     """NumPy arrays as a runtime is given them. `thread_count` is how many threads calls have, of
-    runtimes that are told."""
-
-    runs_models = True
+    runtimes that are told (`RuntimeThreads`)."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.compilers = RuntimeCompilers(self)
         self.thread_count = threads_asked()
-
-    def threads(self, count: int) -> AbstractContextManager[None]:
-        name = "thread_count"
-        return set_to(count, partial(getattr, self, name), partial(setattr, self, name))

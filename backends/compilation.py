@@ -33,7 +33,7 @@ def signature(backend: Backend, prepared: PreparedCall) -> str | None:
     rest = {n: a for n, a in arguments.items() if not backend.is_array(a)}
     if prepared.constants is None or not all(isinstance(a, PLAIN) for a in rest.values()):
         return None
-    arrays = {n: backend.signature(a) for n, a in arguments.items() if n not in rest}
+    arrays = {n: backend.compilers.signature(a) for n, a in arguments.items() if n not in rest}
     # Text, since 1 == True and 0.0 == -0.0.
     return repr((arrays, rest, prepared.constants))
 
@@ -82,7 +82,7 @@ class Programs:
 class Compiled(Implementation):
     """One implementation through one of `Backend.compilers`, called "sdpa@inductor".
 
-    It is held to what the implementation itself declares, or to `Backend.declared_compiled`.
+    It is held to what the implementation itself declares, or to `Compilers.declared`.
     """
 
     mode = "compiled"
@@ -92,10 +92,10 @@ class Compiled(Implementation):
         self.operator, self.beside = inner.operator, inner.beside
         self.argument_names, self.judged = inner.argument_names, inner.judged
         self.programs = Programs()
-        self.lacking = inner.backend.lacking_compiled(inner, compiler)
+        self.lacking = inner.backend.compilers.lacking(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}
         name = f"{inner.name}{THROUGH}{compiler}"
-        declared = inner.backend.declared_compiled(inner, compiler)
+        declared = inner.backend.compilers.declared(inner, compiler)
         super().__init__(inner.backend, name, declared.refusing(refusals))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -106,10 +106,10 @@ class Compiled(Implementation):
 
     def _prepared(self, inputs: Inputs, fresh: bool) -> PreparedCall:
         plain = self.inner.prepare(inputs)
-        key = signature(self.backend, plain) if self.backend.shares_programs else None
+        key = signature(self.backend, plain) if self.backend.compilers.shares_programs else None
         program = None if fresh or key is None else self.programs.find(key)
         if program is None:
-            through = self.backend.compiled(plain, self.compiler, inputs.sizes.B)
+            through = self.backend.compilers.compiled(plain, self.compiler, inputs.sizes.B)
             program = Program(through.function, through.compiled)
             if key is not None:
                 self.programs.new[key] = program
@@ -136,9 +136,9 @@ def compiled_forms(backend: Backend, implementations: list[Implementation]) -> l
     own = {i.name for i in implementations} & {i.name for i in backend.implementations()}
     return [
         Compiled(inner, compiler)
-        for inner in [*implementations, *(backend.for_compilers() if own else [])]
+        for inner in [*implementations, *(backend.compilers.implementations() if own else [])]
         if inner.mode == "eager"
-        for compiler in backend.compilers_of(inner)
+        for compiler in backend.compilers.of(inner)
     ]
 
 

@@ -69,7 +69,7 @@ class Implementation(ABC):
         Textbook code is the suite's own, in operations that functions and layers are asked in every
         dtype and variation, unless a runtime makes kernels of its own of the code.
         """
-        own = self.textbook and not self.backend.runs_models
+        own = self.textbook and not self.backend.compilers.runs_models
         return frozenset({*ALL_BUT_FLOAT32, "variations"}) if own else frozenset()
 
     @abstractmethod

@@ -150,7 +150,7 @@ def flagged_arguments(
 ) -> dict[str, Any]:
     """query, key, value as the framework's arrays, length before heads, and the arguments of a table that
     are asked for."""
-    operands = dict(zip(OPERANDS, backend.operands(inputs, "blhd"), strict=True))
+    operands = dict(zip(OPERANDS, backend.memory.operands(inputs, "blhd"), strict=True))
     return operands | arguments(table, AttentionCall(backend, inputs, native))
 
 
@@ -197,7 +197,7 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
     `mask` and `bias` are None where there is none.
     """
-    query, key, value = backend.operands(inputs, "bhld")
+    query, key, value = backend.memory.operands(inputs, "bhld")
     mask = dense_of(inputs, split_native(inputs).rest)
     dense = {
         "query": query,

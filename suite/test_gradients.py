@@ -162,7 +162,7 @@ def test_gradient_contract(cell: Cell) -> None:
         n: backend.to_numpy(a).copy() for n, a in prepared.arguments.items() if backend.is_array(a)
     }
     shaped = native_cotangent(cell.cotangent, inputs, prepared)
-    native = backend.arranged(shaped, cell.dtype, "reversed")
+    native = backend.memory.arranged(shaped, cell.dtype, "reversed")
     kept = backend.to_numpy(native).copy()
     plain = cell.attempt(lambda: prepared.output(prepared.arguments))
     cell.judge(read_output(cell, plain, inputs, prepared))

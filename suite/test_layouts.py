@@ -79,10 +79,10 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall
     values = backend.to_numpy(prepared.arguments[argument])
     dtype = None if operand == "mask" else dtype_of(operand, inputs.case)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
-    array = backend.arranged(
+    array = backend.memory.arranged(
         swap_heads_and_length(values, prepared) if heads else values, dtype, how
     )
-    array = backend.transpose(array, 0, 2, 1, 3) if heads else array
+    array = backend.memory.transpose(array, 0, 2, 1, 3) if heads else array
     return replace(prepared, arguments=prepared.with_operands({operand: array}))
 
 

@@ -82,7 +82,7 @@ def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     backend = cell.implementation.backend
     arrays = {n: array for n, array in call.arguments.items() if backend.is_array(array)}
     return call.constants == other.constants and all(
-        backend.overwrite(array, other.arguments[name]) for name, array in arrays.items()
+        backend.memory.overwrite(array, other.arguments[name]) for name, array in arrays.items()
     )
 
 

@@ -73,8 +73,8 @@ def test_masks_keep_their_type(backend: Backend) -> None:
 def test_operands_have_the_axes_asked_for(backend: Backend, axis_order: str) -> None:
     suffix = "/blhd" if axis_order == "blhd" else ""
     inputs = draw(Case.parse(f"sdpa/none/mha/f32/b2h3q5k7d8{suffix}"))
-    heads_first = backend.operand(inputs.query, inputs, "bhld")
-    heads_last = backend.operand(inputs.query, inputs, "blhd")
+    heads_first = backend.memory.operand(inputs.query, inputs, "bhld")
+    heads_last = backend.memory.operand(inputs.query, inputs, "blhd")
     assert np.array_equal(backend.to_numpy(heads_first), inputs.query)
     assert np.array_equal(backend.to_numpy(heads_last), inputs.query.swapaxes(1, 2))
 
@@ -117,7 +117,7 @@ def test_torch_layouts_are_strides() -> None:
     torch = pytest.importorskip("torch")
     backend = registry.load("torch")
     inputs = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8/blhd"))
-    query = backend.operand(inputs.query, inputs, "bhld")
+    query = backend.memory.operand(inputs.query, inputs, "bhld")
     assert tuple(query.shape) == (2, 3, 5, 8)
     assert not query.is_contiguous()
     assert query.transpose(1, 2).is_contiguous()
@@ -146,7 +146,7 @@ def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> Non
         for axis in EXPANDED[how]:
             values = np.broadcast_to(values.take([0], axis), values.shape)
     for source, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
-        array = backend.arranged(source, dtype, how)
+        array = backend.memory.arranged(source, dtype, how)
         assert np.array_equal(backend.to_numpy(array), source)
         strides = strides_of(array)
         want = {
@@ -168,9 +168,9 @@ def test_samples_and_heads_that_differ_cannot_lie_in_one_place() -> None:
     values = np.arange(8.0).reshape(2, 2, 2, 1)
     for how in EXPANDED:
         with pytest.raises(ValueError, match="must be equal"):
-            registry.load("numpy").arranged(values, DTYPES["f32"], how)
+            registry.load("numpy").memory.arranged(values, DTYPES["f32"], how)
     with pytest.raises(KeyError, match="unknown arrangement"):
-        registry.load("numpy").arranged(values, DTYPES["f32"], "backwards")
+        registry.load("numpy").memory.arranged(values, DTYPES["f32"], "backwards")
 
 
 def test_what_a_backend_lacks_none_of_its_implementations_has(backend: Backend) -> None:
@@ -193,7 +193,7 @@ def test_threads_are_set_and_set_back(name: str) -> None:
         return backend.torch.get_num_threads() if name == "torch" else backend.thread_count
 
     before = count()
-    with backend.threads(before + 2):
+    with backend.profiler.threads(before + 2):
         assert count() == before + 2
     assert count() == before
 
@@ -372,7 +372,7 @@ def test_the_kernels_say_what_ran_in_a_compiled_call(
     compiled = Compiled(backend.implementations()[0], compiler)
     prepared = compiled.prepare(draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8"), 0))
     prepared()
-    assert re.fullmatch(expected, backend.kernels(prepared))
+    assert re.fullmatch(expected, backend.profiler.kernels(prepared))
 
 
 def test_kernels_of_a_program_are_its_custom_calls() -> None:
@@ -388,7 +388,7 @@ def test_the_kernels_of_torch_are_named() -> None:
     backend = registry.load("torch")
     inputs = draw(Case.parse("sdpa/none/mha/f32/b1h2q5k7d8"))
     seen = {
-        i.name: backend.kernels(i.prepare(inputs))
+        i.name: backend.profiler.kernels(i.prepare(inputs))
         for i in backend.implementations()
         if i.name in ("eager", "sdpa-math", "sdpa-flash")
     }

@@ -11,7 +11,7 @@ import pytest
 from backends._numpy import NumpyBackend
 from backends.compilation import KEPT, Compiled, Program, Programs, mode_of, signature
 from backends.prepared import PreparedCall
-from backends.protocol import DeclarationError, Implementation
+from backends.protocol import Compilers, DeclarationError, Implementation
 from backends.registry import load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
@@ -44,18 +44,24 @@ class CompilingBackend(NumpyBackend):
     """NumPy with a compiler: `make` turns a function into a program, and every one is counted."""
 
     name = "compiling"
-    compilers = ("once",)
 
     def __init__(self, make: Callable[[Function], Function] = lambda function: function) -> None:
         super().__init__()
         self.make, self.count = make, 0
+        self.compilers = Once(self, ("once",))
 
     def implementations(self) -> list[Implementation]:
         return [Plain(self)]
 
+
+class Once(Compilers):
+    """Makes programs as its backend does, and counts them."""
+
+    backend: CompilingBackend
+
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        self.count += 1
-        program = self.make(prepared.function)
+        self.backend.count += 1
+        program = self.backend.make(prepared.function)
         return replace(prepared, function=program, compiled=program)
 
 
@@ -184,7 +190,7 @@ def test_strides_are_part_of_a_signature_in_torch() -> None:
 
     backend = load("torch")
     array = torch.zeros(3, 3)
-    assert backend.signature(array) != backend.signature(array.T)
+    assert backend.compilers.signature(array) != backend.compilers.signature(array.T)
 
 
 def test_the_mode_is_in_the_name() -> None:
@@ -218,7 +224,7 @@ def test_only_the_compiled_have_the_sign_in_their_names() -> None:
 )
 def test_a_twin_for_rewrites_refuses_what_it_does_not_compute(token: str) -> None:
     pytest.importorskip("torch")
-    (twin,) = load("torch").for_compilers()
+    (twin,) = load("torch").compilers.implementations()
     assert judge(Cell(CHECKS["values"], Case.parse(CASE), twin)).status == "pass"
     case = Case.parse(f"{CASE}/{token}")
     assert judge(Cell(CHECKS["values"], case, twin)).status == "unsupported"

@@ -26,7 +26,7 @@ def exported(name: str, compiler: str, case: str) -> tuple[np.ndarray, np.ndarra
     """The answer of an implementation, and that of the model that is exported of its call."""
     chosen = implementation(name)
     backend, prepared = chosen.backend, chosen.prepare(draw(Case.parse(case)))
-    model = backend.compiled(prepared, compiler, 2)
+    model = backend.compilers.compiled(prepared, compiler, 2)
     return backend.to_numpy(prepared()), backend.to_numpy(model())
 
 
@@ -58,12 +58,12 @@ def test_a_model_of_opset_23_has_the_operator_attention(monkeypatch: pytest.Monk
 def test_who_has_the_compilers_and_declares_what_they_change() -> None:
     backend = load("torch")
     own = set(exporter.OPSETS)
-    having = {i.name for i in backend.implementations() if own & set(backend.compilers_of(i))}
+    having = {i.name for i in backend.implementations() if own & set(backend.compilers.of(i))}
     assert having == {"eager", "sdpa"}
-    declared = backend.declared_compiled(implementation("sdpa"), "onnx")
+    declared = backend.compilers.declared(implementation("sdpa"), "onnx")
     assert declared.elections["causal-with-mask"] == "raises"
     assert declared.numerics["f16"] == "eager"
-    assert "gradient" in backend.lacking_compiled(implementation("sdpa"), "onnx")
+    assert "gradient" in backend.compilers.lacking(implementation("sdpa"), "onnx")
 
 
 def test_without_the_exporter_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ class Counted:
     """How many programs XLA compiles within a `with` block."""
 
     def __init__(self) -> None:
-        from backends._jax.clocks import Compilations
+        from backends._jax.profiler import Compilations
 
         self.all = Compilations()
 
@@ -165,7 +165,7 @@ def test_calls_together_are_one_program_that_has_all_answers(
     def raises(query: Any) -> Any:
         raise RuntimeError("not this one")
 
-    calls = backend.together(
+    calls = backend.compilers.together(
         {"half": call(half), "double": call(double, flag=True), "raises": call(raises)}
     )
     with counted:
@@ -175,7 +175,7 @@ def test_calls_together_are_one_program_that_has_all_answers(
     assert np.array_equal(answers["half"], np.asarray(query) / 2)
     with pytest.raises(RuntimeError, match="not this one"):
         calls["raises"]()
-    mixed = backend.together(
+    mixed = backend.compilers.together(
         {"half": call(half), "double": call(double, flag=True), "odd": call(odd)}
     )
     assert np.array_equal(np.asarray(mixed["half"]()), answers["half"])
@@ -184,7 +184,7 @@ def test_calls_together_are_one_program_that_has_all_answers(
     # Other arguments than its own: a gradient asks so.
     other = calls["half"].call({"query": query + 1})
     assert np.array_equal(np.asarray(other), (np.asarray(query) + 1) / 2)
-    alone = backend.together({"half": call(half)})["half"]
+    alone = backend.compilers.together({"half": call(half)})["half"]
     assert np.array_equal(np.asarray(alone()), answers["half"])
 
 
@@ -252,9 +252,9 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
     judged = registry.function_implementation(backend, f"{path}:attention", {"numerics": "eager"})[
         0
     ]
-    assert backend.compilers_of(judged) == ("jit", "aot", "vmap")
-    assert backend.compilers_of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
-    assert backend.compilers_of(implementation(backend, "luong")) == ("ops",)
+    assert backend.compilers.of(judged) == ("jit", "aot", "vmap")
+    assert backend.compilers.of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
+    assert backend.compilers.of(implementation(backend, "luong")) == ("ops",)
 
 
 def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int, int]:

@@ -173,7 +173,7 @@ def test_threads_are_those_of_the_session(runtime: Any) -> None:
     runtime._sessions.clear()
     prepared = of(runtime, "eager").prepare(inputs_of(PLAIN))
     before = runtime.thread_count
-    with runtime.threads(before + 1):
+    with runtime.profiler.threads(before + 1):
         prepared()
     prepared()
     assert runtime.thread_count == before
@@ -316,7 +316,7 @@ def test_textbook_code_is_asked_every_dtype_where_a_runtime_rewrites_it(runtime:
     assert layers
     assert not any(layer.later for layer in layers)
     one = layers[0]
-    with patch.object(one.backend, "runs_models", False):
+    with patch.object(one.backend.compilers, "runs_models", False):
         assert one.later == {"f64", "bf16", "f16", "variations"}
 
 
@@ -340,7 +340,7 @@ def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtim
         "poison": False,
     }
     assert not all(checks("smoke").values())
-    with patch.object(one.backend, "runs_models", False):
+    with patch.object(one.backend.compilers, "runs_models", False):
         assert checks("standard") == standard
         smoke = checks("smoke")
     assert "values" in smoke

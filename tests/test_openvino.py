@@ -99,7 +99,7 @@ def test_flags_and_numbers(backend: Any, models: list[Any]) -> None:
 
 def test_threads_are_those_of_the_model(backend: Any, models: list[Any]) -> None:
     prepared = of(backend, "sdpa").prepare(draw(Case.parse(PLAIN)))
-    with backend.threads(backend.thread_count + 1):
+    with backend.profiler.threads(backend.thread_count + 1):
         prepared()
     prepared()
     counts = [

@@ -23,7 +23,7 @@ from backends.declared import (
 )
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, DeclarationError, Declared, Implementation
+from backends.protocol import Backend, Compilers, DeclarationError, Declared, Implementation
 from backends.registry import UsageError, function_implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import cases, find
@@ -178,21 +178,17 @@ def test_names_that_ids_and_command_lines_cannot_hold_are_refused(name: str) -> 
         Named()
 
 
-@pytest.mark.parametrize("names", ["timed_compilers", "layer_compilers"])
-@pytest.mark.parametrize(("compilers", "valid"), [(("ops", "jit"), "ops, jit"), ((), "none")])
+@pytest.mark.parametrize(
+    ("words", "what"), [("timed", "timed compiler"), ("layers", "compiler of layers")]
+)
+@pytest.mark.parametrize(("names", "valid"), [(("ops", "jit"), "ops, jit"), ((), "none")])
 def test_a_compiler_that_the_backend_lacks_is_refused(
-    names: str, compilers: tuple[str, ...], valid: str
+    words: str, what: str, names: tuple[str, ...], valid: str
 ) -> None:
-    class Compiling(NumpyBackend):
-        pass
-
-    Compiling.compilers = compilers
-    setattr(Compiling, names, ("jut",))
-    hint = f"unknown compiler in {names} of numpy 'jut'; valid: {valid}$"
+    hint = f"unknown {what} of numpy 'jut'; valid: {valid}$"
     with pytest.raises(DeclarationError, match=hint):
-        Compiling()
-    setattr(Compiling, names, compilers)
-    assert Compiling().compilers == compilers
+        Compilers(NumpyBackend(), names, **{words: ("jut",)})
+    assert getattr(Compilers(NumpyBackend(), names, **{words: names}), words) == names
 
 
 def test_names_of_implementations_are_checked() -> None:

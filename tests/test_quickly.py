@@ -17,7 +17,7 @@ import pytest
 
 from backends import registry
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
+from backends.protocol import Backend, Compilers, Implementation
 from suite.checks import all_checks
 from suite.judge import elections, leaks
 from suite.judge.cell import Cell
@@ -51,14 +51,23 @@ class Hasty(Miniatures):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device, Wrong)
+        self.compilers = HastyCompilers(self)
         self.is_quick = False
         self.calls: list[bool] = []
         self.wrong: tuple[bool, ...] = ()
         self.act: Callable[[], object] | None = None
 
+
+class HastyCompilers(Compilers):
+    """The quick backend shares the list of calls of its own."""
+
+    backend: Hasty
+
     def quick(self) -> Hasty:
-        backend = Hasty(self.device)
-        vars(backend).update(vars(self), is_quick=True)
+        own = self.backend
+        backend = Hasty(own.device)
+        backend.calls, backend.wrong, backend.act = own.calls, own.wrong, own.act
+        backend.is_quick = True
         return backend
 
 
@@ -215,8 +224,8 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
     plan = planned(backend, mode="all")
     for implementation in plan.implementations:
         assert (implementation.optimized is None) == (implementation.mode == "compiled")
-    assert backend.quick().programs.options
-    assert not backend.programs.options
+    assert backend.compilers.quick().compilers.programs.options
+    assert not backend.compilers.programs.options
     assert Options(("jax",)).compiles_quickly
     for options in ({"mode": "compiled"}, {"optimized": True}, {"function": ("mine.py:f",)}):
         assert not Options(("jax",), **options).compiles_quickly
@@ -277,7 +286,7 @@ def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
 
 
 def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> None:
-    from backends._jax.clocks import Compilations
+    from backends._jax.profiler import Compilations
 
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d8"))
     cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])
@@ -290,7 +299,7 @@ def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> 
         answers = [prepared(), output, *gradients.values()]
         return count.programs - before, [np.asarray(a, np.float64) for a in answers]
 
-    hasty = backend.quick()
+    hasty = backend.compilers.quick()
     first, quick = attempt(hasty)
     again, _ = attempt(hasty)
     full, wanted = attempt(backend)
@@ -302,7 +311,7 @@ def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> 
 def test_within_what_is_traced_there_is_one_program(backend: Any) -> None:
     import jax
 
-    prepared = of(backend.quick(), "eager").prepare(draw(Case.parse(PLAIN)))
+    prepared = of(backend.compilers.quick(), "eager").prepare(draw(Case.parse(PLAIN)))
     query = prepared.arguments["query"]
     whole = jax.jit(lambda query: prepared.call(prepared.arguments | {"query": query}))
     assert np.array_equal(np.asarray(whole(query)), np.asarray(prepared()))

@@ -12,6 +12,7 @@ import numpy as np
 
 from backends._numpy import Definition, NumpyBackend, Rounded
 from backends.prepared import PreparedCall
+from backends.protocol import Profiler
 
 
 class Twin(Definition):
@@ -64,6 +65,14 @@ class Asynchronous(NumpyBackend):
 class Synchronised(Asynchronous):
     """The same, and it waits."""
 
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.profiler = Waiting(self)
+
+
+class Waiting(Profiler):
+    """Joins the thread of an answer."""
+
     def sync(self, outputs: Any) -> None:
         if isinstance(outputs, Later):
             outputs.thread.join()
@@ -88,8 +97,18 @@ class Compiling(NumpyBackend):
 
     compiled = 0
 
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.profiler = Counting(self)
+
+
+class Counting(Profiler):
+    """Says how many programs its backend compiled."""
+
+    backend: Compiling
+
     def compilations(self, prepared: PreparedCall) -> int:
-        return self.compiled
+        return self.backend.compiled
 
 
 class CompilesInside(Twin):

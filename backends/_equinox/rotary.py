@@ -70,7 +70,7 @@ class EquinoxRotary(Implementation):
             whole = jnp.pad(query, ((0, 0), (0, 0), (first, 0), (0, 0)))
             return turn(whole)[:, :, first:]
 
-        arguments = {"query": self.backend.operand(inputs.query, inputs, "bhld")}
+        arguments = {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
         return self.called(
             PreparedCall(call, arguments, constants=(rotation, s.D, first, str(dtype)))
         )

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
-from backends._jax.engine import JIT, JaxEngine
+from backends._jax.compilers import JIT, JaxCompilers
+from backends._jax.engine import JaxEngine
 from backends._jax.layers import layers
 from backends._jax.packed import JaxNnPacked
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
 from backends.user.function import UserFunction
-from backends.user.layer import UserLayer
 from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
@@ -45,10 +45,11 @@ class JaxBackend(JaxEngine):
     native = "jax-nn"
     dialect = DIALECT
     devices = DEVICES
-    compilers = ("ops", "jit", "aot", "vmap")
-    timed_compilers = ("jit",)
-    layer_compilers = ("ops", "jit")
-    handed_over = (UserLayer, UserFunction)
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        names = ("ops", "jit", "aot", "vmap")
+        self.compilers = JaxCompilers(self, names, timed=("jit",), layers=("ops", "jit"))
 
     @property
     def versions(self) -> dict[str, str]:

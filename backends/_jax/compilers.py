@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backends._jax.programs import Jitted, by_operation
+from backends._jax.programs import JitPrograms, Jitted, by_operation, together
+from backends._jax.quickly import known_options
 from backends.compilation import over_batch, with_constants
 from backends.prepared import PreparedCall
-from backends.protocol import Backend
+from backends.protocol import Backend, Compilers, Implementation
+from backends.user.function import UserFunction
+from backends.user.layer import UserLayer
+
+JIT = "jax.jit({function})"
+"""A function through `jax.jit`, as text."""
 
 AHEAD = {
     "gradient": "a program that is compiled ahead has no derivative",
@@ -42,15 +48,49 @@ def jitted(prepared: PreparedCall) -> PreparedCall:
     return replace(prepared, function=function, compiled=function)
 
 
-def compiled(backend: Backend, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-    """The call through "ops", operation by operation, "jit", "vmap" or "aot" (see `Backend.compiled`)."""
-    import jax
+HANDED_OVER = (UserLayer, UserFunction)
+"""What people hand over, and is called as it is: all else goes through `jax.jit` anyway."""
 
-    plain = by_operation(prepared)
-    if compiler == "ops":
-        return plain
-    if compiler == "aot":
-        return with_constants(Ahead, backend.is_array, plain)
-    if compiler == "vmap":
-        plain = over_batch(jax.vmap, jax.numpy.moveaxis, backend.is_array, plain, batch)
-    return jitted(plain)
+
+class JaxCompilers(Compilers):
+    """Forms of a call. What people hand over is asked through "jit", and all else without it. `programs`
+    are the jitted functions of the backend."""
+
+    compiles_shapes = True
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.programs = JitPrograms(JIT)
+
+    def of(self, implementation: Implementation) -> tuple[str, ...]:
+        own = "ops" if isinstance(implementation, HANDED_OVER) else "jit"
+        return tuple(name for name in super().of(implementation) if name != own)
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        """The call through "ops", operation by operation, "jit", "vmap" or "aot"."""
+        import jax
+
+        plain, is_array = by_operation(prepared), self.backend.is_array
+        if compiler == "ops":
+            return plain
+        if compiler == "aot":
+            return with_constants(Ahead, is_array, plain)
+        if compiler == "vmap":
+            plain = over_batch(jax.vmap, jax.numpy.moveaxis, is_array, plain, batch)
+        return jitted(plain)
+
+    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        if compiler == "vmap":
+            return {"empty-batch": "vmap cannot map over an empty batch"}
+        return AHEAD if compiler == "aot" else {}
+
+    def quick(self) -> Backend | None:
+        options = known_options() if self.backend.device == "cpu" else {}
+        if not options:
+            return None
+        backend: Any = type(self.backend)(self.backend.device)
+        backend.compilers.programs.options = options
+        return backend
+
+    def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
+        return together(calls)

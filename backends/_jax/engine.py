@@ -1,30 +1,26 @@
-"""JAX as an engine: arrays, devices, programs, derivatives and clocks, for all backends on JAX."""
+"""JAX as an engine: arrays, devices and derivatives, for all backends on JAX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from backends._jax import clocks, settings, transforms
-from backends._jax.compilers import AHEAD, compiled
-from backends._jax.programs import Gradients, JitPrograms, together
-from backends._jax.quickly import known_options
+from backends._jax import settings, transforms
+from backends._jax.compilers import JaxCompilers
+from backends._jax.profiler import JaxProfiler
+from backends._jax.programs import Gradients
+from backends.memory import ShapesAlone
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Implementation, Setting, Step
-from backends.user.layer import UserLayer
+from backends.protocol import Backend, BackendUnavailable, Implementation, Setting
 from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """XLA's CPU programs flush subnormals to zero; float16 is computed in float32."""
-
-JIT = "jax.jit({function})"
-"""Source text of a function through `jax.jit`."""
 
 
 class JaxEngine(Backend):
@@ -33,13 +29,13 @@ class JaxEngine(Backend):
     The suite's own array operations use NumPy, since JAX would compile each for every new shape.
     """
 
-    compiles_shapes = True
     narrow_reductions = True
-    handed_over: tuple[type[Implementation], ...] = (UserLayer,)
-    """Classes of user code, which is called unchanged; all other calls go through `jax.jit`."""
+    compilers: JaxCompilers
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.memory, self.profiler = ShapesAlone(self), JaxProfiler(self)
+        self.compilers = JaxCompilers(self)
         try:
             import jax
         except Exception as error:
@@ -54,7 +50,6 @@ class JaxEngine(Backend):
             self.on = jax.devices(_PLATFORMS[device])[0]
         except RuntimeError as error:
             raise BackendUnavailable(f"jax has no {device} device: {error}") from error
-        self.programs = JitPrograms(JIT)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -81,12 +76,6 @@ class JaxEngine(Backend):
         platform = next(iter(array.devices())).platform
         return next((name for name, p in _PLATFORMS.items() if p == platform), platform)
 
-    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        # JAX arrays have no strides that a caller can choose: an axis order changes the shape.
-        if values.ndim == 4 and axis_order == "blhd":
-            values = values.swapaxes(1, 2)
-        return self.array(values, inputs.dtype)
-
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
         return settings.settings(self.jax)
@@ -94,7 +83,7 @@ class JaxEngine(Backend):
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
         """The call through `jax.jit`; calls of an implementation with equal constants
         share a function."""
-        return self.programs.jitted(owner.name, prepared)
+        return self.compilers.programs.jitted(owner.name, prepared)
 
     @property
     def stepwise_dtypes(self) -> tuple[str, ...]:
@@ -108,58 +97,8 @@ class JaxEngine(Backend):
         """A call of `jax.nn.dot_product_attention`, through `jax.jit` unless in `stepwise_dtypes`."""
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
-    def quick(self) -> Backend | None:
-        options = known_options() if self.device == "cpu" else {}
-        if not options:
-            return None
-        backend = type(self)(self.device)
-        backend.programs.options = options
-        return backend
-
-    def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
-        return together(calls)
-
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return transforms.vjp(prepared, wrt, cotangent)
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         return transforms.jvp(prepared, tangents)
-
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        return transforms.step(prepared, direction, wrt)
-
-    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
-        own = "ops" if isinstance(implementation, self.handed_over) else "jit"
-        return tuple(name for name in super().compilers_of(implementation) if name != own)
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        return compiled(self, prepared, compiler, batch)
-
-    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        if compiler == "vmap":
-            return {"empty-batch": "vmap cannot map over an empty batch"}
-        return AHEAD if compiler == "aot" else {}
-
-    def kernels(self, prepared: PreparedCall) -> str:
-        return clocks.kernels(prepared)
-
-    def sync(self, outputs: Any) -> None:
-        self.jax.block_until_ready(outputs)
-
-    @cached_property
-    def _compilations(self) -> clocks.Compilations:
-        return clocks.Compilations()
-
-    def compilations(self, prepared: PreparedCall) -> int:
-        return self._compilations.count
-
-    def copied(self, array: Any) -> Callable[[], Any]:
-        return lambda: -array
-
-    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        return clocks.peak_bytes(prepared)
-
-    def empty_caches(self) -> None:
-        if self.device != "cpu":
-            zeros = self.numpy.zeros(clocks.COLD_BYTES, np.uint8, device=self.on)
-            zeros.block_until_ready()

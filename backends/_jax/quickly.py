@@ -3,7 +3,7 @@
 JAX traces the same program, and XLA makes the same operations and conversions; only fusions may differ.
 LLVM optimises nothing, and an older emitter of XLA writes loops. The first two options are JAX's own
 switch for smoke tests (`jax_disable_most_optimizations`, jax#3208). A backend compiles all programs in
-one way (`Backend.quick`). After a wrong answer a backend with all optimisations is asked again
+one way (`Compilers.quick`). After a wrong answer a backend with all optimisations is asked again
 (`Plan.judge`).
 """
 

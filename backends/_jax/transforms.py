@@ -39,7 +39,7 @@ def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
 
 
 def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step`; if the call is one program, the whole step is one program, too."""
+    """`Profiler.step`; if the call is one program, the whole step is one program, too."""
     import jax
 
     if direction == "forward":

@@ -7,7 +7,8 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from backends._jax.attention import NO_HEADS
-from backends._jax.engine import FLUSHED, JIT, JaxEngine
+from backends._jax.compilers import JIT, JaxCompilers
+from backends._jax.engine import FLUSHED, JaxEngine
 from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasOps
@@ -15,8 +16,6 @@ from backends.declared import LOWEST_IN_FLOAT32
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.sources import Dialect
-from backends.user.function import UserFunction
-from backends.user.layer import UserLayer
 from suite.spec.inputs import Inputs
 
 DIALECT = Dialect(
@@ -47,8 +46,10 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
 
     name = "keras-jax"
     dialect = DIALECT
-    compilers = layer_compilers = ("ops", "jit")
-    handed_over = (UserLayer, UserFunction)
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.compilers = JaxCompilers(self, ("ops", "jit"), layers=("ops", "jit"))
 
     @property
     def versions(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasOps
+from backends._torch.compilers import TorchCompilers
 from backends._torch.engine import TorchEngine
 from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
@@ -36,10 +37,10 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
 
     name = "keras-torch"
     dialect = DIALECT
-    compilers = ("inductor", "aot_eager")
-    # Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
-    # programs under one code object of Keras, with eight programs at most.
-    one_graph = shares_programs = False
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.compilers = BrokenGraphs(self, ("inductor", "aot_eager"))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -47,6 +48,13 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         return [KerasTorchOps(self), *keras_layers(self, "torch")]
+
+
+class BrokenGraphs(TorchCompilers):
+    """Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
+    programs under one code object of Keras, with eight programs at most."""
+
+    one_graph = shares_programs = False
 
 
 class KerasTorchOps(KerasOps):

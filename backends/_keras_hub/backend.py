@@ -8,6 +8,7 @@ from backends._keras.engine import WithKeras
 from backends._keras_hub.attention import AlibiAttention
 from backends._keras_hub.multi_head import MultiHeadPlain, MultiHeadStatic, MultiHeadUpdated
 from backends._keras_hub.rotary import HubRotary, HubRotaryByStart
+from backends._tensorflow.compilers import TensorflowCompilers
 from backends._tensorflow.engine import TensorflowEngine
 from backends.protocol import BackendUnavailable, Implementation
 
@@ -16,10 +17,10 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
     """keras-hub on Keras on TensorFlow, on the CPU."""
 
     name = "keras-hub"
-    compilers = layer_compilers = timed_compilers = ()
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.compilers = TensorflowCompilers(self)
         try:
             import keras_hub  # noqa: F401
         except Exception as error:

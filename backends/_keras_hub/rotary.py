@@ -68,7 +68,7 @@ class HubRotary(Implementation):
         if key not in self.kept:
             self.kept[key] = self.layer(*key)
         arguments = {
-            "inputs": self.backend.operand(inputs.query, inputs, self.axis_order),
+            "inputs": self.backend.memory.operand(inputs.query, inputs, self.axis_order),
             **self.places(inputs),
         }
         return PreparedCall(

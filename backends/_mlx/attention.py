@@ -66,7 +66,7 @@ class Fast(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, biased = self.backend, inputs.bias is not None
-        query, key, value = backend.operands(inputs, "bhld")
+        query, key, value = backend.memory.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"q": query, "k": key, "v": value}
         parts = inputs.mask.parts if inputs.mask is not None else ()
         hidden = merged_bias(inputs, parts) if biased else dense_of(inputs, parts)

@@ -11,8 +11,17 @@ import numpy as np
 from backends._mlx.attention import Fast
 from backends._mlx.rotary import FastRope
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Implementation
+from backends.protocol import Backend, BackendUnavailable, Implementation, Profiler
 from suite.spec.dtypes import DType
+
+
+class MlxProfiler(Profiler):
+    """Arrays are computed when somebody waits for them."""
+
+    def sync(self, outputs: Any) -> None:
+        import mlx.core
+
+        mlx.core.eval(outputs)
 
 
 class MlxBackend(Backend):
@@ -22,6 +31,7 @@ class MlxBackend(Backend):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.profiler = MlxProfiler(self)
         try:
             import mlx.core
         except Exception as error:
@@ -70,6 +80,3 @@ class MlxBackend(Backend):
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         output, operands = prepared.of_operands([*tangents])
         return self.mlx.jvp(output, operands, [*tangents.values()])[1][0]
-
-    def sync(self, outputs: Any) -> None:
-        self.mlx.eval(outputs)

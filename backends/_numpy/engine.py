@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from backends.prepared import ForwardOnly, PreparedCall
-from backends.protocol import Backend
+from backends.protocol import Backend, Memory, Profiler
 from suite.spec.dtypes import DType
 
 
@@ -31,33 +31,14 @@ class Rounded:
         return Rounded(self.values[index], self.fmt)
 
 
-class NumpyEngine(Backend):
-    """A backend whose arrays are `Rounded`. Subclasses list the implementations."""
+class RoundedMemory(Memory):
+    """`Rounded` arrays have the strides of their values."""
 
     has_strides = True
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {"numpy": np.__version__}
-
-    def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
-        return Rounded(np.array(values), dtype)
-
-    def to_numpy(self, array: Rounded) -> np.ndarray:
-        return array.values
 
     def overwrite(self, array: Rounded, values: Rounded) -> bool:
         array.values[...] = values.values
         return True
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, Rounded)
-
-    def dtype_name(self, array: Rounded) -> str:
-        return array.fmt.long_name if array.fmt else str(array.values.dtype)
-
-    def device_name(self, array: Rounded) -> str:
-        return "cpu"
 
     def transpose(self, array: Rounded, *axes: int) -> Rounded:
         return Rounded(array.values.transpose(*axes), array.fmt)
@@ -73,11 +54,42 @@ class NumpyEngine(Backend):
         ]
         return Rounded(np.lib.stride_tricks.as_strided(values, values.shape, strides), array.fmt)
 
+
+class RoundedProfiler(Profiler):
+    """What is fastest with `Rounded` arrays."""
+
     def multiplied(self, array: Rounded) -> Callable[[], Any]:
         return lambda: array.values @ array.values
 
     def copied(self, array: Rounded) -> Callable[[], Any]:
         return array.values.copy
+
+
+class NumpyEngine(Backend):
+    """A backend whose arrays are `Rounded`. Subclasses list the implementations."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        self.memory, self.profiler = RoundedMemory(self), RoundedProfiler(self)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"numpy": np.__version__}
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Rounded:
+        return Rounded(np.array(values), dtype)
+
+    def to_numpy(self, array: Rounded) -> np.ndarray:
+        return array.values
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Rounded)
+
+    def dtype_name(self, array: Rounded) -> str:
+        return array.fmt.long_name if array.fmt else str(array.values.dtype)
+
+    def device_name(self, array: Rounded) -> str:
+        return "cpu"
 
     def vjp(
         self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Rounded

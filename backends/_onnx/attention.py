@@ -105,7 +105,7 @@ class Attention(Implementation):
     def call(self, inputs: Inputs, short: bool = False) -> PreparedCall:
         """The call; with `short` the mask has one key less, which hides the last key."""
         backend, native = self.backend, self.divided(inputs)
-        query, key, value = backend.operands(inputs, self.axis_order)
+        query, key, value = backend.memory.operands(inputs, self.axis_order)
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         biased = inputs.bias is not None
         added = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)

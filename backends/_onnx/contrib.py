@@ -47,7 +47,7 @@ class ContribAttention(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         check_packed(inputs)
         backend, native = self.backend, self.divided(inputs)
-        query, key, value = backend.operands(inputs, "blhd")
+        query, key, value = backend.memory.operands(inputs, "blhd")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         mask = dense_of(inputs, native.rest)
         if mask is not None and mask.dtype.kind != "b":

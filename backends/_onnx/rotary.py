@@ -39,7 +39,7 @@ class OnnxRotary(Implementation):
         def call(query: Symbol, **rest: Symbol) -> Symbol:
             return self.node(query, rest, attributes)
 
-        arguments = {"query": backend.operand(inputs.query, inputs, "bhld")}
+        arguments = {"query": backend.memory.operand(inputs.query, inputs, "bhld")}
         for name, values in self.tables(inputs, rotation).items():
             integers = values.dtype.kind == "i"
             arguments[name] = backend.array(values, None if integers else inputs.dtype)

@@ -15,6 +15,7 @@ from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
+from backends.arrays import RuntimeThreads
 from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
 from backends.textbook.rotary import TextbookRotary
 from suite.spec.cache import Cache
@@ -69,10 +70,10 @@ class OnnxRuntimeBackend(OnnxEngine):
     """ONNX Runtime's CPU provider with its default optimisations."""
 
     name = "onnxruntime"
-    has_threads = True
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.profiler = RuntimeThreads(self)
         try:
             import onnxruntime
         except Exception as error:

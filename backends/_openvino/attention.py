@@ -102,7 +102,7 @@ class Sdpa(Implementation):
         # The operator ignores a mask beside the causal flag, so the flag is used only alone.
         alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
         native = split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
-        query, key, value = backend.operands(inputs, "bhld")
+        query, key, value = backend.memory.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         biased = inputs.bias is not None
         hidden = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)

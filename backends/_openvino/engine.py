@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends._openvino.attention import Sdpa, SdpaFixed
-from backends.arrays import RuntimeArrays
+from backends.arrays import RuntimeArrays, RuntimeThreads
 from backends.protocol import BackendUnavailable, Implementation
 from suite.spec.cache import Cache
 
@@ -21,10 +21,10 @@ class OpenvinoBackend(RuntimeArrays):
     """OpenVINO's CPU plugin, set to compute float32 in float32."""
 
     name = "openvino"
-    has_threads = True
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.profiler = RuntimeThreads(self)
         try:
             import openvino
             from openvino.utils.node_factory import NodeFactory

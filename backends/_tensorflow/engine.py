@@ -1,24 +1,22 @@
-"""TensorFlow as an engine: arrays, devices, derivatives, compilers, clocks, for all
-backends on TensorFlow."""
+"""TensorFlow as an engine: arrays, devices and derivatives, for all backends on TensorFlow."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from backends._tensorflow import settings
-from backends._tensorflow.tape import Gradients, by_tape, step_by_tape
-from backends.compilation import with_constants
-from backends.hlo import kernels_in
+from backends._tensorflow.compilers import TensorflowCompilers
+from backends._tensorflow.profiler import TensorflowProfiler
+from backends._tensorflow.tape import Gradients, by_tape
+from backends.memory import ShapesAlone
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Setting, Step
+from backends.protocol import Backend, BackendUnavailable, Setting
 from suite.spec.dtypes import DTYPES, DType
-from suite.spec.inputs import Inputs
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """TensorFlow's threads flush subnormals to zero; float16 is converted to float32 and back."""
@@ -31,18 +29,15 @@ of sum |q k|; sums in float32 have less than 0.5. The softmax stores differences
 sum in bfloat16: its error for 8 normal scores is 10.7 unit roundoffs of a weight; one rounding has 0.5.
 """
 
-_TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
-
 
 class TensorflowEngine(Backend):
     """Arrays of TensorFlow; subclasses list the implementations."""
 
-    timed_compilers: tuple[str, ...] = ("function", "xla")
-    compilers: tuple[str, ...] = ("function", "xla")
-    layer_compilers: tuple[str, ...] = ("function",)
-
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.memory, self.profiler = ShapesAlone(self), TensorflowProfiler(self)
+        both = ("function", "xla")
+        self.compilers = TensorflowCompilers(self, both, timed=both, layers=("function",))
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
             import tensorflow
@@ -96,61 +91,5 @@ class TensorflowEngine(Backend):
     def device_name(self, array: Any) -> str:
         return {"GPU": "cuda", "CPU": "cpu"}[array.device.rsplit(":", 2)[-2]]
 
-    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        # Tensors have no strides that a caller can choose: an axis order changes the shape.
-        if values.ndim == 4 and axis_order == "blhd":
-            values = values.swapaxes(1, 2)
-        return self.array(values, inputs.dtype)
-
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_tape(prepared, wrt, cotangent)
-
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        if direction == "forward":
-            return super().step(prepared, direction, wrt)
-        return step_by_tape(prepared, direction, wrt)
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        def through(function: Callable[..., Any]) -> Callable[..., Any]:
-            return self.tf.function(function, jit_compile=compiler == "xla")
-
-        return with_constants(through, self.is_array, prepared)
-
-    def kernels(self, prepared: PreparedCall) -> str:
-        function = prepared.compiled
-        if function is None:
-            return ""
-        arrays = {n: a for n, a in prepared.arguments.items() if self.is_array(a)}
-        if function._jit_compile:
-            return kernels_in(function.experimental_get_compiler_ir(arrays)("optimized_hlo"))
-        graph = function.get_concrete_function(arrays).graph
-        types = {op.type for op in graph.get_operations()}
-        return ", ".join(sorted(t for t in types if "MatMul" in t or t in ("Einsum", "Softmax")))
-
-    def sync(self, outputs: Any) -> None:
-        self.tf.test.experimental.sync_devices()
-
-    def compilations(self, prepared: PreparedCall) -> int:
-        # All graphs traced in this process if TensorFlow counts them, else those of the call's function.
-        timer = getattr(sys.modules.get(_TRACING), "_graph_building_time_counter", None)
-        if timer is not None:
-            return int(timer.get_cell().value())
-        function = prepared.compiled
-        return 0 if function is None else int(function.experimental_get_tracing_count())
-
-    def multiplied(self, array: Any) -> Callable[[], Any]:
-        return lambda: self.tf.matmul(array, array)
-
-    def copied(self, array: Any) -> Callable[[], Any]:
-        return lambda: self.tf.negative(array)
-
-    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        if self.device == "cpu":
-            return None  # the CPU's allocator reports no peak
-        memory = self.tf.config.experimental
-        before = memory.get_memory_info("GPU:0")["current"]
-        memory.reset_memory_stats("GPU:0")
-        kept = call()
-        peak = memory.get_memory_info("GPU:0")["peak"]
-        del kept
-        return int(peak - before)

@@ -26,7 +26,7 @@ def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradi
 
 
 def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
+    """`Profiler.step` by `tf.GradientTape`; the step of a compiled call is compiled as a whole."""
     import tensorflow as tf
 
     wholes: list[Callable[..., Any]] = []

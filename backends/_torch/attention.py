@@ -181,7 +181,7 @@ SIGNATURE = NativeSignature(
 
 def native_arguments(backend: TorchEngine, inputs: Inputs) -> dict[str, Any]:
     """The arguments of `scaled_dot_product_attention`."""
-    operands = dict(zip(OPERANDS, backend.operands(inputs, "bhld"), strict=True))
+    operands = dict(zip(OPERANDS, backend.memory.operands(inputs, "bhld"), strict=True))
     call = AttentionCall(backend, inputs, flags(inputs))
     return operands | arguments(SIGNATURE.parameters, call)
 

@@ -35,7 +35,7 @@ def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> G
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-    """`Backend.step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
+    """`Profiler.step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
     import torch
 
     # A compiled derivative that reuses the memory of its graph cannot run twice. `import torch` does

@@ -7,6 +7,7 @@ from functools import cached_property
 from importlib.metadata import version
 
 from backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
+from backends._torch.compilers import TorchCompilers
 from backends._torch.engine import TorchEngine
 from backends._torch.exporter import by_onnx, exporters
 from backends._torch.flex import Flex
@@ -43,9 +44,11 @@ class TorchBackend(TorchEngine):
     native = "sdpa"
     dialect = DIALECT
     devices = DEVICES
-    timed_compilers = ("inductor",)
-    compilers = ("inductor", "aot_eager", "export", "vmap")
-    layer_compilers = ("aot_eager",)
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        names = ("inductor", "aot_eager", "export", "vmap")
+        self.compilers = WithExporters(self, names, timed=("inductor",), layers=("aot_eager",))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -57,11 +60,6 @@ class TorchBackend(TorchEngine):
         """The compilers that export to ONNX; none on CUDA or without the needed packages."""
         return exporters() if self.device == "cpu" else ()
 
-    def compilers_of(self, implementation: Implementation) -> tuple[str, ...]:
-        # An exported model has none of torch's kernels.
-        alike = type(implementation) in (Eager, Sdpa)
-        return super().compilers_of(implementation) + (self.exporters if alike else ())
-
     def implementations(self) -> list[Implementation]:
         of_attention: list[Implementation] = [
             Eager(self), Sdpa(self), SdpaMath(self), SdpaFlash(self)
@@ -70,26 +68,42 @@ class TorchBackend(TorchEngine):
             of_attention += [SdpaEfficient(self), SdpaCudnn(self)]
         return [*of_attention, Flex(self), *layers(self), NestedSdpa(self), FlexPacked(self)]
 
-    def for_compilers(self) -> list[Implementation]:
-        return [EagerPermuted(self)]
+    def function(
+        self, function: Callable[..., object], name: str, claims: Claims
+    ) -> Implementation:
+        return UserFunction(self, function, name, claims, SIGNATURE)
+
+
+class WithExporters(TorchCompilers):
+    """torch's compilers, and its exporter to ONNX if that is installed."""
+
+    backend: TorchBackend
+
+    def of(self, implementation: Implementation) -> tuple[str, ...]:
+        # An exported model has no kernels of torch to choose from.
+        alike = type(implementation) in (Eager, Sdpa)
+        return super().of(implementation) + (self.backend.exporters if alike else ())
+
+    def implementations(self) -> list[Implementation]:
+        return [EagerPermuted(self.backend)]
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        if compiler in self.exporters:
-            return by_onnx(self, prepared, compiler)
+        if compiler in self.backend.exporters:
+            return by_onnx(self.backend, prepared, compiler)
         return super().compiled(prepared, compiler, batch)
 
-    def declared_compiled(self, implementation: Implementation, compiler: str) -> Declared:
-        declared = super().declared_compiled(implementation, compiler)
-        if compiler not in self.exporters or "causal-with-mask" not in declared.elections:
+    def declared(self, implementation: Implementation, compiler: str) -> Declared:
+        declared = super().declared(implementation, compiler)
+        if compiler not in self.backend.exporters or "causal-with-mask" not in declared.elections:
             return declared
         # ONNX Runtime stores scores in float16. torch forbids the causal flag beside a mask, and so does
         # the exporter.
         stored = {"f64": "fused", "f32": "fused", "bf16": "eager", "f16": "eager"}
         return declared.but(numerics=stored, exp_error={}).electing({"causal-with-mask": "raises"})
 
-    def lacking_compiled(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         flex = isinstance(implementation, Flex)
-        if compiler in self.exporters:
+        if compiler in self.backend.exporters:
             return {
                 "gradient": "the exported model has no gradients",
                 "other-shapes": "the model is exported for fixed shapes",
@@ -104,7 +118,7 @@ class TorchBackend(TorchEngine):
             if isinstance(implementation, EagerPermuted):
                 missing["compiled"] = "vmap is asked only with the batch axis of keys in front"
             return missing
-        if compiler == "inductor" and flex and self.device == "cpu":
+        if compiler == "inductor" and flex and self.backend.device == "cpu":
             return {"float64": "flex_attention's CPU template has no float64"}
         if compiler == "export":
             return {
@@ -112,8 +126,3 @@ class TorchBackend(TorchEngine):
                 "other-shapes": "the program is exported for fixed shapes",
             }
         return {}
-
-    def function(
-        self, function: Callable[..., object], name: str, claims: Claims
-    ) -> Implementation:
-        return UserFunction(self, function, name, claims, SIGNATURE)

@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from types import FunctionType
 from typing import Any
 
-from backends.compilation import with_constants
+from backends.compilation import over_batch, with_constants
 from backends.prepared import PreparedCall
-from backends.protocol import Backend
+from backends.protocol import Backend, Compilers
 
 _TWINS = count()
+
+
+class TorchCompilers(Compilers):
+    """torch's compilers: "vmap", "export", and the backends of `torch.compile`."""
+
+    one_graph = True
+    """Whether `torch.compile` must make one graph of a call."""
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        import torch
+
+        if prepared.ahead is not None:
+            # The block mask is made before compilation, as in torch's documentation: to compile it takes
+            # a second. If it cannot be made, the call raises.
+            with suppress(Exception):
+                prepared.ahead()
+        if compiler == "vmap":
+            is_array = self.backend.is_array
+            return over_batch(torch.func.vmap, torch.movedim, is_array, prepared, batch)
+        if compiler == "export":
+            return by_export(self.backend, prepared)
+        return by_torch_compile(self.backend, prepared, compiler, self.one_graph)
+
+    def signature(self, array: Any) -> tuple[Any, ...]:
+        return (*super().signature(array), array.stride())
+
+    def raised_inside(self, error: BaseException) -> BaseException:
+        """The function's own error, if dynamo reports one that it observed in tracing; else `error`."""
+        dynamo = sys.modules.get("torch._dynamo.exc")  # absent before the first compilation
+        kinds = dynamo.observed_exception_map if dynamo else {}
+        cause = error.__cause__
+        kind = next((kind for kind, observed in kinds.items() if type(cause) is observed), None)
+        return error if kind is None else kind(str(cause))
 
 
 def by_torch_compile(
@@ -45,15 +79,6 @@ def by_torch_compile(
         return call
 
     return with_constants(both, backend.is_array, prepared)
-
-
-def raised_inside(error: BaseException) -> BaseException:
-    """The function's own error, if dynamo reports one that it observed while tracing; else `error`."""
-    dynamo = sys.modules.get("torch._dynamo.exc")  # absent before the first compilation
-    kinds = dynamo.observed_exception_map if dynamo else {}
-    cause = error.__cause__
-    kind = next((kind for kind, observed in kinds.items() if type(cause) is observed), None)
-    return error if kind is None else kind(str(cause))
 
 
 def twin(function: Callable[..., Any]) -> Callable[..., Any]:

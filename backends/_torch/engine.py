@@ -1,21 +1,20 @@
-"""PyTorch as an engine: arrays, devices, derivatives, compilers and clocks, for all
-backends on PyTorch."""
+"""PyTorch as an engine: arrays, devices and derivatives, for all backends on PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from backends._torch import clocks, settings
-from backends._torch.autograd import Gradients, by_autograd, step_by_autograd
-from backends._torch.compilers import by_export, by_torch_compile, raised_inside
-from backends.compilation import over_batch
-from backends.prepared import PreparedCall, set_to
-from backends.protocol import Backend, BackendUnavailable, Setting, Step
+from backends._torch import settings
+from backends._torch.autograd import Gradients, by_autograd
+from backends._torch.compilers import TorchCompilers
+from backends._torch.memory import TorchMemory
+from backends._torch.profiler import TorchProfiler
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, BackendUnavailable, Setting
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
@@ -23,13 +22,10 @@ from suite.spec.inputs import Inputs
 class TorchEngine(Backend):
     """Arrays of PyTorch; subclasses list the implementations."""
 
-    has_strides = True
-    has_threads = True
-    one_graph = True
-    """Whether `torch.compile` must make one graph of a call."""
-
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
+        self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
+        self.compilers = TorchCompilers(self)
         try:
             import torch
         except Exception as error:
@@ -54,11 +50,6 @@ class TorchEngine(Backend):
         array = array.detach().cpu()
         return (array.double() if array.is_floating_point() else array).numpy()
 
-    def overwrite(self, array: Any, values: Any) -> bool:
-        with self.torch.no_grad():
-            array.copy_(values)
-        return True
-
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor)
 
@@ -68,48 +59,8 @@ class TorchEngine(Backend):
     def device_name(self, array: Any) -> str:
         return array.device.type
 
-    def transpose(self, array: Any, *axes: int) -> Any:
-        return array.permute(*axes)
-
-    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
-        return array.expand(shape)
-
-    def restrided(self, array: Any) -> Any:
-        steps = zip(array.shape, array.stride(), strict=True)
-        return array.as_strided(array.shape, [7 if n == 1 else step for n, step in steps])
-
-    def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
-        if not isinstance(layer, self.torch.nn.Module):
-            return layer
-        placed = layer.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
-        return placed.train(training)
-
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_autograd(prepared, wrt, cotangent)
-
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        if direction == "forward":
-            return super().step(prepared, direction, wrt)
-        return step_by_autograd(prepared, direction, wrt)
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        torch = self.torch
-        if prepared.ahead is not None:
-            # The block mask is made before compilation, as in torch's documentation: to compile it takes
-            # a second. If it cannot be made, the call raises.
-            with suppress(Exception):
-                prepared.ahead()
-        if compiler == "vmap":
-            return over_batch(torch.func.vmap, torch.movedim, self.is_array, prepared, batch)
-        if compiler == "export":
-            return by_export(self, prepared)
-        return by_torch_compile(self, prepared, compiler, self.one_graph)
-
-    def raised_inside(self, error: BaseException) -> BaseException:
-        return raised_inside(error)
-
-    def signature(self, array: Any) -> tuple[Any, ...]:
-        return (*super().signature(array), array.stride())
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
@@ -134,30 +85,3 @@ class TorchEngine(Backend):
             return function(*tensors, **arguments)
 
         return seeded
-
-    def threads(self, count: int) -> AbstractContextManager[None]:
-        torch = self.torch
-        return set_to(count, torch.get_num_threads, torch.set_num_threads)
-
-    def kernels(self, prepared: PreparedCall) -> str:
-        return clocks.kernels(prepared)
-
-    def sync(self, outputs: Any) -> None:
-        if self.device == "cuda":
-            self.torch.cuda.synchronize()
-
-    def compilations(self, prepared: PreparedCall) -> int:
-        return clocks.compilations()
-
-    def copied(self, array: Any) -> Callable[[], Any]:
-        return array.clone
-
-    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        return clocks.peak_bytes(self.device, call)
-
-    def device_seconds(self, call: Callable[[], Any]) -> float | None:
-        return clocks.device_seconds(call) if self.device == "cuda" else None
-
-    def empty_caches(self) -> None:
-        if self.device == "cuda":
-            clocks.empty_caches()

@@ -92,7 +92,7 @@ class Flex(Implementation):
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         s, device = inputs.sizes, self.backend.device
-        query, key, value = self.backend.operands(inputs, "bhld")
+        query, key, value = self.backend.memory.operands(inputs, "bhld")
 
         def blocks(queries: int, keys: int) -> Any:
             return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
@@ -163,7 +163,7 @@ class Flex(Implementation):
 
         torch, backend, s = self.backend.torch, self.backend, inputs.sizes
         shape = (s.B, s.H, s.Lq, s.Lk)
-        query, key, value = backend.operands(inputs, "bhld")
+        query, key, value = backend.memory.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         dense = dense_of(inputs, split_native(inputs).rest)
         full = None if dense is None else np.broadcast_to(dense, shape)

@@ -36,7 +36,7 @@ class TorchNorm(Implementation):
     def build(self, inputs: Inputs, **flags: Any) -> Any:
         """A new layer with the inputs' parameters; `flags` go to its constructor."""
         module = self.module(inputs, **flags)
-        layer = self.backend.placed(module, inputs.dtype).train(inputs.training)
+        layer = self.backend.memory.placed(module, inputs.dtype).train(inputs.training)
         p = inputs.parameters
         state = {n: self.backend.array(p[g], inputs.dtype) for n, g in self.names.items() if g in p}
         layer.load_state_dict(state, strict=False)
@@ -129,7 +129,7 @@ class TorchLayerNorm(TorchNorm):
         plain, shape = self.prepare(inputs), (2, inputs.widths.query // 2)
         own = {n: a.detach().reshape(shape) for n, a in self.build(inputs).named_parameters()}
         layer = torch.nn.LayerNorm(shape, **told(inputs), elementwise_affine=bool(own))
-        layer = self.backend.placed(layer, inputs.dtype)
+        layer = self.backend.memory.placed(layer, inputs.dtype)
         layer.load_state_dict(own)
 
         def call(query: Any) -> tuple[Any, None]:

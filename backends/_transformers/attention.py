@@ -82,7 +82,7 @@ class ModelAttention(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
-        query, key, value = backend.operands(inputs, "bhld")
+        query, key, value = backend.memory.operands(inputs, "bhld")
         arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
         arguments |= self.masks(inputs, split_native(inputs, causal=self.flagged(inputs)))
         sinks = self.sinks(inputs)

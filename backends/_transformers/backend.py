@@ -17,7 +17,6 @@ class TransformersBackend(TorchEngine):
     """transformers on torch, on "cpu" or "cuda"."""
 
     name = "transformers"
-    compilers = ()
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -46,7 +46,7 @@ class TextbookRotary(Implementation):
         rotation = Rotation.of(case, inputs.sizes.D)
         length = int(inputs.arrays["position"].max(initial=0)) + 1
         arguments = {
-            "query": backend.operand(inputs.query, inputs, "bhld"),
+            "query": backend.memory.operand(inputs.query, inputs, "bhld"),
             "position": backend.array(inputs.arrays["position"], wide),
         }
 

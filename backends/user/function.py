@@ -16,7 +16,7 @@ from backends.claims import Claims
 from backends.declared import TEXTBOOK_FEATURES, Declared
 from backends.masks import AttentionCall, Native, feature_array, split_native
 from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Backend, Implementation
+from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
 from suite.spec.features import FEATURES, Feature
 from suite.spec.inputs import Inputs
@@ -144,7 +144,7 @@ class UserFunction(UserCallable):
         claims: Claims,
         native: NativeSignature,
     ) -> None:
-        self.native, self.beside = native, backend.own_attention()
+        self.native, self.beside = native, own_attention(backend)
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
         if self.ways:
@@ -171,7 +171,9 @@ class UserFunction(UserCallable):
         """The function's call: query, key and value by their places, the rest by name."""
         backend, native, function = self.backend, self.native, self.judged
         call = AttentionCall(backend, inputs, native.divide(inputs, self.binder.taken))
-        operands = dict(zip(OPERANDS, backend.operands(inputs, native.axis_order), strict=True))
+        operands = dict(
+            zip(OPERANDS, backend.memory.operands(inputs, native.axis_order), strict=True)
+        )
         arguments = operands | self.binder.bind(call, inputs.needs)
 
         def called(query: Any, key: Any, value: Any, **rest: Any) -> Any:

@@ -252,7 +252,7 @@ class UserLayer(Implementation):
     def layer(self, inputs: Inputs) -> Any:
         """The factory's layer for the inputs' sizes, with parameters of its own."""
         layer = self.judged(**self.factory.bind(inputs))
-        return self.backend.placed(layer, inputs.dtype, inputs.training)
+        return self.backend.memory.placed(layer, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
         """The inputs' parameters as the framework's arrays."""

@@ -80,7 +80,7 @@ class UserRotation(UserCallable):
         position = inputs.arrays["position"]
         whole = not (position % 1).any()
         arguments = {
-            "query": backend.operand(inputs.query, inputs, "bhld"),
+            "query": backend.memory.operand(inputs.query, inputs, "bhld"),
             "position": backend.array(position.astype(np.int32 if whole else np.float32), None),
         }
 

@@ -58,7 +58,9 @@ def vjp(
         wrt = names if wrt is None else wrt
     wrt = names_of(prepared, inputs) if wrt is None else wrt
     values = cell.cotangent if cotangent is None else cotangent
-    native = backend.arranged(native_cotangent(values, inputs, prepared), inputs.dtype, arranged)
+    native = backend.memory.arranged(
+        native_cotangent(values, inputs, prepared), inputs.dtype, arranged
+    )
     out, gradients = cell.attempt(lambda: backend.vjp(prepared, wrt, native))
     answer = read_output(cell, out, inputs, prepared)
     return answer, read_gradients(cell, gradients, inputs, prepared, wrt)

@@ -20,7 +20,7 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
     """True if an error refuses the call: NotImplementedError, or a validation error. The validation
     error of a user function must name an argument of more than one letter; single letters are names of
     axes."""
-    error = implementation.backend.raised_inside(error)
+    error = implementation.backend.compilers.raised_inside(error)
     if isinstance(error, NotImplementedError):
         return True
     if not isinstance(error, implementation.backend.validation_errors):
@@ -36,7 +36,7 @@ def outcome(implementation: Implementation, error: BaseException) -> Deviation |
     """The exception for a call that raised an error: Refused if a user function refuses by it, else
     Deviation."""
     if implementation.declared.is_user_code and refuses(implementation, error):
-        inside = implementation.backend.raised_inside(error)
+        inside = implementation.backend.compilers.raised_inside(error)
         return Refused(f"the function refuses: {first_line(inside)}")
     return accident(implementation, error)
 

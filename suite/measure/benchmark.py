@@ -81,7 +81,7 @@ class Benchmark:
 
     def _call(self) -> None:
         self.last = self.timed.call()
-        self.timed.backend.sync(self.last)
+        self.timed.backend.profiler.sync(self.last)
 
     def teardown(self, case: str, implementation: str) -> None:
         """Judge the last answer. Raises RefusedTime."""

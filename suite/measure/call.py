@@ -129,34 +129,34 @@ class TimedCall:
         """Make the arrays, call once, and warm up. Raises RefusedTime where the call raises."""
         start = time.perf_counter()
         self.prepared = self._prepared(self.implementation, self.cell.inputs)
-        self.backend.sync(list(self.prepared.arguments.values()))
+        self.backend.profiler.sync(list(self.prepared.arguments.values()))
         convert = time.perf_counter() - start
         with _quiet():
-            step = self.backend.step
+            step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
             start = time.perf_counter()
             self.call = self._attempt(
                 lambda: self.step(self.prepared.arguments, self._cotangent(0))
             )
-            self._attempt(lambda: protocol.timed(self.call, self.backend.sync, 1))
+            self._attempt(lambda: protocol.timed(self.call, self.backend.profiler.sync, 1))
             first = time.perf_counter() - start
-            again, _ = protocol.timed(self.call, self.backend.sync, 1)
+            again, _ = protocol.timed(self.call, self.backend.profiler.sync, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
         return Preparation(convert, first, self.inner, settled, self.work)
 
     def sample(self, inner: int | None = None) -> float:
         """Seconds of one call, averaged over as many as a sample has."""
-        before = self.backend.compilations(self.prepared)
+        before = self.backend.profiler.compilations(self.prepared)
         with _quiet():
             seconds = self._seconds(inner or self.inner)
-        self.compiled |= before != self.backend.compilations(self.prepared)
+        self.compiled |= before != self.backend.profiler.compilations(self.prepared)
         self.slowest = max(self.slowest, seconds)
         return seconds
 
     def device_sample(self) -> float | None:
         """Seconds of one call by the device's own clock, its caches emptied; None where it has none."""
-        self.backend.empty_caches()
-        return self.backend.device_seconds(self.call)
+        self.backend.profiler.empty_caches()
+        return self.backend.profiler.device_seconds(self.call)
 
     def judge(self) -> Accuracy:
         """Judge what was timed, every answer that was different, and those to inputs that the call has
@@ -197,13 +197,13 @@ class TimedCall:
         """The most memory a call holds at a time, by the framework's own account; None where it has
         none."""
         with _quiet():
-            return self.backend.peak_bytes(self.call, self.prepared)
+            return self.backend.profiler.peak_bytes(self.call, self.prepared)
 
     def kernels(self) -> str:
         """Which kernels ran, in the framework's own words; empty where it does not say."""
         try:
             with _quiet():
-                return self.backend.kernels(self.prepared)
+                return self.backend.profiler.kernels(self.prepared)
         except Exception:
             return ""
 
@@ -214,7 +214,7 @@ class TimedCall:
 
     def _seconds(self, inner: int) -> float:
         call = self._slowed if self.slow else self.call
-        seconds, out = protocol.timed(call, self.backend.sync, inner)
+        seconds, out = protocol.timed(call, self.backend.profiler.sync, inner)
         self.look(out)
         return seconds
 
@@ -223,7 +223,7 @@ class TimedCall:
         sample."""
         end = time.perf_counter() + protocol.MORE_SECONDS
         for _ in range(protocol.MORE):
-            self.look(protocol.timed(self.call, self.backend.sync, 1)[1])
+            self.look(protocol.timed(self.call, self.backend.profiler.sync, 1)[1])
             if time.perf_counter() > end:
                 break
 
@@ -231,7 +231,7 @@ class TimedCall:
         """The call, kept up by the share `slow` of what it took."""
         start = time.perf_counter()
         out = self.call()
-        self.backend.sync(out)
+        self.backend.profiler.sync(out)
         end = start + (time.perf_counter() - start) * (1.0 + self.slow)
         while time.perf_counter() < end:
             pass
@@ -265,7 +265,7 @@ class TimedCall:
         A busy machine can delay one reading, and hardly that of the same answer in every trial.
         """
         for _ in range(protocol.TRIALS):
-            outputs = [protocol.timed(self.call, self.backend.sync, 1) for _ in range(3)]
+            outputs = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
             took = min(seconds for seconds, _ in outputs)
             self._read_all(outputs[0][1])
             waited = self._read_all(outputs[2][1]) - self._read_all(outputs[1][1])
@@ -293,11 +293,11 @@ class TimedCall:
         else:
             arguments = self._prepared(implementation, inputs).arguments
         call = self._attempt(lambda: self.step(arguments, cotangent))
-        compilations = self.backend.compilations(self.prepared)
+        compilations = self.backend.profiler.compilations(self.prepared)
         # Drawing inputs emptied the caches that the timed calls had found full.
-        self._attempt(lambda: protocol.timed(self.call, self.backend.sync, 1))
-        seconds, out = self._attempt(lambda: protocol.timed(call, self.backend.sync, 1))
-        if compilations != self.backend.compilations(self.prepared):
+        self._attempt(lambda: protocol.timed(self.call, self.backend.profiler.sync, 1))
+        seconds, out = self._attempt(lambda: protocol.timed(call, self.backend.profiler.sync, 1))
+        if compilations != self.backend.profiler.compilations(self.prepared):
             raise RefusedTime("compiled", "fresh inputs of the same shapes are compiled anew")
         if number == 1:
             # Judged once: the oracle of a large case takes longer than all its samples.

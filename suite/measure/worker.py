@@ -116,14 +116,14 @@ class Server:
 
 
 def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]:
-    """Operations or bytes per second of `Backend.limit`, the best of five samples, and the seconds."""
+    """Operations or bytes per second of `Profiler.limit`, the best of five samples, and the seconds."""
     from suite.measure import protocol
 
-    call, amount = backend.limit(what, size, fmt)
+    call, amount = backend.profiler.limit(what, size, fmt)
     for _ in range(2):
-        once, _ = protocol.timed(call, backend.sync, 1)
+        once, _ = protocol.timed(call, backend.profiler.sync, 1)
     inner = protocol.calls_per_sample(once)
-    took = min(protocol.timed(call, backend.sync, inner)[0] for _ in range(5))
+    took = min(protocol.timed(call, backend.profiler.sync, inner)[0] for _ in range(5))
     return amount / took, took
 
 
@@ -145,7 +145,7 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
     # Those a backend has for compilers alone are questions to a rewrite, and no workload.
     own = list(every)
     for compiled in compiled_forms(backend, own):
-        if compiled.inner in own and compiled.compiler in backend.timed_compilers:
+        if compiled.inner in own and compiled.compiler in backend.compilers.timed:
             every.append(compiled)
     names = [i.name for i in every]
     if twice := next((name for name in names if names.count(name) > 1), ""):

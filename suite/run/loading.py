@@ -90,7 +90,7 @@ def load_backends(
 
 def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -> Loaded:
     """A backend's implementations, or the user functions instead of them. Raises UsageError."""
-    quick = backend.quick() if options.compiles_quickly else None
+    quick = backend.compilers.quick() if options.compiles_quickly else None
     natives = registry.implementations(quick or backend)
     if quick is not None:
         for native, optimized in zip(natives, registry.implementations(backend), strict=True):

@@ -131,7 +131,7 @@ class InWorker:
             if not isinstance(cell, Cell):
                 return -1, -1
             case = rank(cell.case.id)
-            compiles = cell.implementation.backend.compiles_shapes
+            compiles = cell.implementation.backend.compilers.compiles_shapes
             return rank(str(cell.implementation)) if compiles else case, case
 
         items.sort(key=place)

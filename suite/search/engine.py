@@ -87,7 +87,8 @@ class Search:
         self.seconds = None if minutes is None else 60.0 * minutes
         self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)
         compiling = any(
-            i.backend.compiles_shapes or i.mode == "compiled" for i in self.implementations
+            i.backend.compilers.compiles_shapes or i.mode == "compiled"
+            for i in self.implementations
         )
         count = pool if pool is not None else POOL if compiling else 0
         self.pools = {o.name: shape_pool(o, seed, count) for o in self.operators if count}

@@ -189,7 +189,7 @@ def _source(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
 def _operand(name: str, axis_order: str, memory: str, backend: Backend, fmt: DType) -> str:
     # Frameworks without strides take an axis order as a shape.
     assert backend.dialect is not None
-    order = AXES[memory if backend.has_strides else axis_order]
+    order = AXES[memory if backend.memory.has_strides else axis_order]
     turned = name if order == (0, 1, 2, 3) else f"{name}.transpose{order}"
     array = backend.dialect.array.format(values=turned, dtype=fmt.long_name, carrier=fmt.carrier)
     axes = tuple(order.index(axis) for axis in AXES[axis_order])
@@ -201,7 +201,7 @@ def _operand(name: str, axis_order: str, memory: str, backend: Backend, fmt: DTy
 def _cotangent(axis_order: str, backend: Backend, fmt: DType) -> str:
     assert backend.dialect is not None
     turned = AXES[axis_order]
-    if not backend.has_strides:
+    if not backend.memory.has_strides:
         values = "cotangent" if axis_order == "bhld" else f"cotangent.transpose{turned}"
         return backend.dialect.array.format(values=values, dtype=fmt.long_name, carrier=fmt.carrier)
     reversed_ = turned[::-1]

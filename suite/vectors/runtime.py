@@ -53,14 +53,13 @@ Names = dict[tuple[bytes, bool], str]
 class StoredBackend(NumpyEngine):
     """A runtime that answered in files. Raises DeclarationError for what it declares wrongly."""
 
-    has_strides = False
-
     def __init__(
         self, answers: Answers, problems: Sequence[StoredProblem], said: Mapping[str, Any]
     ) -> None:
         self.name, self.answers, self.problems = answers.runtime.name, answers, problems
         self.claims = Claims.of(None, said)
         super().__init__()
+        self.memory.has_strides = False
 
     @property
     def versions(self) -> dict[str, str]:

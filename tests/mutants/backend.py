@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 from backends._numpy import NumpyEngine
-from backends.prepared import set_to
+from backends.arrays import RuntimeThreads
 from backends.protocol import Implementation
 
 
@@ -15,7 +13,6 @@ class KernelBackend(NumpyEngine):
     `thread_count` is how many threads a kernel would run on.
     """
 
-    has_threads = True
     thread_count = 1
 
     def __init__(
@@ -23,13 +20,8 @@ class KernelBackend(NumpyEngine):
     ) -> None:
         self.name = name
         super().__init__(device)
+        self.profiler = RuntimeThreads(self)
         self.members: list[Implementation] = [kernel(self) for kernel in kernels]
 
     def implementations(self) -> list[Implementation]:
         return self.members
-
-    def threads(self, count: int) -> AbstractContextManager[None]:
-        return set_to(count, lambda: self.thread_count, self.set_threads)
-
-    def set_threads(self, count: int) -> None:
-        self.thread_count = count

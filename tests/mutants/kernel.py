@@ -122,7 +122,7 @@ class Kernel(Stated):
         backend = self.backend
         names = ("query", "key", "value")
         arguments: dict[str, Any] = dict(
-            zip(names, backend.operands(inputs, self.axis_order), strict=True)
+            zip(names, backend.memory.operands(inputs, self.axis_order), strict=True)
         )
         native = split_native(inputs, causal=True, window=True, lengths=True)
         mask = dense_of(inputs, native.rest)
@@ -145,8 +145,9 @@ class Kernel(Stated):
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         """The function under test; shapes in the order of `axis_order`. Raises ValueError."""
+        transpose = self.backend.memory.transpose
         if self.axis_order == "blhd":
-            query, key, value = (self.backend.transpose(x, 0, 2, 1, 3) for x in (query, key, value))
+            query, key, value = (transpose(x, 0, 2, 1, 3) for x in (query, key, value))
         call = Call(query, key, value, **rest)
         self.validate(call)
         with np.errstate(all="ignore"):
@@ -154,7 +155,7 @@ class Kernel(Stated):
             if call.lse:
                 answers.append(self.deliver_lse(self.log_sum_exp(self.final(call), call), call))
         if self.axis_order == "blhd":
-            answers = [self.backend.transpose(x, 0, 2, 1, *range(3, len(x.shape))) for x in answers]
+            answers = [transpose(x, 0, 2, 1, *range(3, len(x.shape))) for x in answers]
         return tuple(answers) if call.lse else answers[0]
 
     def compute(self, call: Call) -> np.ndarray:

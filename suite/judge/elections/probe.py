@@ -121,7 +121,7 @@ class Probe:
         """Raise Refused if a user function refuses by this error, and Deviation "raised" if the error is
         no answer."""
         person = self.implementation.declared.is_user_code
-        inside = self.implementation.backend.raised_inside(error)
+        inside = self.implementation.backend.compilers.raised_inside(error)
         if person and isinstance(inside, NotImplementedError):
             raise refusal.outcome(self.implementation, error) from error
         if self.any_error:

@@ -1,0 +1,93 @@
+"""What JAX and XLA say of compilations, of memory, and of what a call consists of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from backends._jax import transforms
+from backends._jax.compilers import Ahead
+from backends._jax.programs import Jitted
+from backends.hlo import kernels_in
+from backends.prepared import PreparedCall
+from backends.protocol import Profiler, Step
+
+COLD_BYTES = 256 * 2**20
+"""What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""The event of `jax.monitoring` for every program that XLA compiles."""
+
+
+class Compilations:
+    """Counts what JAX traces, lowers and compiles in this process, from the moment it is made; `programs`
+    are those that XLA compiled."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self.count = self.programs = 0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        self.count += event.startswith("/jax/core/compile/")
+        self.programs += event == COMPILED
+
+
+def _program(prepared: PreparedCall) -> Any:
+    """XLA's program of the call; None where the call is none."""
+    handle = prepared.compiled
+    if isinstance(handle, Jitted):
+        return handle.compiled(prepared.arguments)
+    return handle.program if isinstance(handle, Ahead) else None
+
+
+class JaxProfiler(Profiler):
+    """What XLA planned, and what JAX reports of itself."""
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        """What XLA made of a call that is one program; of any other, what it asks of XLA one by one."""
+        import jax
+
+        program = _program(prepared)
+        if program is not None:
+            return kernels_in(program.as_text())
+        arrays = {n: a for n, a in prepared.arguments.items() if isinstance(a, jax.Array)}
+        traced = jax.make_jaxpr(lambda arrays: prepared.function(**prepared.arguments | arrays))
+        names = re.findall(r"\b(\w*dot_general\w*|\w+_call\w*)\[", str(traced(arrays)))
+        return ", ".join(f"{n} {name}" for name, n in sorted(Counter(names).items()))
+
+    def sync(self, outputs: Any) -> None:
+        import jax
+
+        jax.block_until_ready(outputs)
+
+    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+        return transforms.step(prepared, direction, wrt)
+
+    @cached_property
+    def _compilations(self) -> Compilations:
+        return Compilations()
+
+    def compilations(self, prepared: PreparedCall) -> int:
+        return self._compilations.count
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return lambda: -array
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
+        """Temporaries and output of a call that is one program, as XLA planned them; else None."""
+        program = _program(prepared)
+        plan = None if program is None else program.memory_analysis()
+        return None if plan is None else int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
+
+    def empty_caches(self) -> None:
+        """Write more than a GPU's L2 holds."""
+        import jax
+
+        if self.backend.device != "cpu":
+            on = jax.devices("gpu")[0]
+            jax.numpy.zeros(COLD_BYTES, "uint8", device=on).block_until_ready()

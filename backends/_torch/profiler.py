@@ -1,0 +1,103 @@
+"""What torch says of time, of memory, and of the kernels that ran."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from backends._torch.autograd import step_by_autograd
+from backends.prepared import PreparedCall, set_to
+from backends.protocol import Profiler, Step
+
+COLD_BYTES = 256 * 2**20
+"""What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
+
+
+class TorchProfiler(Profiler):
+    """torch's own profiler, and the clock and the allocator of a GPU."""
+
+    has_threads = True
+
+    def threads(self, count: int) -> AbstractContextManager[None]:
+        import torch
+
+        return set_to(count, torch.get_num_threads, torch.set_num_threads)
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        """The fused attention kernels that torch's profiler sees, or else the matrix products."""
+        import torch
+
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            prepared()
+        names = {event.key.removeprefix("aten::") for event in profile.key_averages()}
+        fused = sorted(n for n in names if re.match(r"_scaled_dot_product_\w*(attention|math)", n))
+        products = sorted(n for n in names if n in ("bmm", "baddbmm", "matmul"))
+        return ", ".join(fused or products) or "no attention kernel and no matrix product"
+
+    def sync(self, outputs: Any) -> None:
+        import torch
+
+        if self.backend.device == "cuda":
+            torch.cuda.synchronize()
+
+    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+        if direction == "forward":
+            return super().step(prepared, direction, wrt)
+        return step_by_autograd(prepared, direction, wrt)
+
+    def compilations(self, prepared: PreparedCall) -> int:
+        """Graphs that dynamo has compiled in this process; none if it was never imported."""
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+    def copied(self, array: Any) -> Callable[[], Any]:
+        return array.clone
+
+    def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
+        """The most that a call's tensors hold at a time, by the allocator's own account.
+
+        On the CPU from the events of torch.profiler, a number of bytes for each allocation and release.
+        """
+        import torch
+
+        if self.backend.device == "cuda":
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+            torch.cuda.synchronize()
+            return int(torch.cuda.max_memory_allocated() - before)
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            kept = call()
+        results: Any = profile.profiler
+        events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]
+        held = peak = 0
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            held += event.nbytes()
+            peak = max(peak, held)
+        del kept
+        return peak
+
+    def device_seconds(self, call: Callable[[], Any]) -> float | None:
+        """Seconds between two events around the call on the current CUDA stream."""
+        import torch
+
+        if self.backend.device != "cuda":
+            return None
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000.0
+
+    def empty_caches(self) -> None:
+        """Write more than a GPU's L2 holds."""
+        import torch
+
+        if self.backend.device == "cuda":
+            torch.zeros(COLD_BYTES, dtype=torch.uint8, device="cuda")
