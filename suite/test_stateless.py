@@ -1,23 +1,29 @@
 """Promise: an output depends only on the values of the arguments.
 
-It does not depend on which arrays hold these values, on earlier calls, or on old contents of reused
-buffers.
+It does not depend on which arrays hold these values, on earlier calls (of other values, scalars, flags,
+masks or sizes), or on old contents of reused buffers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from backends.protocol import PreparedCall
+from suite.judge import elections
 from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import with_plain
+from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.inputs import Inputs
+from suite.spec.masks import parse_mask
+from suite.spec.vocabulary import OPERANDS
 
 CASES = (
     "sdpa/none/mha/{dt}/b3h2q18k34d8",
@@ -119,3 +125,88 @@ def test_stateless(cell: Cell) -> None:
     expect_right(cell, answer, few, what)
     if cell.implementation.declared.deterministic:
         expect_bitwise(answer.values, before, "stale", what)
+
+
+SCALARS = ({"scale": 0.3}, {"scale": 3.0}, {"softcap": 2.0}, {"softcap": 5.0})
+"""Options that are numbers, two values of each."""
+
+MASKS = ("causal", "win2.1", "win4.0", "pad", "bool.b1qk", "bool.bhqk")
+"""Masks that leave every row of `REMEMBERED` a key."""
+
+REMEMBERED = (
+    "sdpa/none/mha/{dt}/b2h4q6k11d8",
+    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+)
+"""Operators with masks; of them plain attention has scalars, too."""
+
+
+def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
+    """Problems that differ from `inputs` by scalars, by a mask, by both, or by one size or the dtype."""
+    masks: list[dict[str, Any]] = [
+        {"mask": parse_mask(token), "form": "dense" if "bool" in token else "native"}
+        for token in MASKS
+    ]
+    scalars = [change for change in SCALARS if inputs.operator.option(*change) is not None]
+    both = [{**a, **b} for a, b in zip(masks, scalars, strict=False)]
+    for change in (*scalars, *masks, *both):
+        words = [f"{n} {getattr(change[n], 'token', change[n])}" for n in change if n != "form"]
+        yield " and ".join(words), inputs.replace(**change)
+    if inputs.operator.is_layer:
+        return
+    yield "dtype", inputs.replace(dtype=inputs.dtype.widened)
+    for letter in "qkdg":
+        yield f"axis {letter}", inputs.select(letter, slice(0, inputs.letters[letter] // 2))
+
+
+def same_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> PreparedCall:
+    """The call with the arrays of an earlier call as query, key and value, if their values are equal.
+
+    A user's layer is the instance of the earlier call.
+    """
+    backend, arrays = cell.implementation.backend, {}
+    for name in (call.argument(name) for name in OPERANDS):
+        own, earlier = call.arguments.get(name), first.arguments.get(name)
+        if not (backend.is_array(own) and backend.is_array(earlier)):
+            continue
+        same_dtype = backend.dtype_name(own) == backend.dtype_name(earlier)
+        if same_dtype and np.array_equal(backend.to_numpy(own), backend.to_numpy(earlier)):
+            arrays[name] = earlier
+    implementation = cell.implementation
+    layer = implementation.operator.is_layer and implementation.declared.is_user_code
+    function = first.function if layer else call.function
+    return replace(call, function=function, arguments=call.arguments | arrays)
+
+
+@check(
+    asked(
+        Ask(REMEMBERED[0], dtypes="float32"),
+        Ask(*REMEMBERED[1:], dtypes="float32", since="standard"),
+    )
+)
+def test_remembered(cell: Cell) -> None:
+    """The same arrays with every scalar, flag and mask changed, and part of the arrays.
+
+    Between any two variations the plain problem is asked; then the variations are asked in the reverse
+    order. So each of two problems follows the other, whatever cells were judged before.
+    """
+    inputs, implementation = cell.inputs, cell.implementation
+    first = cell.prepare(inputs)
+    calls = {"nothing": (inputs, first)}
+    for what, other in variations(inputs):
+        aligned = elections.aligned(other, implementation)
+        with suppress(NotApplicable):
+            if implementation.refuses(aligned) is None and not aligned.has_empty_rows:
+                calls[what] = (aligned, same_arrays(cell, cell.prepare(aligned), first))
+    if len(calls) == 1:
+        raise NotApplicable("no scalar, mask, size or dtype can be changed")
+    right: dict[str, np.ndarray] = {}
+    forth = [name for what in calls for name in ("nothing", what)]
+    for what in (*forth, *reversed(calls)):
+        problem, call = calls[what]
+        answer = cell.read(cell.call(call), problem, call)
+        if not np.array_equal(answer.values, right.get(what, np.nan)):
+            text = f"with {what} changed, after calls with other options"
+            expect_right(cell, answer, problem, text)
+            right[what] = answer.values.copy()

@@ -1,7 +1,9 @@
-"""Mutants that remember: answers by array or address, what they made of an operand, old contents of a
-workspace."""
+"""Mutants that remember: answers by array or address, what they made of an operand, options of earlier
+calls, old contents of a workspace."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -63,3 +65,71 @@ class MaskKeptByArray(Kernel):
 @mutant("stateless")
 class WorkspaceNotCleared(Workspace):
     """What an earlier call left in a workspace meets weights of zero."""
+
+
+@mutant("remembered")
+class ScaleOfFirstCall(Kernel):
+    """The scale is that of the first call of a shape."""
+
+    def factor(self, call: Call) -> float:
+        known = self.__dict__.setdefault("known", {})
+        return known.setdefault((call.query.shape, call.key.shape), super().factor(call))
+
+
+@mutant("remembered")
+class SoftcapStays(Kernel):
+    """A call without a softcap has the softcap of the call before."""
+
+    kept_cap: float | None = None
+
+    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        self.kept_cap = call.softcap or self.kept_cap
+        return super().capped(scores, replace(call, softcap=self.kept_cap))
+
+
+@mutant("remembered")
+class MaskStays(Kernel):
+    """A call without a mask has the mask of the last call of its shape."""
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        known = self.__dict__.setdefault("known", {})
+        key = (call.query.shape, call.key.shape, call.fmt.name)
+        known[key] = allowed = super().allowed(call) if given(call) else known.get(key)
+        return allowed
+
+
+@mutant("remembered")
+class VisiblePairsKeptBySize(Kernel):
+    """Which pairs a causal flag or a window allows is kept by Lq and Lk alone."""
+
+    def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
+        known = self.__dict__.setdefault("known", {})
+        key = (call.sizes.Lq, call.sizes.Lk)
+        return known.setdefault(key, super().windowed(call, left, right))
+
+
+@mutant("remembered")
+class ScaleKeptByLengths(Kernel):
+    """The default scale is kept by the lengths, which leaves the head size out."""
+
+    def factor(self, call: Call) -> float:
+        if call.scale is not None:
+            return call.scale
+        known = self.__dict__.setdefault("known", {})
+        key = (call.sizes.Lq, call.sizes.Lk, call.fmt.name)
+        return known.setdefault(key, super().factor(call))
+
+
+@mutant("remembered")
+class ScaleKeptByArray(Kernel):
+    """The scale is kept by the array of keys that it was first used with."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        known = self.__dict__.setdefault("known", {})
+        entry = known.setdefault((id(call.key), call.fmt.name), (self.factor(call), call.key))
+        return super().scores(query, key, replace(call, scale=entry[0]))
+
+
+def given(call: Call) -> bool:
+    """True if the call hides any pair by an argument."""
+    return call.mask is not None or call.lengths is not None or call.causal or bool(call.window)

@@ -89,7 +89,7 @@ from tests.mutants.honest_one_head import (
     SelfAttentionEager,
     SelfAttentionExact,
 )
-from tests.mutants.honest_state import AnswersKeptByValues, WorkspaceCleared
+from tests.mutants.honest_state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 from tests.mutants.layer_gradient_kernel import (
     AdditiveDifferentiable,
     Arrays,
@@ -228,6 +228,7 @@ HONEST: tuple[type[Implementation], ...] = (
     MergedChunks,
     WeightsByLogSumExp,
     AnswersKeptByValues,
+    VisiblePairsKept,
     WorkspaceCleared,
     Float64Inside,
     SequentialSums,

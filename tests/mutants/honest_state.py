@@ -48,3 +48,17 @@ class WorkspaceCleared(Workspace):
 
     def clear(self, rest: np.ndarray) -> None:
         rest[...] = 0.0
+
+
+class VisiblePairsKept(Kernel):
+    """Which pairs attend is kept by every argument that decides it."""
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        kept = self.__dict__.setdefault("kept", {})
+        arrays = (None if x is None else x.values.tobytes() for x in (call.mask, call.lengths))
+        shape = None if call.mask is None else call.mask.shape
+        key = (call.query.shape, call.key.shape, call.causal, call.window, shape, *arrays)
+        if key not in kept:
+            kept.clear()  # one is enough
+            kept[key] = super().allowed(call)
+        return kept[key]
