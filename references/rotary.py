@@ -13,7 +13,7 @@ Frequencies by variant, with f the factor, n the original length, m the largest 
     llama3      theta ((1 - w) / f + w), w = (n theta / 2 pi - low) / (high - low) within [0, 1]
     yarn        theta (w / f + 1 - w), w = (i - i_fast) / (i_slow - i_fast) within [0, 1], where
                 i_fast and i_slow are r ln(n / 2 pi beta) / (2 ln base), rounded down and up;
-                a = 0.1 ln f + 1
+                a = 0.1 ln f + 1, or the ratio of 0.1 m ln f + 1 for m = mscale and mscale_all_dim
     longrope    theta / f_i, long factors f_i if m > n, else short; a = sqrt(1 + ln f / ln n)
 
 Bounds, with u the roundoff of angles (u_acc):
@@ -34,7 +34,7 @@ published code (llama3); Peng et al., YaRN, arXiv 2309.00071, section 3; Ding et
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,22 +75,28 @@ class Frequencies:
 
 def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
     """The frequencies of a rotation at these positions, in the precision of the positions."""
+    found = _of_variant(rotation, position)
+    given = rotation.attention
+    return found if given is None else replace(found, attention=given)
+
+
+def _of_variant(rotation: Rotation, position: np.ndarray) -> Frequencies:
     size, base, f, n = rotation.size, rotation.base, FACTOR, ORIGINAL_LENGTH
     exponent = (2 * np.arange(size // 2)).astype(position.dtype) / size
     length = float(position.max(initial=0)) + 1
     grown = np.zeros(exponent.shape)
-    if rotation.scaling == "ntk" and length > n:
+    if rotation.variant == "ntk" and length > n:
         power, growth = size / (size - 2), f * length / n - (f - 1)
         base = position.dtype.type(base) * position.dtype.type(growth) ** power
         growth_error = 3 * f * length / n / growth + 3 * math.log(growth)
         grown = magnitude(exponent) * (power * growth_error + 3)
     theta = position.dtype.type(base) ** -exponent
     relative = 3 * magnitude(exponent) * math.log(base) + 4 + grown
-    if rotation.scaling == "linear":
+    if rotation.variant == "linear":
         return Frequencies(theta / f, relative)
-    if rotation.scaling == "llama3":
+    if rotation.variant == "llama3":
         return _llama3(theta, relative)
-    if rotation.scaling == "yarn":
+    if rotation.variant == "yarn":
         low, high = (
             size * math.log(n / (beta * 2 * math.pi)) / (2 * math.log(base))
             for beta in (BETA_FAST, BETA_SLOW)
@@ -100,7 +106,7 @@ def frequencies(rotation: Rotation, position: np.ndarray) -> Frequencies:
         weight = np.clip((np.arange(size // 2).astype(theta.dtype) - first) / span, 0, 1)
         scaled = theta * (weight / f + (1 - weight))
         return Frequencies(scaled, relative + 6, 0.1 * math.log(f) + 1)
-    if rotation.scaling == "longrope":
+    if rotation.variant == "longrope":
         factors = rotation.long_factors() if length > n else rotation.short_factors()
         a = math.sqrt(1 + math.log(f) / math.log(n))
         return Frequencies(theta / factors.astype(theta.dtype), relative + 1, a)

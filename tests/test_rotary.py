@@ -64,6 +64,14 @@ def by_hand(scaling: str, index: int, length: int, size: int = 16) -> tuple[floa
     return theta, 1.0
 
 
+# mscale 1 and mscale_all_dim 0.5 with the factor 4; an attention_factor.
+GIVEN = {
+    "yarn-mscale": 1.1386294361119891 / 1.0693147180559945,
+    "yarn-factor": 0.75,
+    "longrope-factor": 0.75,
+}
+
+
 @pytest.mark.parametrize("more", ["", "/at4097"])
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_frequencies_by_hand(scaling: str, more: str) -> None:
@@ -72,7 +80,8 @@ def test_frequencies_by_hand(scaling: str, more: str) -> None:
     position = inputs.arrays["position"]
     frequencies = rotary.frequencies(Rotation.of(inputs.case, 16), position)
     for index in range(8):
-        theta, factor = by_hand(scaling, index, int(position.max()) + 1)
+        theta, factor = by_hand(scaling.partition("-")[0], index, int(position.max()) + 1)
+        factor = GIVEN.get(scaling, factor)
         assert frequencies.theta[index] == pytest.approx(theta, rel=1e-12), index
         assert frequencies.attention == pytest.approx(factor, rel=1e-12)
 

@@ -17,6 +17,9 @@ from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters
 SCALED = {
     "ntk": "the layer's dynamic scaling uses neither the training length nor the sequence length",
     "llama3": "keras-hub has Llama 3.1's scaling inside the Llama 3 model, not in the layer",
+    "yarn-mscale": "the layer has no mscale",
+    "yarn-factor": "the layer has no attention_factor",
+    "longrope-factor": "keras-hub has LongRoPE inside the Phi-3 model, not in the layer",
     "longrope": "keras-hub has LongRoPE inside the Phi-3 model, not in the layer",
 }
 """Scaled variants that the layer lacks, with reasons."""

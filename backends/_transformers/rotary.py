@@ -60,7 +60,7 @@ class ModelRotary(Implementation):
         )
         scaling = scaling_parameters(rotation) or {"rope_type": "default"}
         # The length of the training, except for variants with a field for it.
-        grows = rotation.scaling in ("llama3", "yarn", "longrope")
+        grows = rotation.variant in ("llama3", "yarn", "longrope")
         config = configuration(
             hidden_size=sizes.H * sizes.D, num_attention_heads=sizes.H, head_dim=sizes.D,
             max_position_embeddings=int(ORIGINAL_LENGTH * (FACTOR if grows else 1)),

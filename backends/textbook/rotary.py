@@ -55,6 +55,7 @@ class TextbookRotary(Implementation):
 
         def call(query: Any, position: Any) -> Any:
             theta, factor = self.frequencies(rotation, length, number)
+            factor = factor if rotation.attention is None else rotation.attention
             angle = ops.reshape(position, (*position.shape, 1)) * theta  # (..., L, r / 2)
             if len(position.shape) == 2:
                 angle = ops.reshape(angle, (angle.shape[0], 1, *angle.shape[1:]))
@@ -73,21 +74,21 @@ class TextbookRotary(Implementation):
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
         """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
         ops, size, base, f = self.ops, rotation.size, rotation.base, FACTOR
-        if rotation.scaling == "ntk" and length > ORIGINAL_LENGTH:
+        if rotation.variant == "ntk" and length > ORIGINAL_LENGTH:
             growth = f * length / ORIGINAL_LENGTH - (f - 1)
             base *= growth ** (size / (size - 2))
         theta = ops.power(number(base), number(-np.arange(0, size, 2) / size))
-        if rotation.scaling == "linear":
+        if rotation.variant == "linear":
             return theta / number(f), 1.0
-        if rotation.scaling == "llama3":
+        if rotation.variant == "llama3":
             turns = theta * number(ORIGINAL_LENGTH / (2 * math.pi))
             weight = (turns - number(LOW_FREQUENCY)) / number(HIGH_FREQUENCY - LOW_FREQUENCY)
             weight = ops.clip(weight, 0.0, 1.0)
             return theta * ((number(1.0) - weight) / number(f) + weight), 1.0
-        if rotation.scaling == "yarn":
+        if rotation.variant == "yarn":
             weight = yarn_weights(rotation)
             return theta * number(weight / f + 1 - weight), 0.1 * math.log(f) + 1
-        if rotation.scaling == "longrope":
+        if rotation.variant == "longrope":
             long = length > ORIGINAL_LENGTH
             factors = rotation.long_factors() if long else rotation.short_factors()
             return theta / number(factors), math.sqrt(1 + math.log(f) / math.log(ORIGINAL_LENGTH))

@@ -335,3 +335,33 @@ class RotaryFarPositionsHalved(RotaryKernel):
     def position(self, turn: Turn) -> np.ndarray:
         position = super().position(turn)
         return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
+
+
+@mutant("values")
+class RotaryGivenFactorIgnored(RotaryKernel):
+    """A factor on sine and cosine that is given is ignored: the variant's own is taken."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        own = replace(turn.rotation, scaling=turn.rotation.variant)
+        return super().frequencies(replace(turn, rotation=own))
+
+
+@mutant("values")
+class RotaryGivenFactorMultiplied(RotaryKernel):
+    """A factor on sine and cosine that is given is multiplied by the variant's own."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        theta, factor = super().frequencies(turn)
+        own = replace(turn.rotation, scaling=turn.rotation.variant)
+        if turn.rotation.scaling.endswith("-factor"):
+            factor = factor * super().frequencies(replace(turn, rotation=own))[1]
+        return theta, factor
+
+
+@mutant("values")
+class RotaryMscaleReversed(RotaryKernel):
+    """yarn: `mscale` and `mscale_all_dim` are exchanged."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        theta, factor = super().frequencies(turn)
+        return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor

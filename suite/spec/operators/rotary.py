@@ -7,6 +7,7 @@ rotated components, or a scaled variant (`SCALINGS`). Positions are integers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,9 @@ SCALINGS = {
     "llama3": "low frequencies divided by a factor, high ones kept, others interpolated (Llama 3.1)",
     "yarn": "as llama3 but by dimension, with a factor on sine and cosine (Peng et al. 2023)",
     "longrope": "a factor per frequency, and a factor on sine and cosine (Ding et al. 2024)",
+    "yarn-mscale": "yarn with the factor from `mscale` and `mscale_all_dim` (DeepSeek-V2)",
+    "yarn-factor": "yarn with the factor on sine and cosine given (`attention_factor`)",
+    "longrope-factor": "longrope with the factor on sine and cosine given (`attention_factor`)",
 }
 """How frequencies change for sequences longer than in training."""
 
@@ -56,6 +60,12 @@ LOW_FREQUENCY, HIGH_FREQUENCY = 1.0, 4.0
 BETA_SLOW, BETA_FAST = 1.0, 32.0
 """yarn: rotations within the original length. Below the first, a frequency is divided by the factor;
 above the second, it is kept."""
+
+MSCALE, MSCALE_ALL_DIM = 1.0, 0.5
+"""yarn-mscale: the slopes of the logarithm above and below the line of the factor on sine and cosine."""
+
+ATTENTION_FACTOR = 0.75
+"""The factor on sine and cosine that is given."""
 
 FAR = 100003
 """A far position: a prime number beyond 16-bit integers."""
@@ -94,6 +104,19 @@ class Rotation:
             scaling=case.option("scaling"),
         )
 
+    @property
+    def variant(self) -> str:
+        """The scaled variant without what is given in addition."""
+        return self.scaling.partition("-")[0]
+
+    @property
+    def attention(self) -> float | None:
+        """The factor on sine and cosine that the case sets itself; None leaves it to the variant."""
+        if self.scaling == "yarn-mscale":
+            above, below = (0.1 * m * math.log(FACTOR) + 1 for m in (MSCALE, MSCALE_ALL_DIM))
+            return above / below
+        return ATTENTION_FACTOR if self.scaling.endswith("-factor") else None
+
     def short_factors(self) -> np.ndarray:
         """longrope: divisors of the frequencies up to the original length, (size / 2,)."""
         return 1.0 + np.arange(self.size // 2) / 8.0
@@ -123,7 +146,13 @@ def scaling_parameters(rotation: Rotation) -> dict[str, Any] | None:
             "long_factor": rotation.long_factors().tolist(),
         },
     }  # fmt: skip
-    return {**words[rotation.scaling], "original_max_position_embeddings": ORIGINAL_LENGTH}
+    more: dict[str, Any] = {}
+    if rotation.scaling == "yarn-mscale":
+        more = {"mscale": MSCALE, "mscale_all_dim": MSCALE_ALL_DIM}
+    elif rotation.attention is not None:
+        more = {"attention_factor": rotation.attention}
+    length = {"original_max_position_embeddings": ORIGINAL_LENGTH}
+    return {**words[rotation.variant], **length, **more}
 
 
 def table_length(case: Case) -> int:
@@ -184,6 +213,8 @@ SMOKE = (
     "rotary/none/mha/f32/b2h3q17k1d16/llama3/at4097",
     "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
     "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
+    "rotary/none/mha/f32/b2h3q17k1d16/yarn-mscale/at4097",
+    "rotary/none/mha/f32/b2h3q17k1d16/longrope-factor/at4097",
     "rotary/none/mha/f32/b1h2q9k1d12/at17",
     "rotary/none/mha/f32/b1h2q9k1d12/interleaved/rot8/at17",
 )
