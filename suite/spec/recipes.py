@@ -101,21 +101,28 @@ def _overflow(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
 
 
 def _needle(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """A few keys of each row hold nearly all its weight, in equal parts.
+    """A few keys of each row hold nearly all its weight, in equal parts, and each has a component alone.
 
-    Keys are random sign codes, nearly orthogonal for D near 64. Several keys share one code, and a
-    query is four times a code. There are as many codes as rows that share keys, and at least two keys
-    per code, so some row reads every key. A dropped, doubled or swapped key moves rows by its share,
-    even in long rows, where the worst-case bound of a sum would hide it.
+    - Keys are random sign codes, nearly orthogonal for D near 64. Several keys share one code, and a
+      query is twice a code. A larger factor would widen the bound of stored 16-bit scores.
+    - There are as many codes as rows that share keys, and at least eight keys per code, so some row reads
+      every key, and a key that counts twice stands out.
+    - A value is zero but for one component. The first Dv keys of a code have different components.
+
+    A dropped, doubled or exchanged key changes a component of its row by a large part of the component,
+    even in long rows. The worst-case bound of a sum of many values would hide the change.
     """
     q, _, v = _normal(rng, s, fmt)
     if not s.Hkv:
         return q, np.zeros((s.B, s.Hkv, s.Lk, s.D)), v
     heads, group = np.arange(s.H)[:, None], s.group
-    count = max(1, min(s.Lq * group, (s.Lk + 1) // 2))
+    count = max(1, min(s.Lq * group, s.Lk // 8))
     codes = np.sign(rng.standard_normal((s.B, s.Hkv, count, s.D)))
     rows = np.arange(s.Lq) + s.Lq * (heads % group)  # (H, Lq)
-    return 4 * codes[:, heads // group, rows % count], codes[:, :, np.arange(s.Lk) % count], v
+    turn, code = np.divmod(np.arange(s.Lk), count)
+    component = (turn + code) % max(s.Dv, 1)
+    alone = np.where(np.arange(s.Dv) == component[:, None], v, 0.0)
+    return 2 * codes[:, heads // group, rows % count], codes[:, :, code], alone
 
 
 def _staircase(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.mutants.kernel import Call, Fused, Kernel
+from tests.mutants.kernel import Call, Eager, Fused, Kernel
 from tests.mutants.registry import mutant
 
 
 class LongRows(Kernel):
-    """A kernel whose fault needs more than `longer` keys, and the dtype `only`."""
+    """A kernel whose fault needs more than `longer` keys, at most `longest`, and the dtype `only`."""
 
     longer = 512
+    longest = 2**20
     only = "f32"
 
     def at_fault(self, call: Call) -> bool:
         """Whether the call meets the fault."""
-        return call.sizes.Lk > self.longer and call.fmt.name == self.only
+        return self.longer < call.sizes.Lk <= self.longest and call.fmt.name == self.only
 
     def place(self, call: Call) -> int:
         """The key that the fault is about: neither at an end nor at a multiple of a tile."""
@@ -66,6 +67,20 @@ class VeryLongRowsDropAKeyBfloat16(Dropped, Fused):
     longer, only = 4096, "bf16"
 
 
+@mutant("long_rows")
+class RowsOf2049DropAKey(Dropped, Fused):
+    """One key of 2049 is not seen, in bfloat16."""
+
+    longer, longest, only = 2048, 2049, "bf16"
+
+
+@mutant("long_rows")
+class RowsOf2049DropAKeyOfStoredScores(Dropped, Eager):
+    """One key of 2049 is not seen, in bfloat16, where scores are stored."""
+
+    longer, longest, only = 2048, 2049, "bf16"
+
+
 class Doubled(LongRows):
     """One key counts twice."""
 
@@ -86,6 +101,20 @@ class LongRowsCountAKeyTwiceBfloat16(Doubled, Fused):
     """One key of more than 512 counts twice, in bfloat16."""
 
     only = "bf16"
+
+
+@mutant("long_rows")
+class RowsOf2049CountAKeyTwice(Doubled, Fused):
+    """One key of 2049 counts twice, in bfloat16."""
+
+    longer, longest, only = 2048, 2049, "bf16"
+
+
+@mutant("long_rows")
+class RowsOf2049CountAKeyTwiceOfStoredScores(Doubled, Eager):
+    """One key of 2049 counts twice, in bfloat16, where scores are stored."""
+
+    longer, longest, only = 2048, 2049, "bf16"
 
 
 class Exchanged(LongRows):
@@ -116,3 +145,17 @@ class VeryLongRowsExchangeKeys(Exchanged):
     """Two keys of more than 4096 are exchanged, in float32."""
 
     longer = 4096
+
+
+@mutant("long_rows")
+class RowsOf2049ExchangeKeys(Exchanged, Fused):
+    """Two keys of 2049 are exchanged, in bfloat16."""
+
+    longer, longest, only = 2048, 2049, "bf16"
+
+
+@mutant("long_rows")
+class RowsOf2049ExchangeKeysOfStoredScores(Exchanged, Eager):
+    """Two keys of 2049 are exchanged, in bfloat16, where scores are stored."""
+
+    longer, longest, only = 2048, 2049, "bf16"
