@@ -47,7 +47,8 @@ class MergeKernel(Stated):
         ) -> dict[str, Any]:
             outputs, lse = (x.values.astype(self.work(fmt)) for x in (partial_output, partial_lse))
             gradients = self.gradients(outputs, lse, cotangent.values.astype(self.work(fmt)))
-            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
+            fmts = {"partial_output": fmt, "partial_lse": fmt.widened}
+            return {n: Rounded(round_to(gradients[n], fmts[n]), fmts[n]) for n in wrt}
 
         return PreparedCall(call, arguments, WITH_LSE, vjp=vjp, constants=(fmt.name,))
 
