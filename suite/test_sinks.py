@@ -11,6 +11,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation
 from suite.spec.catalogue import asked
+from suite.spec.dtypes import round_to
 from suite.test_equalities import expect_equal
 
 PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks"
@@ -54,3 +55,12 @@ def test_sink_without_keys(cell: Cell) -> None:
         raise Deviation(
             "value", f"a row that attends only its sink is {got.ravel()[:3]}, must be 0"
         )
+
+
+@check(asked("sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/offset"))
+def test_high_sink(cell: Cell) -> None:
+    """The maximum is subtracted from a sink, too: no sink overflows that is as large as the scores."""
+    inputs = cell.inputs
+    level = 8.0 * float(inputs.key.flat[0]) * inputs.effective_scale
+    high = inputs.replace(sinks=round_to(np.asarray(inputs.feature("sinks")) + level, cell.dtype))
+    cell.judge(cell.run(high), high)

@@ -160,3 +160,24 @@ class SinkForgottenBackward(Differentiable):
     def apart(self, scores: np.ndarray, call: Call) -> tuple[np.ndarray, np.ndarray]:
         _, sunk = super().apart(scores, call)
         return self.backward_weights(scores, call), sunk
+
+
+@mutant("high_sink")
+class SinkApartFromTheMaximum(Kernel):
+    """A sink is raised by itself, and divided by the exponential of the maximum of the keys."""
+
+    def sunk(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.sinks is not None:
+            self.sinks = self.load(call.sinks, call).reshape(-1, 1, 1)
+        return scores
+
+    def with_sink(self, value: np.ndarray, call: Call) -> np.ndarray:
+        return value
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.sinks is None:
+            return super().weights(scores, call)
+        maximum = scores.max(-1, keepdims=True)
+        maximum = np.where(np.isneginf(maximum), 0, maximum)
+        raised = np.exp(scores - maximum)
+        return raised / (raised.sum(-1, keepdims=True) + np.exp(self.sinks) * np.exp(-maximum))
