@@ -26,6 +26,7 @@ FULL = ("sdpa/causalbr/mqa/f32/b1h4q257k32769d64v16/needle",)
 @check(
     asked(
         Ask(*SMOKE, dtypes="halves first"),
+        Ask(STANDARD[2].format(dt="bf16")),
         Ask(*STANDARD, dtypes="half", since="standard"),
         Ask(*FULL, since="full"),
     ),
