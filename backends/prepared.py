@@ -59,8 +59,8 @@ class PreparedCall:
     an implementation have equal ones, their functions are the same; None where that is not known.
     `compiled` is the compiled program that the function ends in, in the framework's own type; None where
     nothing is compiled, or where the framework has no handle. `ahead`, where there is one, computes what
-    a compiler should not find in the call. `problem` is what a path (`Implementation.paths`) answers
-    where that is not what it was made of.
+    a compiler should not find in the call. `problem` is the problem that the call answers, of a path
+    (`Implementation.paths`) only if it is another one than the path was made of.
     """
 
     function: Callable[..., Any]

@@ -3,19 +3,22 @@
 - It returns the framework's own arrays of the right shape, dtype and device.
 - A second call and a fresh instance give the same bits.
 - Arguments, and masks attached to them, stay unchanged.
+- An answer has memory of its own.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from suite.judge.answer import parts
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import cases
+from suite.spec.catalogue import Ask, asked, cases, plain_beside
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -78,6 +81,59 @@ def test_kept_answers(cell: Cell) -> None:
     again = cell.read(first.native, inputs, prepared)
     what = f"an answer after {len(held)} later calls"
     expect_bitwise(again.values, kept, "overwritten", what)
+
+
+MANY, SOME = 128, 24
+"""Calls before an output is read again, of the smallest case and of others: more than the buffers that a
+kernel would reuse in turn."""
+
+OWN = (
+    "sdpa/none/mha/{dt}/b2h3q1k1d8",
+    "sdpa/none/mha/{dt}/b2h3q5k1d8",
+    "sdpa/win0.0/mha/{dt}/b2h3q5k5d8",
+    "merge/none/mha/{dt}/b2h3q5k1d8",
+)
+"""Cases whose output is the value, or the only part: a kernel may return its argument."""
+
+
+@check(
+    asked(
+        Ask(OWN[0], dtypes="float32"),
+        Ask(*OWN[1:], lambda: plain_beside(OWN, lambda case: True), dtypes="float32", since="standard"),
+    )
+)  # fmt: skip
+def test_own_memory(cell: Cell) -> None:
+    """An output shares no memory with an argument, or with another output of the same or a later call.
+
+    Arguments and outputs are written to where arrays of the framework can be changed.
+    """
+    backend, inputs, implementation = cell.implementation.backend, cell.inputs, cell.implementation
+    if not implementation.declared.takes_parameters:
+        raise NotApplicable("the layer makes its own parameters")
+    prepared, later = cell.prepare(inputs), cell.prepare(other_values(inputs))
+    written, first = cell.call(prepared), cell.read(cell.call(prepared), inputs, prepared)
+    kept = first.values.copy()
+    count = MANY if inputs.sizes.Lq == 1 else SOME
+    held = [cell.call(later) for _ in range(count)]
+
+    def expect_kept(what: str) -> None:
+        again = cell.read(first.native, inputs, prepared)
+        expect_bitwise(again.values, kept, "overwritten", f"an answer after {what}")
+
+    expect_kept(f"{count} later calls")
+    arrays = {n: array for n, array in prepared.arguments.items() if backend.is_array(array)}
+    before = {name: backend.to_numpy(array).copy() for name, array in arrays.items()}
+    with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
+        backend.memory.overwrite(
+            parts(written, prepared)["output"], parts(held[0], later)["output"]
+        )
+    expect_kept("a write into another answer")
+    for name, array in arrays.items():
+        if not np.array_equal(backend.to_numpy(array), before[name], equal_nan=True):
+            raise Deviation("overwritten", f"a write into an answer changed the argument {name}")
+    for name, array in arrays.items():
+        backend.memory.overwrite(array, later.arguments[name])
+    expect_kept("writes into the arguments")
 
 
 def other_values(inputs: Inputs) -> Inputs:

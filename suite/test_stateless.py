@@ -19,7 +19,8 @@ from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
-from suite.judge.verdict import Deviation, NotApplicable
+from suite.judge.refusal import inconsistent
+from suite.judge.verdict import Deviation, NotApplicable, Refused
 from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
@@ -189,7 +190,8 @@ def test_remembered(cell: Cell) -> None:
     """The same arrays with every scalar, flag and mask changed, and part of the arrays.
 
     Between any two variations the plain problem is asked; then the variations are asked in the reverse
-    order. So each of two problems follows the other, whatever cells were judged before.
+    order. So each of two problems follows the other, whatever cells were judged before. A variation
+    may be refused, if it is always refused.
     """
     inputs, implementation = cell.inputs, cell.implementation
     first = cell.prepare(inputs)
@@ -202,11 +204,20 @@ def test_remembered(cell: Cell) -> None:
     if len(calls) == 1:
         raise NotApplicable("no scalar, mask, size or dtype can be changed")
     right: dict[str, np.ndarray] = {}
+    refused: dict[str, Refused] = {}
     forth = [name for what in calls for name in ("nothing", what)]
     for what in (*forth, *reversed(calls)):
         problem, call = calls[what]
-        answer = cell.read(cell.call(call), problem, call)
+        try:
+            answer = cell.read(cell.call(call), problem, call)
+        except Refused as error:
+            refused[what] = error
+            continue
+        if what in refused:
+            raise inconsistent(refused[what])
         if not np.array_equal(answer.values, right.get(what, np.nan)):
             text = f"with {what} changed, after calls with other options"
             expect_right(cell, answer, problem, text)
             right[what] = answer.values.copy()
+    if "nothing" in refused:
+        raise refused["nothing"]

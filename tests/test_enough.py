@@ -147,6 +147,12 @@ def test_a_whole_backend_is_judged_by_values() -> None:
     assert shortfalls(compiled, []) == []
 
 
+def test_a_run_says_what_share_was_refused() -> None:
+    text = lines(made(*cells(1, 3, lacking=9)), {})
+    assert "torch:f: judged on 25.00% of what it could be asked: it refused 3 of 4 cells" in text
+    assert not any("refused" in line for line in lines(made(*cells(4, 0, lacking=9)), {}))
+
+
 def test_scores_stand_beside_their_coverage() -> None:
     few = made(*cells(3, 5, lacking=2))
     tables = {"statuses": OF_STATUSES.of(frames.cells(few))}

@@ -166,7 +166,7 @@ def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
         if cell.dtype.name in Right.declared.dtypes:
             by_check.setdefault(cell.check.name, set()).add(verdict.status)
     passed = (
-        "values", "contract", "kept_answers", "poison", "gradients", "gradient_hidden",
+        "values", "contract", "kept_answers", "own_memory", "poison", "gradients", "gradient_hidden",
         "gradient_alone", "gradient_arrangements", "gradient_contract", "gradient_cotangents",
         "gradient_layouts", "inner_gradient_layouts", "layouts", "inner_layouts", "stateless",
         "invariant_rerun", "invariant_batch", "invariant_rows",

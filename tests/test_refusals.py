@@ -3,6 +3,8 @@ argument. Any other error is a failure, also where the field elects to raise."""
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from backends.claims import Claims
@@ -119,6 +121,33 @@ def test_validation_refuses_a_case_that_nobody_elects() -> None:
     verdict = judge(Cell(values, find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
     assert (verdict.status, verdict.kind) == ("unsupported", "refused")
     assert verdict.message == ("the function refuses: ValueError: query: expected length 1, got 5")
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        ("refuses_new_shapes", "values"),
+        ("refuses_every_third", "contract"),
+        ("refuses_every_third", "remembered"),
+        ("refuses_every_seventh", "kept_answers"),
+        ("refuses_every_seventh", "own_memory"),
+    ],
+)
+def test_a_call_refused_once_and_answered_once_fails(name: str, check: str) -> None:
+    partly.CALLS.update({3: count(), 7: count()})
+    partly.seen.clear()
+    verdict = judged(name, check, "sdpa/none/mha/f32/b2h3q5k7d8")
+    assert (verdict.status, verdict.kind) == ("fail", "stale")
+    assert verdict.message.startswith(
+        "the same call was answered, and refused (the function refuses: "
+    )
+
+
+def test_a_variation_may_be_refused() -> None:
+    case = "sdpa/none/mha/f32/b2h4q6k11d8"
+    assert judged("refuses_windows", "remembered", case).status == "pass"
+    verdict = judged("of_float64", "remembered", case)
+    assert (verdict.status, verdict.kind) == ("unsupported", "refused")
 
 
 class CrashesBesideAMask(Miniature):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -45,6 +46,7 @@ class Cell:
         self.measured = Measured()
         self.changed_settings: list[str] = []
         self.background_errors: list[str] = []
+        self.answered: set[bytes] = set()
 
     @property
     def dtype(self) -> DType:
@@ -82,7 +84,8 @@ class Cell:
         Raises NotApplicable if a variation of the case needs a feature that the implementation lacks.
         """
         self.require(inputs)
-        return self.implementation.prepare(inputs)
+        prepared = self.implementation.prepare(inputs)
+        return replace(prepared, problem=prepared.problem or inputs)
 
     def require(self, inputs: Inputs) -> None:
         """Raise NotApplicable if a variation of the case needs a feature that the implementation lacks,
@@ -106,14 +109,23 @@ class Cell:
             raise self.refused(question, f"raises, and is observed to do so always ({question})")
 
     def call(self, prepared: PreparedCall) -> Any:
-        """The return value of the framework. Raises what `attempt` raises."""
-        return self.attempt(prepared)
+        """The return value of the framework. Raises what `attempt` raises, and Deviation "stale" if the
+        cell has had an answer to a call that is refused now."""
+        users = self.implementation.declared.is_user_code
+        digest = prepared.problem.digest if users and prepared.problem is not None else b""
+        try:
+            answer = self.attempt(prepared)
+        except Refused as refused:
+            raise (refusal.inconsistent(refused) if digest in self.answered else refused) from None
+        self.answered |= {digest} - {b""}
+        return answer
 
     def attempt(self, call: Callable[[], Any]) -> Any:
         """The return value of a call. Raises:
 
         - NotApplicable if the call refuses to differentiate, and the implementation may be forward only.
-        - Refused if a user function refuses the case (see `suite.judge.refusal`).
+        - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
+        - Deviation "stale" if the user function answers the second time.
         - Deviation "raised" for any other error.
         """
         try:
@@ -125,7 +137,10 @@ class Cell:
         except ENDS:
             raise
         except BaseException as error:
-            raise refusal.outcome(self.implementation, error) from error
+            outcome = refusal.outcome(self.implementation, error)
+            if isinstance(outcome, Refused) and refusal.answers(call):
+                outcome = refusal.inconsistent(outcome)
+            raise outcome from error
 
     def read(
         self, native: Any, inputs: Inputs, prepared: PreparedCall, names: Sequence[str] = ()

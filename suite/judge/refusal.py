@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from backends.protocol import Implementation
+from backends.protocol import ENDS, Implementation
 from suite.judge.verdict import Deviation, Refused, first_line
 
 ACCIDENT = re.compile(
@@ -39,6 +41,24 @@ def outcome(implementation: Implementation, error: BaseException) -> Deviation |
         inside = implementation.backend.compilers.raised_inside(error)
         return Refused(f"the function refuses: {first_line(inside)}")
     return accident(implementation, error)
+
+
+def answers(call: Callable[[], Any]) -> bool:
+    """True if the call returns."""
+    try:
+        call()
+    except ENDS:
+        raise
+    except BaseException:
+        return False
+    return True
+
+
+def inconsistent(refused: Refused) -> Deviation:
+    """The failure of a call that is refused once and answered once."""
+    return Deviation(
+        "stale", f"the same call was answered, and refused ({refused}): do one of both"
+    )
 
 
 def accident(implementation: Implementation, error: BaseException) -> Deviation:

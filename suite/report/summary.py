@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import pandas as pd
 
 from suite.records.cells import Run
+from suite.records.coverage import percent
 from suite.report import frames
-from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED
+from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED, UNSUPPORTED
 from suite.report.render import as_text
 from suite.report.semantics import BY_QUESTION, PROBES
+from suite.spec.vocabulary import REFUSED
 
 REASONS = 20
 """The number of reasons for unsupported cells that are shown."""
@@ -38,7 +40,20 @@ def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
         left = reasons["cells"][REASONS:]
         text.append(f"... and {len(left)} more reasons, of {left.sum()} cells")
     text += [f"not judged: {name}: {reason}" for name, reason in unavailable.items()]
-    return text + inherited(cells)
+    return text + refused(cells) + inherited(cells)
+
+
+def refused(cells: pd.DataFrame) -> list[str]:
+    """The share of cells that were answered, a line for each user function that refused any."""
+    lines = []
+    for label, of in cells.groupby("label", sort=False):
+        count, judged = (of["kind"] == REFUSED).sum(), (of["status"] != UNSUPPORTED).sum()
+        if count:
+            lines.append(
+                f"{label}: judged on {percent(judged / (judged + count))} of what it could be asked: it "
+                f"refused {count} of {judged + count} cells"
+            )
+    return lines
 
 
 def inherited(cells: pd.DataFrame) -> list[str]:

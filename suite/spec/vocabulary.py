@@ -41,7 +41,7 @@ KINDS = {
     "device": "the answer is on another device than the inputs",
     "mutated-input": "an input was changed by the call",
     "not-deterministic": "a second call on the same inputs gave other bits",
-    "overwritten": "a later call changed an earlier answer",
+    "overwritten": "a later call, or a write into other memory, changed an earlier answer",
     "stale": "the answer depends on earlier calls, or on which arrays hold the arguments",
     "leak": "values that the mask hides influence the answer",
     "leaked-state": "the call changed a setting of the process or of the framework",

@@ -3,6 +3,8 @@ functions that validate their arguments, and functions that crash by accident.""
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 from torch import Tensor
 
@@ -115,3 +117,40 @@ def output_like_query_validated(query, key, value, attn_mask=None, is_causal=Fal
     if value.shape[-1] != query.shape[-1]:
         raise TypeError(f"value: expected heads of {query.shape[-1]}, got {value.shape[-1]}")
     return output_like_query(query, key, value, attn_mask, is_causal, scale)
+
+
+CALLS = {3: count(), 7: count()}
+"""How often functions that refuse every third or seventh call were called."""
+
+
+def refuses_every_third(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right, and refuses every third call."""
+    if next(CALLS[3]) % 3 == 2:
+        raise NotImplementedError("busy")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def refuses_every_seventh(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right, and refuses every seventh call."""
+    if next(CALLS[7]) % 7 == 6:
+        raise NotImplementedError("busy")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+seen: set[tuple[int, ...]] = set()
+"""Shapes of queries that `refuses_new_shapes` was asked."""
+
+
+def refuses_new_shapes(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right, and refuses the first call of every shape."""
+    if query.shape not in seen:
+        seen.add(query.shape)
+        raise NotImplementedError("warming up")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def refuses_windows(query, key, value, attn_mask=None, is_causal=False, scale=None, window=None):
+    """Right, and refuses every window."""
+    if window is not None:
+        raise NotImplementedError("window")
+    return textbook(query, key, value, attn_mask, is_causal, scale)

@@ -286,3 +286,44 @@ class AnswersInBuffersInTurn(Kernel):
         ring.append(answer if len(ring) < 4 else ring.pop(0))
         ring[-1].values[...] = answer.values
         return ring[-1]
+
+
+@mutant("own_memory")
+class AnswersInSixteenBuffers(Kernel):
+    """Answers of one shape take turns in sixteen buffers."""
+
+    count = 16
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        answer = super().deliver(out, call)
+        ring = self.__dict__.setdefault("ring", {}).setdefault((answer.shape, call.fmt.name), [])
+        ring.append(answer if len(ring) < self.count else ring.pop(0))
+        ring[-1].values[...] = answer.values
+        return ring[-1]
+
+
+@mutant("own_memory")
+class AnswersInHundredBuffers(AnswersInSixteenBuffers):
+    """Answers of one shape take turns in a hundred buffers."""
+
+    count = 100
+
+
+@mutant("own_memory")
+class ValueOfSingleKey(Kernel):
+    """Where there is one key, the answer is the value itself, expanded along the rows."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        if call.sizes.Lk == 1 and call.sizes.group == 1:
+            return Rounded(np.broadcast_to(call.value.values, out.shape), call.fmt)
+        return super().deliver(out, call)
+
+
+@mutant("own_memory")
+class AnswerHandedOutTwice(Kernel):
+    """An answer is kept by the values it is of, and handed out again without a copy."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        answer = super().deliver(out, call)
+        known = self.__dict__.setdefault("known", {})
+        return known.setdefault((answer.shape, call.fmt.name, answer.values.tobytes()), answer)
