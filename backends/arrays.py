@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.memory import Shape, view
 from backends.prepared import set_to
 from backends.protocol import Backend, BackendUnavailable, Compilers, Memory, Profiler
 from backends.threads import threads_asked
@@ -23,13 +24,8 @@ class NumpyMemory(Memory):
         array[...] = values
         return True
 
-    def expand(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return np.broadcast_to(array, shape)
-
-    def restrided(self, array: np.ndarray) -> np.ndarray:
-        steps = zip(array.shape, array.strides, strict=True)
-        strides = [7 * array.itemsize if n == 1 else step for n, step in steps]
-        return np.lib.stride_tricks.as_strided(array, array.shape, strides)
+    def view(self, flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
+        return view(flat, shape, strides, offset)
 
 
 class NumpyArrays(Backend):

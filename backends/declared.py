@@ -30,7 +30,7 @@ heads."""
 
 NO_DROPOUT = "has no dropout"
 
-OF_BACKENDS = frozenset({"strides", "strided-operands", "threads"})
+OF_BACKENDS = frozenset({"strides", "strided-operands", "negative-views", "threads"})
 """Features that all implementations of a backend have or lack (see `Backend.refusals`); one of them may
 refuse them by itself."""
 

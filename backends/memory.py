@@ -3,6 +3,8 @@ layers and of packed attention."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +17,78 @@ from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 if TYPE_CHECKING:
     from backends.protocol import Backend
 
-EXPANDED = {"expanded": (0,), "expanded-heads": (1,), "scalar": (0, 1, 2, 3)}
+EXPANDED = {
+    "expanded": (0,),
+    "expanded-heads": (1,),
+    "expanded-rows": (-2,),
+    "scalar": (0, 1, 2, 3),
+}
 """The arrangements in which all slices along some axes lie in one place, with the axes."""
 
 INNER = ("reversed", "transposed", "inner-stride")
 """The arrangements in which components do not lie side by side."""
 
+Shape = tuple[int, ...]
+Window = tuple[Shape, Callable[[np.ndarray], np.ndarray]]
+"""The shape of a larger array, and the view of the larger array that holds the values."""
+
+
+def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
+    """The window whose slices along `axes`, as far as there are these axes, lie in one place."""
+    shared = {axis % len(shape) for axis in axes if axis < len(shape)}
+
+    def window(x: np.ndarray) -> np.ndarray:
+        strides = [0 if axis in shared else step for axis, step in enumerate(x.strides)]
+        return np.lib.stride_tricks.as_strided(x, shape, strides)
+
+    return tuple(1 if axis in shared else n for axis, n in enumerate(shape)), window
+
+
+def _odd(x: np.ndarray) -> np.ndarray:
+    """The array with a stride of 7 elements along every axis of size 1."""
+    steps = (7 * x.itemsize if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(x, x.shape, list(steps))
+
+
+def _grown(shape: Shape, axis: int, by: int) -> Shape:
+    """The shape with an axis longer by `by`."""
+    return (*shape[:axis], shape[axis] + by, *shape[len(shape) + axis + 1 :])
+
+
+WINDOWS: Mapping[str, Callable[[Shape], Window]] = {
+    "reversed": lambda s: (s[::-1], lambda x: x.T),
+    "transposed": lambda s: ((*s[:-2], s[-1], s[-2]), lambda x: x.swapaxes(-1, -2)),
+    "inner-stride": lambda s: ((*s[:-1], 2 * s[-1]), lambda x: x[..., ::2]),
+    "offset": lambda s: (
+        (*s[:-2], 5 * s[-2], s[-1] + 3),
+        lambda x: x[..., 2 * s[-2] : 3 * s[-2], 1:-2],
+    ),
+    "components": lambda s: ((*s[:-1], 3, s[-1]), lambda x: x[..., 1, :]),
+    "cache": lambda s: (_grown(s, -2, 3), lambda x: x[..., :-3, :]),
+    "more-heads": lambda s: (_grown(s, -3, 2), lambda x: x[..., :-2, :, :]),
+    "fused": lambda s: (
+        (*s[:-3], s[-2], 3, s[-3], s[-1]),
+        lambda x: x[..., 1, :, :].swapaxes(-2, -3),
+    ),
+    "fused-heads": lambda s: (
+        (*s[:-3], s[-2], s[-3], 3, s[-1]),
+        lambda x: x[..., 1, :].swapaxes(-2, -3),
+    ),
+    "shifted": lambda s: ((int(np.prod(s)) + 1,), lambda x: x[1:].reshape(s)),
+    "negative": lambda s: (s, lambda x: x[..., ::-1, :]),
+    "odd-strides": lambda s: (s, _odd),
+    **{how: partial(_shared, axes=axes) for how, axes in EXPANDED.items()},
+}
+"""Where the values of each arrangement lie: a function of their shape."""
+
 AXES = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
 """The axes of (B, H, L, D) in each of `suite.spec.vocabulary.AXIS_ORDERS`."""
+
+
+def view(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
+    """A view of a NumPy array (n,) (see `Memory.view`)."""
+    steps = [step * flat.itemsize for step in strides]
+    return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps)
 
 
 class Memory:
@@ -42,12 +108,9 @@ class Memory:
         """The array with its axes in another order: a view if the framework has views."""
         return array.transpose(*axes)
 
-    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """The array as one of `shape`, with stride 0 along the axis in which it has size 1 instead."""
-        raise NotImplementedError
-
-    def restrided(self, array: Any) -> Any:
-        """The array with a stride of 7 elements along every axis of size 1."""
+    def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
+        """The elements of an array (n,) from `offset` on, as an array of `shape` with `strides`, which
+        count elements."""
         raise NotImplementedError
 
     def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
@@ -56,31 +119,21 @@ class Memory:
         Contiguous if the framework has no strides. Raises KeyError for an unknown arrangement, and
         ValueError if slices differ that are to be one (those of `EXPANDED`).
         """
-        new = self.backend.array
         if how not in ARRANGEMENTS:
             raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
         if how == "contiguous" or not self.has_strides:
-            return new(np.ascontiguousarray(values), dtype)
-        axes = list(range(values.ndim))
-        if how in ("reversed", "transposed"):
-            order = axes[::-1] if how == "reversed" else [*axes[:-2], axes[-1], axes[-2]]
-            array = new(np.ascontiguousarray(values.transpose(order)), dtype)
-            return self.transpose(array, *order)
-        gap = ~values if values.dtype == bool else np.full(values.shape, np.nan)
-        if how == "inner-stride":
-            wide = np.stack([values, gap], -1).reshape(*values.shape[:-1], -1)
-            return new(wide, dtype)[..., ::2]
-        if how == "offset":
-            wide = np.concatenate([gap[..., :1], values, gap[..., :2]], -1)
-            around = np.concatenate([~wide if wide.dtype == bool else wide * np.nan] * 2, -2)
-            rows = slice(around.shape[-2], around.shape[-2] + values.shape[-2])
-            return new(np.concatenate([around, wide, around], -2), dtype)[..., rows, 1:-2]
-        if how in EXPANDED:
-            one = values[tuple(slice(1 if a in EXPANDED[how] else None) for a in axes)]
-            if not (values == one).all():
-                raise ValueError("slices that lie in one place must be equal")
-            return self.expand(new(np.ascontiguousarray(one), dtype), values.shape)
-        return self.restrided(new(np.ascontiguousarray(values), dtype))
+            return self.backend.array(np.ascontiguousarray(values), dtype)
+        shape, window_of = WINDOWS[how](values.shape)
+        gap = ~values if values.dtype == bool else np.full((1,), np.nan)
+        larger = np.resize(gap, shape)
+        window = window_of(larger)
+        window[...] = values
+        if not (window == values).all():
+            raise ValueError("slices that lie in one place must be equal")
+        offset, rest = divmod(window.ctypes.data - larger.ctypes.data, larger.itemsize)
+        assert not rest
+        strides = tuple(step // larger.itemsize for step in window.strides)
+        return self.view(self.backend.array(larger.ravel(), dtype), window.shape, strides, offset)
 
     def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
         """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).

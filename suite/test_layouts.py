@@ -1,6 +1,8 @@
 """Promise: the memory layout of an operand has no influence.
 
-Each operand alone has every non-contiguous arrangement; the other operands are contiguous. Lengths are
+Each operand alone has every non-contiguous arrangement; the other operands are contiguous. A gap lies
+along one axis at a time, so that a stride that is worked out from the shape, or from another stride, is
+wrong in one of the arrangements. Lengths are
 tails around blocks of 32 (31, 33, 65), where kernels may read out of bounds, and 1, where strides have
 no meaning.
 """
@@ -24,8 +26,14 @@ from suite.spec.catalogue import asked, with_plain
 from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
-OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER))
-"""Arrangements with adjacent components: a window, and strides of 0 or of axes of size 1."""
+OF_MASKS = ("negative", "expanded-rows")
+"""Arrangements that masks and biases have besides. Equal queries or keys would hide which row is read."""
+
+OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar", *INNER, *OF_MASKS))
+"""Arrangements with adjacent components: windows, and strides of 0 or of axes of size 1."""
+
+HEADED = ("expanded-heads", "more-heads", "fused", "fused-heads")
+"""Arrangements of operands with an axis of heads."""
 
 CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
@@ -92,8 +100,8 @@ def arrangements(
     """Operand, arrangement, inputs and call, for each operand in each arrangement."""
     for operand in operands:
         for how in kinds:
-            if how == "expanded-heads" and cell.inputs.operator.is_layer:
-                continue  # its operands have no axis of heads
+            if how in HEADED and cell.inputs.operator.is_layer:
+                continue
             inputs = collapsed(cell.inputs, operand, how)
             yield operand, how, inputs, laid_out(cell, inputs, operand, how)
 
@@ -117,7 +125,7 @@ def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[s
 
 @check(CASES, needs=("strides", "strided-operands"))
 def test_layouts(cell: Cell) -> None:
-    """Query, key and value from a larger array, with stride 0 along samples or heads (pytorch#191937),
+    """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937),
     and with odd strides of axes of size 1 (pytorch#116333)."""
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), OUTER)
 
@@ -128,6 +136,12 @@ def test_inner_layouts(cell: Cell) -> None:
     expect_in_every_layout(cell, laid_out_operands(cell.inputs), INNER)
 
 
+@check(CASES, needs=("strides", "strided-operands", "negative-views"))
+def test_negative_layouts(cell: Cell) -> None:
+    """Query, key and value by negative strides, or by a view that exchanges signs (PyTorch)."""
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs), ("negative",))
+
+
 def added(cell: Cell) -> tuple[str]:
     """The mask or bias of the case."""
     return ("mask",) if cell.inputs.bias is None else ("bias",)
@@ -135,8 +149,8 @@ def added(cell: Cell) -> tuple[str]:
 
 @check(MASKED, needs=("strides",))
 def test_mask_layouts(cell: Cell) -> None:
-    """A boolean mask or bias from a larger array, and with strides of 0."""
-    expect_in_every_layout(cell, added(cell), OUTER)
+    """A boolean mask or bias from larger arrays, by negative views, and with strides of 0."""
+    expect_in_every_layout(cell, added(cell), (*OUTER, *OF_MASKS))
 
 
 @check(MASKED, needs=("strides",))

@@ -17,7 +17,6 @@ from backends import registry
 from backends.compilation import Compiled
 from backends.hlo import kernels_in
 from backends.masks import merged_bias, split_native
-from backends.memory import EXPANDED, INNER
 from backends.protocol import Backend, BackendUnavailable
 from backends.registry import UsageError
 from backends.textbook import Textbook
@@ -31,7 +30,6 @@ from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
-from suite.spec.vocabulary import ARRANGEMENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKS = {check.name: check for check in all_checks()}
@@ -122,55 +120,6 @@ def test_torch_layouts_are_strides() -> None:
     assert not query.is_contiguous()
     assert query.transpose(1, 2).is_contiguous()
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-STRIDED = ["numpy", "torch", "tests.mutants:honest"]
-
-
-def strides_of(array: Any) -> tuple[int, ...]:
-    """Strides in elements."""
-    if hasattr(array, "stride"):
-        return tuple(array.stride())
-    return tuple(step // array.values.itemsize for step in array.values.strides)
-
-
-@pytest.mark.parametrize("name", STRIDED)
-@pytest.mark.parametrize("how", ARRANGEMENTS)
-def test_arrangements_hold_the_values_where_they_say(name: str, how: str) -> None:
-    if name == "torch":
-        pytest.importorskip("torch")
-    backend = registry.load(name)
-    values = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")).query
-    values = values[:, :, :1] if how == "odd-strides" else values
-    if how in EXPANDED:
-        for axis in EXPANDED[how]:
-            values = np.broadcast_to(values.take([0], axis), values.shape)
-    for source, dtype in ((values, DTYPES["f32"]), (values > 0, None)):
-        array = backend.memory.arranged(source, dtype, how)
-        assert np.array_equal(backend.to_numpy(array), source)
-        strides = strides_of(array)
-        want = {
-            "contiguous": (120, 40, 8, 1),
-            "reversed": (1, 2, 6, 30),
-            "transposed": (120, 40, 1, 5),
-            "inner-stride": (240, 80, 16, 2),
-            "offset": (825, 275, 11, 1),
-            "expanded": (0, 40, 8, 1),
-            "expanded-heads": (40, 0, 8, 1),
-            "scalar": (0, 0, 0, 0),
-            "odd-strides": (24, 8, 7, 1),
-        }[how]
-        assert strides == want
-        assert (strides[-1] != 1) == (how in (*INNER, "scalar"))
-
-
-def test_samples_and_heads_that_differ_cannot_lie_in_one_place() -> None:
-    values = np.arange(8.0).reshape(2, 2, 2, 1)
-    for how in EXPANDED:
-        with pytest.raises(ValueError, match="must be equal"):
-            registry.load("numpy").memory.arranged(values, DTYPES["f32"], how)
-    with pytest.raises(KeyError, match="unknown arrangement"):
-        registry.load("numpy").memory.arranged(values, DTYPES["f32"], "backwards")
 
 
 def test_what_a_backend_lacks_none_of_its_implementations_has(backend: Backend) -> None:

@@ -168,8 +168,8 @@ def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
     passed = (
         "values", "contract", "kept_answers", "own_memory", "poison", "gradients", "gradient_hidden",
         "gradient_alone", "gradient_arrangements", "gradient_contract", "gradient_cotangents",
-        "gradient_layouts", "inner_gradient_layouts", "layouts", "inner_layouts", "stateless",
-        "invariant_rerun", "invariant_batch", "invariant_rows",
+        "gradient_layouts", "inner_gradient_layouts", "layouts", "inner_layouts", "negative_layouts",
+        "stateless", "invariant_rerun", "invariant_batch", "invariant_rows",
         "batch_independence",
     )  # fmt: skip
     assert by_check == {name: {"pass"} for name in passed} | {"tangents": {"unsupported"}}

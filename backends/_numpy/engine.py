@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.memory import Shape, view
 from backends.prepared import ForwardOnly, PreparedCall
 from backends.protocol import Backend, Memory, Profiler
 from suite.spec.dtypes import DType
@@ -43,16 +44,8 @@ class RoundedMemory(Memory):
     def transpose(self, array: Rounded, *axes: int) -> Rounded:
         return Rounded(array.values.transpose(*axes), array.fmt)
 
-    def expand(self, array: Rounded, shape: tuple[int, ...]) -> Rounded:
-        return Rounded(np.broadcast_to(array.values, shape), array.fmt)
-
-    def restrided(self, array: Rounded) -> Rounded:
-        values = array.values
-        strides = [
-            7 * values.itemsize if n == 1 else step
-            for n, step in zip(values.shape, values.strides, strict=True)
-        ]
-        return Rounded(np.lib.stride_tricks.as_strided(values, values.shape, strides), array.fmt)
+    def view(self, flat: Rounded, shape: Shape, strides: Shape, offset: int) -> Rounded:
+        return Rounded(view(flat.values, shape, strides, offset), flat.fmt)
 
 
 class RoundedProfiler(Profiler):

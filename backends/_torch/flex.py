@@ -41,6 +41,7 @@ class Flex(Implementation):
             "native-causal": "flex_attention has no causal flag",
             "native-window": "flex_attention has no window",
             "mask-array": "flex_attention takes masks and biases as functions of indices",
+            "negative-views": "flex_attention has no kernel for tensors with the negative bit",
         },
         elections={
             "fully-masked-row": "zeros",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.memory import Memory
+import numpy as np
+
+from backends.memory import Memory, Shape
 from suite.spec.dtypes import DType
 
 
@@ -23,12 +25,18 @@ class TorchMemory(Memory):
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
 
-    def expand(self, array: Any, shape: tuple[int, ...]) -> Any:
-        return array.expand(shape)
+    def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
+        return flat.as_strided(shape, strides, offset)
 
-    def restrided(self, array: Any) -> Any:
-        steps = zip(array.shape, array.stride(), strict=True)
-        return array.as_strided(array.shape, [7 if n == 1 else step for n, step in steps])
+    def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
+        if how != "negative":
+            return super().arranged(values, dtype, how)
+        import torch
+
+        # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one.
+        if dtype is None:
+            return super().arranged(values, dtype, "contiguous")
+        return torch._neg_view(super().arranged(-values, dtype, "contiguous"))
 
     def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
         import torch

@@ -68,7 +68,10 @@ class FlexPacked(Implementation):
     declared = Declared(
         numerics="eager",
         features=PACKED_FEATURES,
-        refusals={"gradient": "flex_attention has no backward pass on CPU"},
+        refusals={
+            "gradient": "flex_attention has no backward pass on CPU",
+            "negative-views": "flex_attention has no kernel for tensors with the negative bit",
+        },
         elections={"nan-in-other-segment": "others"},
     )
 

@@ -1,13 +1,10 @@
-"""Mutants for which it matters where operands lie in memory, and what is computed beside a row."""
+"""Mutants for which it matters where operands lie in memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from backends._numpy import Rounded
-from suite.spec.dtypes import round_to
-from tests.mutants.backend import KernelBackend
-from tests.mutants.gradient_kernel import Differentiable
 from tests.mutants.kernel import Call, Kernel
 from tests.mutants.registry import mutant
 
@@ -26,6 +23,50 @@ def from_start(values: np.ndarray) -> np.ndarray:
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     return np.lib.stride_tricks.as_strided(owner.reshape(-1), values.shape, values.strides)
+
+
+def strided(values: np.ndarray, **steps: int) -> np.ndarray:
+    """What lies under other strides, in elements, of the axes `batch`, `heads` or `rows`."""
+    strides = list(elements(values))
+    for axis, step in steps.items():
+        strides[("batch", "heads", "rows").index(axis)] = step
+    memory = [step * values.itemsize for step in strides]
+    return np.lib.stride_tricks.as_strided(values, values.shape, memory)
+
+
+def elements(values: np.ndarray) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(step // values.itemsize for step in values.strides)
+
+
+def packed_rows(values: np.ndarray) -> bool:
+    """True if rows and their components lie side by side."""
+    return values.ndim == 4 and elements(values)[2:] == (values.shape[3], 1)
+
+
+def of_cache(values: np.ndarray) -> bool:
+    """True if more rows lie between the heads than the array has."""
+    return packed_rows(values) and elements(values)[1] > values.shape[2] * values.shape[3]
+
+
+def of_more_heads(values: np.ndarray) -> bool:
+    """True if more heads lie between the samples than the array has."""
+    head = values.shape[2] * values.shape[3] if values.ndim == 4 else 0
+    batch, heads = elements(values)[:2]
+    return packed_rows(values) and heads == head and batch > values.shape[1] * head
+
+
+def with_rows_of_heads(values: np.ndarray) -> np.ndarray:
+    """What lies where rows would be if nothing lay between the heads of two rows."""
+    _, heads, _, components = elements(values)
+    if (heads, components) != (values.shape[3], 1):
+        return values
+    return strided(values, rows=values.shape[1] * heads)
+
+
+def unaligned(values: np.ndarray) -> bool:
+    """True if rows lie side by side, and the first element at no multiple of 16 bytes."""
+    return packed_rows(values) and values.ctypes.data % 16 != 0
 
 
 def shared(values: np.ndarray, axis: int) -> bool:
@@ -87,6 +128,99 @@ class OffsetIgnored(Misread):
         return from_start(values)
 
 
+@mutant("layouts")
+class HeadsOfCacheFromShape(Misread):
+    """The stride of the heads of keys is worked out from their length, though rows lie between them."""
+
+    operand = "key"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        if not of_cache(values):
+            return values
+        return strided(values, heads=values.shape[2] * values.shape[3])
+
+
+@mutant("layouts")
+class SamplesFromShape(Misread):
+    """The stride of the samples of values is worked out from the number of heads."""
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        if not of_more_heads(values):
+            return values
+        return strided(values, batch=values.shape[1] * elements(values)[1])
+
+
+@mutant("layouts")
+class RowsOfFusedFromShape(Misread):
+    """The stride of the rows of queries is worked out from the number of heads side by side."""
+
+    operand = "query"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return with_rows_of_heads(values)
+
+
+@mutant("layouts")
+class HeadsOfFusedFromShape(Misread):
+    """The heads of keys are looked for side by side where the rows of all heads are."""
+
+    operand = "key"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        _, heads, rows, components = elements(values)
+        apart = components == 1 and rows == values.shape[1] * heads and heads > values.shape[3]
+        return strided(values, heads=values.shape[3]) if apart and values.shape[2] > 1 else values
+
+
+@mutant("layouts")
+class RowsFromShape(Misread):
+    """The stride of the rows of values is the size of a row, though a gap lies behind every row."""
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        _, heads, rows, components = elements(values)
+        gap = components == 1 and heads == values.shape[2] * rows and rows > values.shape[3]
+        return strided(values, rows=values.shape[3]) if gap else values
+
+
+@mutant("layouts")
+class KeysReadFromAlignedAddress(Misread):
+    """Keys are read from the multiple of 16 bytes before their first element."""
+
+    operand = "key"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return np.roll(values, 1, -1) if unaligned(values) else values
+
+
+class RowsForwards(Misread):
+    """The rows of one operand are read forwards where their stride is negative."""
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return values[..., ::-1, :] if values.strides[-2] < 0 else values
+
+
+@mutant("negative_layouts")
+class ValuesReadForwards(RowsForwards):
+    """Values with a negative stride of rows are read forwards."""
+
+
+@mutant("negative_layouts")
+class KeysReadForwards(RowsForwards):
+    """Keys with a negative stride of rows are read forwards."""
+
+    operand = "key"
+
+
+@mutant("negative_layouts")
+class NegativeStrideIsZero(Misread):
+    """A negative stride of the rows of queries counts as 0."""
+
+    operand = "query"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return strided(values, rows=0) if values.strides[-2] < 0 else values
+
+
 @mutant("layouts", like="J4")
 class SharedSampleReadOnce(Misread):
     """Of keys with stride 0 along the batch only the first sample's are read, the others are zero."""
@@ -133,6 +267,62 @@ class SharedMaskReadOnce(Kernel):
 
 
 @mutant("mask_layouts")
+class SharedRowReadOnce(Kernel):
+    """A mask with stride 0 along the rows hides nothing from rows after the first."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask | (np.arange(mask.shape[-2]) > 0)[:, None] if shared(mask, 2) else mask
+
+
+@mutant("mask_layouts")
+class MaskOfCacheFromShape(Kernel):
+    """The stride of the heads of a mask is worked out from its number of rows."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return strided(mask, heads=mask.shape[2] * mask.shape[3]) if of_cache(mask) else mask
+
+
+@mutant("mask_layouts")
+class MaskSamplesFromShape(Kernel):
+    """The stride of the samples of a mask is worked out from the number of heads."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        if not of_more_heads(mask):
+            return mask
+        return strided(mask, batch=mask.shape[1] * elements(mask)[1])
+
+
+@mutant("mask_layouts")
+class BiasRowsFromShape(Misread):
+    """The stride of the rows of a bias is the number of keys, though a gap lies behind every row."""
+
+    operand = "bias"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        _, heads, rows, _ = elements(values)
+        gap = heads == values.shape[2] * rows and rows > values.shape[3]
+        return strided(values, rows=values.shape[3]) if gap else values
+
+
+@mutant("mask_layouts")
+class BiasReadFromAlignedAddress(Misread):
+    """A bias is read from the multiple of 16 bytes before its first element."""
+
+    operand = "bias"
+
+    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
+        return np.roll(values, 1, -1) if unaligned(values) else values
+
+
+@mutant("mask_layouts")
+class MaskReadForwards(Kernel):
+    """A mask with a negative stride of rows is read forwards."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask[..., ::-1, :] if mask.strides[-2] < 0 else mask
+
+
+@mutant("mask_layouts")
 class MaskOffsetIgnored(Kernel):
     """A mask out of a larger array is read from its start."""
 
@@ -169,214 +359,3 @@ class TransposedBiasReadInOrder(Misread):
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
         transposed = values.strides[-2] == values.itemsize < values.strides[-1]
         return in_order(values) if transposed else values
-
-
-@mutant("gradient_layouts")
-class SharedKeyGradientSummed(Differentiable):
-    """Keys with stride 0 along the batch get the gradient of all samples, as one key would."""
-
-    def backward(self, call, cotangent, wrt):
-        gradients = super().backward(call, cotangent, wrt)
-        if shared(call.key.values, 0):
-            gradients["key"] = np.repeat(np.asarray(gradients["key"]).sum(0)[None], call.sizes.B, 0)
-        return gradients
-
-
-@mutant("inner_gradient_layouts")
-class ValueGradientInOrder(Differentiable):
-    """The gradient of values is written in the order of their memory, and read as contiguous."""
-
-    def backward(self, call, cotangent, wrt):
-        gradients = super().backward(call, cotangent, wrt)
-        if call.value.values.strides[-1] != call.value.values.itemsize:
-            gradient = np.asarray(gradients["value"])
-            gradients["value"] = gradient.swapaxes(-1, -2).reshape(gradient.shape)
-        return gradients
-
-
-class LastKeyLost(Kernel):
-    """The last key is not seen where `loses` says."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden_scores = super().hide(scores, allowed, call)
-        if self.loses(call) and hidden_scores.shape[-1] > 1:
-            hidden_scores[..., -1] = -np.inf
-        return hidden_scores
-
-    def loses(self, call: Call) -> bool:
-        raise NotImplementedError
-
-
-@mutant("invariant_batch")
-class ScaleByPlace(Kernel):
-    """Scores grow by a hundredth with every place in the batch."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        place = 1 + np.arange(call.sizes.B)[:, None, None, None] / 100
-        return super().scores(query, key, call) * place.astype(call.work)
-
-
-@mutant("invariant_batch", like="L10")
-class AloneOtherwise(LastKeyLost):
-    """The kernel for one sample alone does not see the last key."""
-
-    def loses(self, call: Call) -> bool:
-        return call.sizes.B == 1
-
-
-@mutant("invariant_batch")
-class FirstSamplesMean(Kernel):
-    """Values of the first sample are added to those of the others with a weight of 2^-6."""
-
-    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        values = super().visible(value, scores)
-        return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
-
-
-@mutant("invariant_rows", like="L9")
-class KernelSwitchAtNineRows(LastKeyLost):
-    """From nine rows on another kernel runs, which does not see the last key."""
-
-    def loses(self, call: Call) -> bool:
-        return call.sizes.Lq >= 9
-
-
-@mutant("invariant_rows")
-class TotalOfTwoRows(Kernel):
-    """Two neighbouring rows are divided by the mean of their sums."""
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        raised = self.raised(self.shifted(scores))
-        total = raised.sum(-1, keepdims=True)
-        if total.shape[-2] > 1:
-            total = (total + np.roll(total, 1, -2)) / 2
-        return raised / np.where(total == 0, 1, total)
-
-
-@mutant("invariant_rows", like="L9")
-class LastTileShort(LastKeyLost):
-    """Rows after the last whole tile of 16 do not see the last key."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden_scores = Kernel.hide(self, scores, allowed, call)
-        rest = call.sizes.Lq % 16
-        if call.sizes.Lq > 16 and rest and hidden_scores.shape[-1] > 1:
-            hidden_scores = hidden_scores.copy()
-            hidden_scores[..., -rest:, -1] = -np.inf
-        return hidden_scores
-
-
-class Threaded(Kernel):
-    """A kernel whose backend says on how many threads it runs."""
-
-    backend: KernelBackend
-
-
-@mutant("invariant_threads")
-class SharedOutKeysLost(Threaded):
-    """Keys are shared out evenly among the threads, and what is left over is nobody's."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden_scores = super().hide(scores, allowed, call)
-        rest = hidden_scores.shape[-1] % self.backend.thread_count
-        return np.where(
-            np.arange(hidden_scores.shape[-1]) < hidden_scores.shape[-1] - rest,
-            hidden_scores,
-            -np.inf,
-        )
-
-
-@mutant("invariant_threads")
-class TotalsRace(Threaded):
-    """On more than one thread the sum of a row misses what the last thread added."""
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        raised = self.raised(self.shifted(scores))
-        counted = -(-raised.shape[-1] // self.backend.thread_count)
-        whole = self.backend.thread_count == 1
-        total = (raised if whole else raised[..., : raised.shape[-1] - counted]).sum(-1)[..., None]
-        return raised / np.where(total == 0, 1, total)
-
-
-@mutant("invariant_rerun")
-class ValuesOfTheCallBefore(Kernel):
-    """Values of the call before are used once more where they have the same shape."""
-
-    before: np.ndarray | None = None
-
-    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        values = super().visible(value, scores)
-        before, self.before = self.before, values
-        return values if before is None or before.shape != values.shape else before
-
-
-@mutant("invariant_rerun")
-class TunedOnThirdCall(Kernel):
-    """From the third call for a shape on a tuned kernel runs, which sums in another order."""
-
-    def __init__(self, backend: KernelBackend) -> None:
-        super().__init__(backend)
-        self.calls: dict[tuple, int] = {}
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        weights = super().weights(scores, call)
-        key = (call.query.values.tobytes(), call.fmt.name)
-        self.calls[key] = self.calls.get(key, 0) + 1
-        if self.calls[key] < 3:
-            return weights
-        # An ulp of the case's dtype, which the output's rounding does not swallow.
-        return weights + round_to(weights, call.fmt).astype(call.work) * call.fmt.unit_roundoff
-
-
-@mutant("invariant_decode")
-class NewestKeyUnseen(LastKeyLost):
-    """With one query the key that was appended last is not seen."""
-
-    def loses(self, call: Call) -> bool:
-        return call.sizes.Lq == 1
-
-
-@mutant("invariant_decode", like="M16")
-class CacheRollsOver(Kernel):
-    """With one query a cache of 32 keys rolls over: keys before the last 32 are not seen."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden_scores = super().hide(scores, allowed, call)
-        if call.sizes.Lq == 1:
-            hidden_scores[..., :-32] = -np.inf
-        return hidden_scores
-
-
-@mutant("invariant_decode")
-class ChunkSeesTheFuture(Kernel):
-    """A mask over 2 to 8 rows is taken for one over a whole prefill, and hides nothing."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return np.ones_like(mask) if 1 < mask.shape[-2] <= 8 else mask
-
-
-@mutant("invariant_split", like="M10")
-class SplitByCount(Kernel):
-    """Blocks of 32 keys are merged by how many keys they hold, not by their log-sum-exps."""
-
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
-        count = scores.shape[-1]
-        for start in range(0, count, 32):
-            part = super().attend(
-                scores[..., start : start + 32], value[..., start : start + 32, :], call
-            )
-            out += part * (min(32, count - start) / count)
-        return out
-
-
-@mutant("invariant_split")
-class LaterBlocksAnchored(Kernel):
-    """Sums of the blocks of 32 keys are not moved to one maximum before they are added."""
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]
-        raised = [self.raised(self.shifted(part)) for part in parts]
-        together = np.concatenate(raised, -1) if raised else scores
-        total = together.sum(-1, keepdims=True)
-        return together / np.where(total == 0, 1, total)
