@@ -79,3 +79,8 @@ def test_why_names_checks_levels_and_reasons(capsys: pytest.CaptureFixture[str])
     assert future.split() == ["future", "since", "smoke", "written", "out"]
     flag = next(line for line in lines if line.split()[0] == "flag_equals_dense")
     assert DTYPES_AT["promise"].why in flag
+
+
+def test_no_case_has_no_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--why", "sdpa/nothing"]) == 2
+    assert "not a case id: 'sdpa/nothing'; expected sdpa/MASK/" in capsys.readouterr().err

@@ -90,7 +90,11 @@ def _list(arguments: argparse.Namespace) -> int:
     from suite.checks import all_checks
 
     if arguments.why:
-        print(_why(find(arguments.why).id))
+        try:
+            print(_why(find(arguments.why).id))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
         return 0
     if arguments.words:
         print(_words())

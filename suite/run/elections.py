@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from backends import registry
 from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
 from suite.run.options import add_options
+from suite.run.process import run_module
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
 
 Elected = Mapping[str, Mapping[str, Mapping[str, str]]]
@@ -110,12 +111,7 @@ def _elections(arguments: argparse.Namespace) -> int:
             print(json.dumps(declared(arguments.backend)))
         else:
             print(page(_asked_apart(registry.installed())), end="")
-    except (
-        UsageError,
-        BackendUnavailable,
-        BrokenFramework,
-        subprocess.CalledProcessError,
-    ) as error:
+    except (UsageError, BackendUnavailable, BrokenFramework) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -125,7 +121,11 @@ def _asked_apart(names: Iterable[str]) -> Elected:
     """The declarations of several backends, each loaded in its own process."""
     elected: dict[str, Any] = {}
     for name in names:
-        command = [sys.executable, "-m", "suite", "elections", f"--backend={name}"]
-        out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-        elected |= json.loads(out.splitlines()[-1])
+        words = ["suite", "elections", f"--backend={name}"]
+        code, said = run_module(words, Path.cwd(), {})
+        if code:
+            raise UsageError(
+                f"backend {name} cannot say what it elects (exit code {code}):\n{said}"
+            )
+        elected |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
     return elected

@@ -13,6 +13,7 @@ import numpy as np
 from suite.spec.features.feature import Feature
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
+from suite.spec.recipes import exponentials
 from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
     """Logit scales (H,) around 1."""
-    return np.exp(rng.standard_normal(sizes.H) / 2)
+    return exponentials(rng.standard_normal(sizes.H) / 2)
 
 
 def validate(case: Case) -> None:
@@ -46,6 +47,7 @@ LOGIT_SCALE = Feature(
             "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/logitscale",
             dtypes="every",
         ),
+        Ask("sdpa/none/mha/f32/b2h3q17k23d8/cap2.0/logitscale"),
         Ask(
             "sdpa/padempty/mha/{dt}/b2h3q17k23d8/logitscale",
             "sdpa/causal/mqa/{dt}/b2h5q1k65d16/logitscale",
