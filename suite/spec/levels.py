@@ -151,13 +151,13 @@ def _rows(array: Covering) -> tuple[Row, ...]:
 
 class Ask:
     """Ids for a level: patterns, functions that return patterns, or covering arrays; a row of
-    `DTYPES_AT`; and the first level."""
+    `DTYPES_AT`; the first level; and what the ids have in common, for `list --why`."""
 
     def __init__(
         self, *ids: str | Callable[[], Iterable[str]] | Covering,
-        dtypes: str = "common", since: str = "smoke",
+        dtypes: str = "common", since: str = "smoke", why: str = "",
     ) -> None:  # fmt: skip
-        self.ids, self.dtypes, self.since = ids, dtypes, since
+        self.ids, self.dtypes, self.since, self.why = ids, dtypes, since, why
 
     def at(self, level: str, whole: Callable[[str, str], bool]) -> dict[str, str]:
         """The ids that a level adds, with reasons.
@@ -167,7 +167,8 @@ class Ask:
         if LEVELS.index(level) < LEVELS.index(self.since):
             return {}
         row = DTYPES_AT[self.dtypes]
-        why, names = f"{self.dtypes}: {row.why}", getattr(row, level)
+        by_dtype, names = f"{self.dtypes}: {row.why}", getattr(row, level)
+        why = f"{self.why}; {by_dtype}" if self.why else by_dtype
         ids: dict[str, str] = {}
         patterns: list[str] = []
         for each in self.ids:
@@ -185,7 +186,7 @@ class Ask:
             elif level == "standard" and row.whole and whole(row.whole, pattern):
                 own = ALL
             ids |= dict.fromkeys(
-                filled([pattern], own), why if "{dt}" in pattern else "written out"
+                filled([pattern], own), why if "{dt}" in pattern else self.why or "a case by itself"
             )
         return ids
 

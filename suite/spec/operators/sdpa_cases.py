@@ -266,16 +266,16 @@ def _products() -> Iterable[str]:
 
 
 CASES = (
-    Ask(*SMOKE_DESIGNED),
-    Ask(*COINCIDENCES),
+    Ask(*SMOKE_DESIGNED, why="values, sizes or masks that released code got wrong"),
+    Ask(*COINCIDENCES, why="sizes that coincide, so that axes can be exchanged unseen"),
     Ask(COVERING, dtypes="array"),
-    Ask(_designed, since="standard"),
-    Ask(_products, since="full"),
-    Ask(*SMOKE_ALIBI),
-    Ask(*SMOKE_FAR, dtypes="float32 first"),
+    Ask(_designed, since="standard", why="values, sizes or masks that released code got wrong"),
+    Ask(_products, since="full", why="products of masks, shapes, heads, dtypes, recipes, lengths"),
+    Ask(*SMOKE_ALIBI, why="ALiBi as libraries make it"),
+    Ask(*SMOKE_FAR, dtypes="float32 first", why="rows far from 0, maxima that rise and fall"),
     Ask(*SMOKE_LOWEST, dtypes="every"),
     Ask(*ALIBI, *LOWEST, *FAR, dtypes="every", since="standard"),
-    Ask(*SIZES, since="standard"),
+    Ask(*SIZES, since="standard", why="sizes from which kernels choose their path"),
     *FORWARD,
     *(ask for feature in FEATURES.values() for ask in feature.cases),
 )

@@ -103,6 +103,8 @@ GRADIENTS = (
 """Cases whose derivatives are judged."""
 
 
+COMPILED_WHY = "each compiled case is a program of its own, so few are asked"
+
 COMPILED_AXES: dict[str, tuple[object, ...]] = {
     "mask": (
         "none", "causal", "pad", "padempty", "causal+pad", "bool.bhqk", "bool.qk.empty", "win4.0",
@@ -163,15 +165,15 @@ COMPILED_COVERING = Covering(COMPILED_AXES, compatible, ("mask", "shape", "heads
 
 
 COMPILED = (
-    Ask(*SMOKE_COMPILED),
-    Ask(*DESIGNED_COMPILED, since="standard"),
+    Ask(*SMOKE_COMPILED, why=COMPILED_WHY),
+    Ask(*DESIGNED_COMPILED, since="standard", why=COMPILED_WHY),
     Ask(COMPILED_COVERING, dtypes="array x dtypes", since="standard"),
-    Ask(*FULL_COMPILED, since="full"),
+    Ask(*FULL_COMPILED, since="full", why=COMPILED_WHY),
 )
 """Cases for values of compiled implementations."""
 
 COMPILED_GRADIENTS = (
-    Ask(*DIFFERENTIATED[:2]),
-    Ask(*DIFFERENTIATED[2:], since="standard"),
+    Ask(*DIFFERENTIATED[:2], why=COMPILED_WHY),
+    Ask(*DIFFERENTIATED[2:], since="standard", why=COMPILED_WHY),
 )
 """Cases for derivatives of compiled implementations."""

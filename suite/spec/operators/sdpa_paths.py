@@ -181,11 +181,13 @@ SMOKE = {
 """Cases that the few rows of smoke lack: a narrow window, a window open at its end, the largest head, a
 mask beside a flag over several tiles."""
 
+WHY = "classes of sizes, joined in threes with masks, direction and memory order"
+
 FORWARD, BACKWARD = (
     (
-        Ask(*SMOKE[way], partial(ids, way, few=True)),
-        Ask(partial(ids, way), since="standard"),
-        Ask(*NARROW, dtypes="float32", since="standard"),
+        Ask(*SMOKE[way], partial(ids, way, few=True), why=WHY),
+        Ask(partial(ids, way), since="standard", why=WHY),
+        Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
     )
     for way in ("forward", "backward")
 )
