@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -135,6 +135,49 @@ def _nothing() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class DeclaredRounding:
+    """Where an implementation, or a whole backend, rounds otherwise than its numerics class says, by
+    short dtype name. Raises DeclarationError for an unknown dtype or parameter.
+
+    - `exp_error`: the relative error of an approximated exponential.
+    - `gradient_blocks`: the rows and the keys after which running sums of gradients are stored in the
+      dtype.
+    - `narrow_biases`: the canonical parameters whose gradients are sums in the dtype.
+    - `narrow_reductions`: the dtypes in which all gradients over broadcast axes are such sums.
+    - `narrow_statistics`: those in which a norm keeps mean and root for its backward pass.
+    - `truncates_matmul`: those in which matrix products are truncated, not rounded, when they are stored.
+    """
+
+    exp_error: Mapping[str, float] = field(default_factory=_nothing)
+    gradient_blocks: Mapping[str, tuple[int, int]] = field(default_factory=_nothing)
+    narrow_biases: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
+    narrow_reductions: tuple[str, ...] = ()
+    narrow_statistics: tuple[str, ...] = ()
+    truncates_matmul: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            checked_words("dtype", value, DTYPES)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, one.name, _frozen(value))
+        for names in self.narrow_biases.values():
+            checked_words("parameter", names, PARAMETERS)
+
+    def joined(self, other: DeclaredRounding) -> DeclaredRounding:
+        """What this declares or `other` does; `other` prevails for a dtype to which both give a value."""
+        both: dict[str, Any] = {}
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            both[one.name] = {**mine, **theirs} if isinstance(mine, Mapping) else (*mine, *theirs)
+        return DeclaredRounding(**both)
+
+
+AS_CLASS = DeclaredRounding()
+"""Nothing rounds otherwise than the numerics class says."""
+
+
+@dataclass(frozen=True)
 class Declared:
     """All that an implementation says of itself. Raises DeclarationError for a word nobody knows.
 
@@ -142,23 +185,18 @@ class Declared:
     allow-list of words of `WORDS`: what is not named is unsupported. `refusals`: reasons by feature,
     shown to people; what is refused is no feature. `elections`: answers by question, each one answer or
     one by short dtype name; a question that is left out is observed, and not held. `dtypes`: short names.
-    `deterministic`: two calls on the same inputs give the same bits.
-
-    Where it rounds otherwise than its class says, by short dtype name: `exp_error`, the relative error of
-    an exponential that is approximated; `gradient_blocks`, the rows and the keys after which running sums
-    of gradients are stored in the dtype; `narrow_biases`, the canonical parameters whose gradients are
-    sums in the dtype; `narrow_reductions`, the dtypes in which all sums over broadcast axes are such;
-    `narrow_statistics`, those in which a norm keeps mean and root for its backward pass.
+    `deterministic`: two calls on the same inputs give the same bits. `rounding`: where it rounds
+    otherwise than its class says.
 
     `merges_mask_into_bias`: a mask beside a bias is passed as -inf in the bias, so that rows that it
     empties follow the election minus-inf-row. `may_be_forward_only`: it need not be differentiable.
-    `dropout`: one of `DROPOUT`; one that is not empty is the feature "dropout". `whole_dropout`: a rate
-    of 1 is taken. `takes_parameters`: a layer computes with the parameters it is given.
+    `dropout`: one of `DROPOUT`; one that is not empty is the feature "dropout". `takes_parameters`: a
+    layer computes with the parameters it is given.
 
-    `limits`: the sizes and scales that it takes, or those by short dtype name. `person`: a person's own
-    function or layer, which may refuse a call with NotImplementedError, and whose elections, as far as it
-    declares none, are observed and must agree with each other (`suite.test_consistency`). `drop_in`: it
-    stands in for the framework's own attention, and refuses malformed problems.
+    `limits`: the sizes and scales that it takes, or those by short dtype name. `is_user_code`: a
+    person's own function or layer, which may refuse a call with NotImplementedError, and whose elections,
+    as far as it declares none, are observed and must agree with each other (`suite.test_consistency`).
+    `drop_in`: it stands in for the framework's own attention, and refuses malformed problems.
     """
 
     numerics: str | Mapping[str, str] = "eager"
@@ -167,15 +205,10 @@ class Declared:
     elections: Mapping[str, Election] = field(default_factory=_nothing)
     dtypes: tuple[str, ...] = tuple(DTYPES)
     deterministic: bool = True
-    exp_error: Mapping[str, float] = field(default_factory=_nothing)
-    gradient_blocks: Mapping[str, tuple[int, int]] = field(default_factory=_nothing)
-    narrow_biases: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
-    narrow_reductions: tuple[str, ...] = ()
-    narrow_statistics: tuple[str, ...] = ()
+    rounding: DeclaredRounding = AS_CLASS
     merges_mask_into_bias: bool = False
     may_be_forward_only: bool = False
     dropout: str = ""
-    whole_dropout: bool = True
     takes_parameters: bool = True
     limits: Limits | Mapping[str, Limits] = ANY
     is_user_code: bool = False
@@ -187,16 +220,12 @@ class Declared:
         checked_words("dropout", [self.dropout], DROPOUT)
         checked_words("feature", [*self.features, *self.refusals], WORDS)
         by_dtype = (
-            self.exp_error, self.gradient_blocks, self.narrow_biases, self.narrow_reductions,
-            self.narrow_statistics, self.dtypes, classes.keys() - {""},
-            () if isinstance(self.limits, Limits) else self.limits,
+            self.dtypes, classes.keys() - {""}, () if isinstance(self.limits, Limits) else self.limits
         )  # fmt: skip
         for names in by_dtype:
             checked_words("dtype", names, DTYPES)
         if isinstance(self.numerics, Mapping):
             checked_words("dtype without a numerics class", self.dtypes, self.numerics)
-        for names in self.narrow_biases.values():
-            checked_words("parameter", names, PARAMETERS)
         checked_words("question", self.elections, QUESTIONS)
         for question, election in self.elections.items():
             answers = {"": election} if isinstance(election, str) else election
@@ -208,9 +237,10 @@ class Declared:
         elif refusals.get("dropout") == NO_DROPOUT:
             del refusals["dropout"]  # a variation of what had none
         features = {*self.features, *(["dropout"] if self.dropout else [])} - refusals.keys()
-        own: dict[str, Any] = {"features": frozenset(features), "refusals": _frozen(refusals)}
-        for name in ("elections", "exp_error", "gradient_blocks", "narrow_biases"):
-            own[name] = _frozen(getattr(self, name))
+        own: dict[str, Any] = {
+            "features": frozenset(features), "refusals": _frozen(refusals),
+            "elections": _frozen(self.elections),
+        }  # fmt: skip
         if not isinstance(self.limits, Limits):
             own["limits"] = _frozen(self.limits)
         for name, value in own.items():
@@ -254,7 +284,4 @@ class Declared:
         person claims holds everywhere."""
         if device == "cpu" or self.is_user_code:
             return self
-        return replace(
-            self, elections={}, exp_error={}, gradient_blocks={}, narrow_biases={},
-            narrow_reductions=(), narrow_statistics=(),
-        )  # fmt: skip
+        return replace(self, elections={}, rounding=AS_CLASS)

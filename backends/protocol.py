@@ -26,12 +26,14 @@ import numpy as np
 from backends.claims import Claims
 from backends.compilers import Compilers
 from backends.declared import (
+    AS_CLASS,
     ATTENTION_FEATURES,
     LAYER_FEATURES,
     OF_BACKENDS,
     THROUGH,
     DeclarationError,
     Declared,
+    DeclaredRounding,
     Election,
     UsageError,
     checked_name,
@@ -61,10 +63,10 @@ class Setting(NamedTuple):
 
 
 __all__ = [
-    "ARRAYS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH",
-    "Backend", "BackendUnavailable", "BrokenFramework", "Compilers", "DeclarationError", "Declared",
-    "Election", "ForwardOnly", "Implementation", "Limits", "Memory", "PreparedCall", "Profiler",
-    "Setting", "Step", "TimeOver", "UsageError", "checked_name",
+    "ARRAYS", "AS_CLASS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS",
+    "THROUGH", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers", "DeclarationError",
+    "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation", "Limits", "Memory",
+    "PreparedCall", "Profiler", "Setting", "Step", "TimeOver", "UsageError", "checked_name",
 ]  # fmt: skip
 
 
@@ -82,7 +84,7 @@ class Backend(ABC):
     `name` is what --backend takes. `memory`, `compilers` and `profiler` hold what only some frameworks
     have: their base classes have none of it, and an adapter's constructor replaces them by subclasses.
     The constructor imports the framework. It raises BackendUnavailable with the reason if that fails, and
-    DeclarationError for a bad name.
+    DeclarationError for a bad name, and for a class attribute that belongs to one of these objects.
     """
 
     name: str
@@ -94,10 +96,8 @@ class Backend(ABC):
     native = ""
     """The implementation that is the framework's own attention, whose signature a person's function has;
     "" if there is none."""
-    narrow_reductions = False
-    """Whether gradients are summed over broadcast axes in the case's dtype."""
-    truncates_matmul: tuple[str, ...] = ()
-    """The dtypes in which matrix products are cut off as they are stored, and not rounded."""
+    rounding: DeclaredRounding = AS_CLASS
+    """Where all implementations round otherwise than their numerics classes say, on every device."""
     validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
     """The errors by which functions of the framework refuse their arguments."""
     dialect: Dialect | None = None
@@ -105,6 +105,7 @@ class Backend(ABC):
 
     def __init__(self, device: str = "cpu") -> None:
         checked_name("a backend", self.name)
+        _check_places(type(self))
         if device not in self.devices:
             raise BackendUnavailable(
                 f"{self.name} is judged on {', '.join(self.devices)} only, not on {device}"
@@ -209,6 +210,28 @@ class Backend(ABC):
 
     def __str__(self) -> str:
         return self.name
+
+
+PARTS = {
+    "memory": Memory, "compilers": Compilers, "profiler": Profiler, "rounding": DeclaredRounding
+}  # fmt: skip
+"""What a backend consists of besides its own names, by attribute."""
+
+
+def _check_places(backend: type[Backend]) -> None:
+    """Raise DeclarationError if a class of backends has an attribute that nobody would read."""
+    for place, part in PARTS.items():
+        if hasattr(backend, place) and not hasattr(Backend, place):
+            raise DeclarationError(
+                f"{backend.__name__}.{place} is an attribute of the class, where nobody reads it; set "
+                f"self.{place} to a {part.__name__} in the constructor, after that of Backend"
+            )
+        for name in dir(part):
+            if not name.startswith("_") and hasattr(backend, name) and not hasattr(Backend, name):
+                raise DeclarationError(
+                    f"{backend.__name__}.{name} is an attribute of the backend, where nobody reads it; "
+                    f"expected in self.{place}, a {part.__name__}"
+                )
 
 
 def own_attention(backend: Backend) -> Implementation | None:

@@ -200,7 +200,7 @@ def with_masks(cell: Cell, inputs: Inputs) -> list[Inputs]:
 @check(CASES, ("dropout",))
 def test_dropout_off(cell: Cell) -> None:
     """In evaluation, and at rate 0, dropout changes nothing, with or without masks. At rate 1 the
-    output is zero."""
+    output is zero; a person's layer may refuse this rate, and is not asked."""
     inputs = cell.inputs
     for plain in (inputs, *with_masks(cell, inputs)):
         for what, changed in (
@@ -211,7 +211,7 @@ def test_dropout_off(cell: Cell) -> None:
                 cell.judge(cell.run(changed), plain)
             except Deviation as deviation:
                 raise Deviation(deviation.kind, f"{what}: {deviation.message}") from deviation
-    if not cell.implementation.declared.whole_dropout:
+    if cell.implementation.declared.is_user_code:
         return
     got = cell.run(readable(inputs, 1.0)).values
     if (got != 0).any():

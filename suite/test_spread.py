@@ -122,7 +122,7 @@ def refuse_other_models(cell: Cell) -> None:
         raise NotApplicable("the layer makes its own parameters: its reference is unknown")
     if cell.numerics not in RMS_CLASSES:
         raise NotApplicable(f"sums in the dtype of the case ({cell.numerics}) are not modelled")
-    if cell.rounding.truncates_matmul:
+    if cell.dtype.name in cell.rounding.declared.truncates_matmul:
         raise NotApplicable("truncated products have errors of one sign")
     if cell.inputs.has_empty_rows:
         raise NotApplicable("fully masked rows are an election")

@@ -128,7 +128,8 @@ def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) 
     )  # fmt: skip
     assert verdict.status == "unsupported"
     assert (
-        "the adapter cannot hand it over: TypeError: the adapter cannot convert" in verdict.message
+        "the adapter cannot pass the problem: TypeError: the adapter cannot convert"
+        in verdict.message
     )
 
 

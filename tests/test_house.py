@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from backends.protocol import Backend, Declared
 from suite.records.machine import PACKAGES
+from suite.spec.features.feature import Feature
+from suite.spec.operator import Operator
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {
@@ -46,3 +50,12 @@ def test_files_are_short() -> None:
     paths = [path for folder in (*PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert not {str(path): number for path, number in lines.items() if number > 400}
+
+
+def test_what_others_build_on_is_small() -> None:
+    """A newcomer reads a type of the protocol at once."""
+    names = {name for name in {*dir(Backend), *Backend.__annotations__} if not name.startswith("_")}
+    assert len(names) <= 25
+    assert len(fields(Declared)) <= 14
+    assert len(fields(Operator)) <= 20
+    assert len(fields(Feature)) <= 14

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backends.protocol import DeclaredRounding
 from backends.registry import UsageError, function_implementation, load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
@@ -50,7 +51,8 @@ def test_the_reference_is_plain_attention_under_a_mask(text: str) -> None:
 def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed attention multiplies matrices as plain attention does; a rotation multiplies none."""
     backend = load("numpy")
-    monkeypatch.setattr(backend, "truncates_matmul", ("bf16",), raising=False)
+    rounding = DeclaredRounding(truncates_matmul=("bf16",))
+    monkeypatch.setattr(backend, "rounding", rounding)
     texts = ("sdpa/none/mha/bf16/b2h3q5k7d8", PLAIN.replace("f64", "bf16"), PLAIN.replace("f64", "f32"),
              "rotary/none/mha/bf16/b2h3q17k1d16")  # fmt: skip
     values = next(check for check in all_checks() if check.name == "values")
@@ -58,7 +60,8 @@ def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.M
     for text in texts:
         case = Case.parse(text)
         one = next(i for i in backend.implementations() if i.operator is case.operator)
-        cut.append(Cell(values, case, one).rounding.truncates_matmul)
+        declared = Cell(values, case, one).rounding.declared
+        cut.append(case.dtype.name in declared.truncates_matmul)
     assert cut == [True, True, False, False]
 
 

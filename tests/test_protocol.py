@@ -23,7 +23,14 @@ from backends.declared import (
 )
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, Compilers, DeclarationError, Declared, Implementation
+from backends.protocol import (
+    Backend,
+    Compilers,
+    DeclarationError,
+    Declared,
+    DeclaredRounding,
+    Implementation,
+)
 from backends.registry import UsageError, function_implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import cases, find
@@ -62,11 +69,6 @@ def told(**declared: Any) -> Told:
         ),
         ({"elections": {"no-keys": {"f33": "nan"}}}, r"unknown dtype 'f33'"),
         ({"dtypes": ("float32",)}, r"unknown dtype 'float32'; valid: f64"),
-        ({"exp_error": {"half": 1e-4}}, r"unknown dtype 'half'"),
-        ({"gradient_blocks": {"half": (1, 1)}}, r"unknown dtype 'half'"),
-        ({"narrow_reductions": ("half",)}, r"unknown dtype 'half'"),
-        ({"narrow_statistics": ("half",)}, r"unknown dtype 'half'"),
-        ({"narrow_biases": {"bf16": ("bias_output",)}}, r"unknown parameter 'bias_output'; valid"),
         ({"dropout": "rows"}, r"unknown dropout 'rows'; valid: , elements, shared"),
     ],
 )
@@ -75,6 +77,52 @@ def test_unknown_words_are_usage_errors_that_list_the_known(
 ) -> None:
     with pytest.raises(UsageError, match=hint):
         Declared(**declared)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "hint"),
+    [
+        ({"exp_error": {"half": 1e-4}}, r"unknown dtype 'half'"),
+        ({"gradient_blocks": {"half": (1, 1)}}, r"unknown dtype 'half'"),
+        ({"narrow_biases": {"half": ("gain",)}}, r"unknown dtype 'half'"),
+        ({"narrow_biases": {"bf16": ("bias_output",)}}, r"unknown parameter 'bias_output'; valid"),
+        ({"narrow_reductions": ("half",)}, r"unknown dtype 'half'"),
+        ({"narrow_statistics": ("half",)}, r"unknown dtype 'half'"),
+        ({"truncates_matmul": ("half",)}, r"unknown dtype 'half'"),
+    ],
+)
+def test_unknown_words_of_roundings_are_usage_errors(rounding: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        DeclaredRounding(**rounding)
+
+
+def test_roundings_of_a_backend_and_of_its_implementation_are_joined() -> None:
+    backend = DeclaredRounding(exp_error={"bf16": 1e-4, "f16": 1e-4}, narrow_reductions=("bf16",))
+    own = DeclaredRounding(
+        exp_error={"f16": 1e-3}, narrow_reductions=("f16",), truncates_matmul=("f32",)
+    )
+    assert backend.joined(own) == DeclaredRounding(
+        exp_error={"bf16": 1e-4, "f16": 1e-3},
+        narrow_reductions=("bf16", "f16"),
+        truncates_matmul=("f32",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("compilers", ("fast",), r"Mine.compilers .* set self.compilers to a Compilers in"),
+        ("has_strides", True, r"Mine.has_strides .* expected in self.memory, a Memory"),
+        ("overwrite", print, r"Mine.overwrite .* expected in self.memory, a Memory"),
+        ("compiled", print, r"Mine.compiled .* expected in self.compilers, a Compilers"),
+        ("sync", print, r"Mine.sync .* expected in self.profiler, a Profiler"),
+        ("truncates_matmul", ("bf16",), r"Mine.truncates_matmul .* expected in self.rounding"),
+    ],
+)
+def test_what_nobody_would_read_of_a_backend_is_an_error(name: str, value: Any, hint: str) -> None:
+    mine = type("Mine", (NumpyBackend,), {name: value})
+    with pytest.raises(DeclarationError, match=hint):
+        mine()
 
 
 def test_what_was_declared_cannot_be_changed() -> None:
@@ -133,11 +181,7 @@ def test_elsewhere_than_on_the_cpu_nothing_verified_there_is_declared() -> None:
         numerics="fused",
         features=ATTENTION_FEATURES,
         elections={"no-keys": "zeros"},
-        exp_error={"bf16": 1e-4},
-        gradient_blocks={"bf16": (32, 512)},
-        narrow_biases={"bf16": ("gain",)},
-        narrow_reductions=("bf16",),
-        narrow_statistics=("bf16",),
+        rounding=DeclaredRounding(exp_error={"bf16": 1e-4}, narrow_reductions=("bf16",)),
     )
     assert declared.on("cpu") is declared
     assert declared.on("cuda") == Declared(numerics="fused", features=ATTENTION_FEATURES)

@@ -14,8 +14,14 @@ from backends._jax.profiler import JaxProfiler
 from backends._jax.programs import Gradients
 from backends.memory import ShapesAlone
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Implementation, Setting
-from suite.spec.dtypes import DType
+from backends.protocol import (
+    Backend,
+    BackendUnavailable,
+    DeclaredRounding,
+    Implementation,
+    Setting,
+)
+from suite.spec.dtypes import DTYPES, DType
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
 
@@ -29,7 +35,7 @@ class JaxEngine(Backend):
     The suite's own array operations use NumPy, since JAX would compile each for every new shape.
     """
 
-    narrow_reductions = True
+    rounding = DeclaredRounding(narrow_reductions=tuple(DTYPES))
     compilers: JaxCompilers
 
     def __init__(self, device: str = "cpu") -> None:

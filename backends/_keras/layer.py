@@ -12,7 +12,7 @@ from typing import Any
 
 from backends._keras import models
 from backends._keras.variables import INITIAL, by_values, initial, kept, random_state, with_leaves
-from backends.declared import LAYER_FEATURES, Declared, Election
+from backends.declared import LAYER_FEATURES, Declared, DeclaredRounding, Election
 from backends.masks import LayerMasks
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -55,7 +55,9 @@ class KerasLayer(Implementation):
         declared = self.declared.electing(self.elections.get(engine, {})).but(
             numerics=self.numerics.get(engine, "eager"),
             # keras.ops.add of a vector calls tf.nn.bias_add, whose derivative sums in bfloat16.
-            narrow_biases={"bf16": ("output_bias",)} if engine == "tensorflow" else {},
+            rounding=DeclaredRounding(
+                narrow_biases={"bf16": ("output_bias",)} if engine == "tensorflow" else {}
+            ),
         )
         super().__init__(backend, declared=declared)
         self.called = called

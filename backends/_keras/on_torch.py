@@ -9,7 +9,7 @@ from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasOps
 from backends._torch.compilers import TorchCompilers
 from backends._torch.engine import TorchEngine
-from backends.declared import LOWEST_IN_FLOAT32
+from backends.declared import LOWEST_IN_FLOAT32, DeclaredRounding
 from backends.protocol import Implementation
 from backends.sources import Dialect
 
@@ -65,8 +65,10 @@ class KerasTorchOps(KerasOps):
     ).but(
         numerics="fused",
         # The exponential of torch's CPU flash kernel, which Keras calls.
-        exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
-        gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
+        rounding=DeclaredRounding(
+            exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
+            gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
+        ),
         elections={
             # The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32
             # scores: a fully masked row attends as if nothing were masked.

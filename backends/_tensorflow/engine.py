@@ -15,7 +15,7 @@ from backends._tensorflow.profiler import TensorflowProfiler
 from backends._tensorflow.tape import Gradients, by_tape
 from backends.memory import ShapesAlone
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Setting
+from backends.protocol import Backend, BackendUnavailable, DeclaredRounding, Setting
 from suite.spec.dtypes import DTYPES, DType
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
@@ -55,13 +55,13 @@ class TensorflowEngine(Backend):
         tensorflow.config.experimental.enable_tensor_float_32_execution(False)
 
     @cached_property
-    def truncates_matmul(self) -> tuple[str, ...]:  # type: ignore[override]
+    def rounding(self) -> DeclaredRounding:  # type: ignore[override]
         """The dtypes whose products are truncated on this CPU (finding bfloat16-products-cut-off)."""
         bf16 = DTYPES["bf16"]
         ulp = 2 * bf16.unit_roundoff
         row = self.array(np.array([[1.0, 0.75 * ulp]]), bf16)
         (product,) = self.to_numpy(self.tf.matmul(row, self.tf.ones_like(row), transpose_b=True))
-        return () if product[0] == 1.0 + ulp else ("bf16",)
+        return DeclaredRounding(truncates_matmul=() if product[0] == 1.0 + ulp else ("bf16",))
 
     @property
     def versions(self) -> dict[str, str]:

@@ -11,7 +11,13 @@ from typing import Any
 from backends._torch.engine import TorchEngine
 from backends._torch.operations import operations
 from backends.binder import Parameter, arguments
-from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
+from backends.declared import (
+    ATTENTION_FEATURES,
+    LOWEST_IN_FLOAT32,
+    TEXTBOOK_FEATURES,
+    Declared,
+    DeclaredRounding,
+)
 from backends.masks import (
     IS_CAUSAL,
     SCALE,
@@ -219,8 +225,7 @@ class Sdpa(Implementation):
             "subnormal-output": SUBNORMAL,
             "score-overflow": "finite",
         },
-        exp_error=FAST_EXP,
-        gradient_blocks=GRADIENT_BLOCKS,
+        rounding=DeclaredRounding(exp_error=FAST_EXP, gradient_blocks=GRADIENT_BLOCKS),
         dropout="elements",
         merges_mask_into_bias=True,
     )

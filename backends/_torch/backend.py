@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 
@@ -99,7 +100,10 @@ class WithExporters(TorchCompilers):
         # ONNX Runtime stores scores in float16. torch forbids the causal flag beside a mask, and so does
         # the exporter.
         stored = {"f64": "fused", "f32": "fused", "bf16": "eager", "f16": "eager"}
-        return declared.but(numerics=stored, exp_error={}).electing({"causal-with-mask": "raises"})
+        rounding = replace(declared.rounding, exp_error={})
+        return declared.but(numerics=stored, rounding=rounding).electing(
+            {"causal-with-mask": "raises"}
+        )
 
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         flex = isinstance(implementation, Flex)

@@ -11,6 +11,7 @@ import numpy as np
 
 from backends._torch.functional import module_state
 from backends._torch.masks import Masked, forced, load
+from backends._torch.norms import LAYER_NORM_ROUNDING
 from backends.declared import ENCODER_FEATURES, Declared
 from backends.masks import causal_alone
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -33,9 +34,7 @@ class Encoder(Masked):
         },
         elections={"fully-masked-row": "zeros", "padded-sample": "zeros"},
         merges_mask_into_bias=True,
-        # As in torch.nn.LayerNorm.
-        narrow_statistics=("bf16", "f16"),
-        narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
+        rounding=LAYER_NORM_ROUNDING,
     )
     without_gradients = False
 

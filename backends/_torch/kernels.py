@@ -6,6 +6,7 @@ from typing import Any
 
 from backends._torch.attention import Sdpa, native_arguments, passed_as
 from backends._torch.engine import TorchEngine
+from backends.declared import AS_CLASS
 from backends.prepared import PreparedCall, attention_call
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -26,7 +27,7 @@ class SdpaMath(Forced):
 
     name = "sdpa-math"
     kernel = "MATH"
-    declared = Sdpa.declared.but(numerics="exact", exp_error={}, gradient_blocks={}).electing(
+    declared = Sdpa.declared.but(numerics="exact", rounding=AS_CLASS).electing(
         {"causal-with-mask": "raises", "nan-in-query": "nan", "subnormal-output": "kept"}
     )
 

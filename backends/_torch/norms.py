@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import LAYER_FEATURES, Declared
+from backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
@@ -93,6 +93,14 @@ def told(inputs: Inputs) -> dict[str, Any]:
     return {} if inputs.epsilon == OWN_EPSILON else {"eps": inputs.epsilon}
 
 
+LAYER_NORM_ROUNDING = DeclaredRounding(
+    # With parameters in 16 bits native_layer_norm returns mean and root in 16 bits.
+    narrow_statistics=("bf16", "f16"),
+    # Its derivative adds row after row to gradients in 16 bits.
+    narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
+)
+
+
 class TorchLayerNorm(TorchNorm):
     """`torch.nn.LayerNorm` over the last axis."""
 
@@ -101,10 +109,7 @@ class TorchLayerNorm(TorchNorm):
     declared = Declared(
         numerics="exact",
         features=LAYER_FEATURES,
-        # With parameters in 16 bits native_layer_norm returns mean and root in 16 bits.
-        narrow_statistics=("bf16", "f16"),
-        # Its derivative adds row after row to gradients in 16 bits.
-        narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")),
+        rounding=LAYER_NORM_ROUNDING,
     )
 
     def module(self, inputs: Inputs, **flags: Any) -> Any:

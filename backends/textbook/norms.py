@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.declared import Declared
+from backends.declared import Declared, DeclaredRounding
 from backends.textbook.layer import Numerics, Operations, Textbook
 from suite.spec.inputs import Inputs
 from suite.spec.operators.batch_norm import BATCH_NORM
@@ -41,7 +41,9 @@ class TextbookLayerNorm(Textbook):
         by_dtype = numerics if isinstance(numerics, Mapping) else {}
         narrow = tuple(name for name, kind in by_dtype.items() if kind == "working")
         # Mean, variance, root and quotient are separate operations, each stored.
-        return self.declared.but(numerics="stepwise", narrow_reductions=narrow)
+        return self.declared.but(
+            numerics="stepwise", rounding=DeclaredRounding(narrow_reductions=narrow)
+        )
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs

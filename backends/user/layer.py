@@ -165,7 +165,6 @@ class UserLayer(Implementation):
             refusals=self.refusals(),
             takes_parameters=self.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory.taken else "",
-            whole_dropout=False,
         )
 
     def with_one_more(self) -> dict[str, UserLayer]:

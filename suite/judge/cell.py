@@ -171,13 +171,12 @@ class Cell:
 
     @property
     def rounding(self) -> Rounding:
-        """The roundings that the implementation declares."""
+        """The roundings that the implementation and its backend declare."""
         implementation = self.implementation
-        backend = implementation.backend
-        cut = self.case.operator.has_keys and self.dtype.name in backend.truncates_matmul
-        return Rounding(
-            self.numerics, self.flushes, implementation.declared, backend.narrow_reductions, cut
-        )
+        declared = implementation.backend.rounding.joined(implementation.declared.rounding)
+        if not self.case.operator.has_keys:
+            declared = replace(declared, truncates_matmul=())
+        return Rounding(self.numerics, self.flushes, declared)
 
     def elected(self, question: str) -> str:
         """The answer to an election question: the declared one, or else the observed one."""

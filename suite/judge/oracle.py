@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import references
-from backends.protocol import Declared
+from backends.protocol import AS_CLASS, DeclaredRounding
 from references.outputs import Outputs
 from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
 from suite.judge.comparison import against_oracle, first
@@ -18,7 +18,6 @@ from suite.judge.tolerance import (
     declared_roundoffs,
     grade,
     rms_limit,
-    roundoffs,
 )
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable
 from suite.spec.cache import Cache
@@ -33,18 +32,13 @@ class Rounding:
 
     numerics: str
     flushes: bool = False
-    declared: Declared | None = None
-    narrow_reductions: bool = False
-    truncates_matmul: bool = False
+    declared: DeclaredRounding = AS_CLASS
 
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
         """The unit roundoffs in the dtype of the inputs, for the answer or for a derivative."""
-        if self.declared is None:
-            return roundoffs(self.numerics, inputs.dtype, self.flushes, backward)
         return declared_roundoffs(
-            self.declared, self.numerics, inputs.dtype, self.flushes, self.narrow_reductions,
-            backward, self.truncates_matmul,
-        )  # fmt: skip
+            self.declared, self.numerics, inputs.dtype, self.flushes, backward
+        )
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import lambertw, stdtrit
 
-from backends.protocol import Declared
+from backends.protocol import DeclaredRounding
 from references.rounding import Roundoffs
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.vocabulary import NUMERICS
@@ -96,23 +96,17 @@ def roundoffs(
 
 
 def declared_roundoffs(
-    declared: Declared, numerics: str, fmt: DType, flushes: bool, narrow_reductions: bool = False,
-    backward: bool = False, truncates_matmul: bool = False,
-) -> Roundoffs:  # fmt: skip
-    """The unit roundoffs of a class, with an implementation's other declarations: an approximated
-    exponential, stored running sums, and narrow sums in its backward pass.
-
-    `narrow_reductions`: the backend sums over broadcast axes in the case's dtype. `truncates_matmul`:
-    the backend truncates matrix products when it stores them, with errors of up to one ulp.
-    """
-    narrow = narrow_reductions or fmt.name in declared.narrow_reductions
+    declared: DeclaredRounding, numerics: str, fmt: DType, flushes: bool, backward: bool = False
+) -> Roundoffs:
+    """The unit roundoffs of a class, with what is declared besides. The error of a truncated product is
+    up to one ulp."""
     base = roundoffs(numerics, fmt, flushes, backward)
-    if truncates_matmul:
+    if fmt.name in declared.truncates_matmul:
         stored = base.score >= base.output
         base = replace(base, score=base.score * (1 + stored), output=2 * base.output)
     return replace(
         base,
-        reduction=fmt.unit_roundoff if narrow else 0.0,
+        reduction=fmt.unit_roundoff if fmt.name in declared.narrow_reductions else 0.0,
         exp_error=declared.exp_error.get(fmt.name, 0.0),
         gradient_blocks=declared.gradient_blocks.get(fmt.name),
         narrow_biases=frozenset(declared.narrow_biases.get(fmt.name, ())),

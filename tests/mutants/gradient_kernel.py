@@ -14,6 +14,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.prepared import PreparedCall
+from backends.protocol import DeclaredRounding
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from tests.mutants.kernel import Call, Eager, Fused, Kernel, rank4
@@ -253,7 +254,7 @@ class DifferentiableLowest(Differentiable):
 class DifferentiableBlocks(DifferentiableFused):
     """Running sums of gradients stored in the case's dtype after every 4 rows or keys."""
 
-    gradient_blocks = {"bf16": (4, 4), "f16": (4, 4)}
+    rounding = DeclaredRounding(gradient_blocks={"bf16": (4, 4), "f16": (4, 4)})
 
     def summed(self, a: np.ndarray, b: np.ndarray, call: Call) -> np.ndarray:
         total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.protocol import Implementation
+from backends.protocol import DeclaredRounding, Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from tests.mutants.dropout_kernel import (
@@ -137,7 +137,7 @@ from tests.mutants.rotary_kernel import (
 class LayerNarrowBias(LayerDifferentiable):
     """The gradient of the output bias is a sum in bfloat16, as it declares."""
 
-    narrow_biases = {"bf16": ("output_bias",)}
+    rounding = DeclaredRounding(narrow_biases={"bf16": ("output_bias",)})
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
@@ -167,7 +167,7 @@ class SelfAttentionOneProduct(SelfAttentionDifferentiable):
 class LayerNormNarrowStatistics(LayerNormDifferentiable):
     """Mean and root reach the backward pass in 16 bits, as it declares."""
 
-    narrow_statistics = ("bf16", "f16")
+    rounding = DeclaredRounding(narrow_statistics=("bf16", "f16"))
 
     def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
         standard = super().standard(arrays, inputs)
@@ -177,7 +177,7 @@ class LayerNormNarrowStatistics(LayerNormDifferentiable):
 class LayerNormNarrowSums(LayerNormDifferentiable):
     """The gradients of gain and offset are sums in 16 bits, as it declares."""
 
-    narrow_biases = dict.fromkeys(("bf16", "f16"), ("gain", "offset"))
+    rounding = DeclaredRounding(narrow_biases=dict.fromkeys(("bf16", "f16"), ("gain", "offset")))
 
     def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
         if not inputs.dtype.is_half:

@@ -61,7 +61,7 @@ class Probe:
         flushes = implementation.elected("subnormal-output", dtype) == "flushed"
         if self.operator.is_layer:
             flushes = dtype.name != "f16"
-        self.rounding = Rounding(wide, flushes, implementation.declared)
+        self.rounding = Rounding(wide, flushes, implementation.declared.rounding)
 
     def inputs(self, mask: str = "none", **changes: Any) -> Inputs:
         """The operator's probe with a mask, and with other changes."""
