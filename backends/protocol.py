@@ -186,6 +186,17 @@ class Backend(ABC):
         """
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
+    def pullback(
+        self, prepared: PreparedCall, wrt: Sequence[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        """`vjp` in two steps: the output, and the function from cotangents to gradients.
+
+        Other forward passes may lie between the two, and the function may be called again. By default it
+        repeats the forward pass.
+        """
+        output = prepared.output(prepared.arguments)
+        return output, lambda cotangent: self.vjp(prepared, wrt, cotangent)[1]
+
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         """How the call's output moves as its operands move along `tangents`, by operand.
 

@@ -6,6 +6,7 @@ Hidden slots have no gradient, and no influence on other gradients.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 
 import numpy as np
 
@@ -116,7 +117,9 @@ alone = asked(
 
 @check(alone, ("gradient",))
 def test_gradient_alone(cell: Cell) -> None:
-    """Only one operand requires a gradient. A second gradient equals the first."""
+    """Only one operand requires a gradient, or only two. A second gradient equals the first."""
+    for names in combinations(OPERANDS, 2):
+        judge_gradients(cell, vjp(cell, wrt=names)[1])
     for name in OPERANDS:
         _, gradients = vjp(cell, wrt=(name,))
         judge_gradients(cell, gradients)

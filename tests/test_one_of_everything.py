@@ -168,6 +168,7 @@ def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
     passed = (
         "values", "contract", "kept_answers", "own_memory", "poison", "gradients", "gradient_hidden",
         "gradient_alone", "gradient_arrangements", "gradient_contract", "gradient_cotangents",
+        "gradient_passes",
         "gradient_layouts", "inner_gradient_layouts", "layouts", "inner_layouts", "negative_layouts",
         "stateless", "invariant_rerun", "invariant_batch", "invariant_rows",
         "batch_independence",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -105,6 +105,11 @@ class JaxEngine(Backend):
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return transforms.vjp(prepared, wrt, cotangent)
+
+    def pullback(
+        self, prepared: PreparedCall, wrt: Sequence[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        return transforms.pullback(prepared, wrt)
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         return transforms.jvp(prepared, tangents)

@@ -28,6 +28,14 @@ def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients
     return out, dict(zip(wrt, pull(cotangent), strict=True))
 
 
+def pullback(
+    prepared: PreparedCall, wrt: Sequence[str]
+) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+    """Output and pullback by `jax.vjp`."""
+    out, pull = _pull(prepared, wrt)
+    return out, lambda cotangent: dict(zip(wrt, pull(cotangent), strict=True))
+
+
 def jvp(prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
     """JVP of the output for `tangents`, by `jax.jvp`."""
     import jax

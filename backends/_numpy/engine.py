@@ -87,13 +87,22 @@ class NumpyEngine(Backend):
     def vjp(
         self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Rounded
     ) -> tuple[Any, dict[str, Any]]:
-        if prepared.vjp is None:
+        output, pull = self.pullback(prepared, wrt)
+        return output, pull(cotangent)
+
+    def pullback(
+        self, prepared: PreparedCall, wrt: Sequence[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        derivative, arguments = prepared.vjp, prepared.arguments
+        if derivative is None:
             raise ForwardOnly("NumPy differentiates nothing", declared=True)
-        arguments = prepared.arguments
-        names = [prepared.argument(name) for name in wrt]
-        gradients = prepared.vjp(**arguments, cotangent=cotangent, wrt=names)
-        output = prepared.output(arguments)
-        return output, {name: gradients[prepared.argument(name)] for name in wrt}
+        names = {name: prepared.argument(name) for name in wrt}
+
+        def pull(cotangent: Any) -> dict[str, Any]:
+            gradients = derivative(**arguments, cotangent=cotangent, wrt=[*names.values()])
+            return {name: gradients[argument] for name, argument in names.items()}
+
+        return prepared.output(arguments), pull
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         if prepared.jvp is None:

@@ -12,7 +12,7 @@ import numpy as np
 from backends._tensorflow import settings
 from backends._tensorflow.compilers import TensorflowCompilers
 from backends._tensorflow.profiler import TensorflowProfiler
-from backends._tensorflow.tape import Gradients, by_tape
+from backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
 from backends.memory import ShapesAlone
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, BackendUnavailable, DeclaredRounding, Setting
@@ -93,3 +93,6 @@ class TensorflowEngine(Backend):
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_tape(prepared, wrt, cotangent)
+
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
+        return pullback(prepared, wrt)

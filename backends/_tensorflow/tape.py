@@ -13,16 +13,30 @@ Gradients = tuple[Any, dict[str, Any]]
 """The output of a call, and its gradients by operand."""
 
 
+Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
+"""The output of a call, and its gradients by operand as a function of the cotangent."""
+
+
 def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
     """Output and gradients by `tf.GradientTape`, which watches only the operands `wrt`."""
+    out, pull = pullback(prepared, wrt, again=False)
+    return out, pull(cotangent)
+
+
+def pullback(prepared: PreparedCall, wrt: Sequence[str], again: bool = True) -> Pullback:
+    """Output and pullback by `tf.GradientTape`; `again` keeps the tape for another call."""
     import tensorflow as tf
 
     sources = {name: prepared.arguments[prepared.argument(name)] for name in wrt}
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    with tf.GradientTape(persistent=again, watch_accessed_variables=False) as tape:
         tape.watch(list(sources.values()))
         out = prepared.output(prepared.arguments)
-    gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
-    return out, dict(zip(sources, gradients, strict=True))
+
+    def pull(cotangent: Any) -> dict[str, Any]:
+        gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
+        return dict(zip(sources, gradients, strict=True))
+
+    return out, pull
 
 
 def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
@@ -47,15 +61,7 @@ def step_by_tape(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> 
             if prepared.compiled is None:
                 return lambda: step(arguments, cotangent)
             return lambda: compiled(arrays, rest, cotangent)
-        sources = {n: arguments[prepared.argument(n)] for n in wrt}
-        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-            tape.watch(list(sources.values()))
-            out = prepared.output(arguments)
-
-        def backward() -> Any:
-            gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
-            return None, dict(zip(sources, gradients, strict=True))
-
-        return backward
+        _, pull = pullback(replace(prepared, arguments=dict(arguments)), wrt)
+        return lambda: (None, pull(cotangent))
 
     return ready

@@ -14,29 +14,53 @@ Gradients = tuple[Any, dict[str, Any]]
 """The output of a call, and its gradients by operand."""
 
 
-def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-    """Output and gradients by `torch.autograd.grad`.
+Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
+"""The output of a call, and its gradients by operand as a function of the cotangent."""
 
-    Leaves have the strides of the call's arguments; a parameter of a layer is itself the leaf. Raises
-    ForwardOnly if the output has no gradient function.
+
+def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
+    """Output and gradients by `torch.autograd.grad`; raises as `pullback`."""
+    out, pull = pullback(prepared, wrt, again=False)
+    return out, pull(cotangent)
+
+
+def pullback(
+    prepared: PreparedCall, wrt: Sequence[str], again: bool = True, leaves: bool = True
+) -> Pullback:
+    """Output and pullback by `torch.autograd.grad`; `again` keeps the graph for another call.
+
+    Leaves have the strides of the call's arguments; a parameter of a layer, or an array that is part of
+    a graph, is itself the leaf. Without `leaves` the call takes views of the leaves. Raises ForwardOnly
+    if the output has no gradient function.
     """
     import torch
 
-    def leaf(array: Any) -> Any:
-        own = isinstance(array, torch.nn.Parameter)
-        return array if own else array.detach().requires_grad_(True)
+    def is_own(array: Any) -> bool:
+        return isinstance(array, torch.nn.Parameter) or array.requires_grad
 
-    leaves = {n: leaf(prepared.arguments[prepared.argument(n)]) for n in wrt}
-    out = prepared.output(prepared.with_operands(leaves))
+    given = {n: prepared.arguments[prepared.argument(n)] for n in wrt}
+    arrays = {n: a if is_own(a) else a.detach().requires_grad_(True) for n, a in given.items()}
+    taken = {n: a if leaves or is_own(given[n]) else a.view_as(a) for n, a in arrays.items()}
+    out = prepared.output(prepared.with_operands(taken))
     if not (isinstance(out, torch.Tensor) and out.requires_grad):
         raise ForwardOnly("the output of the call has no gradient function")
-    gradients = torch.autograd.grad(out, list(leaves.values()), cotangent, allow_unused=True)
-    return out.detach(), dict(zip(leaves, gradients, strict=True))
+    nested = any(
+        isinstance(a, torch.Tensor) and a.requires_grad and not isinstance(a, torch.nn.Parameter)
+        for a in prepared.arguments.values()
+    )
+
+    def pull(cotangent: Any) -> dict[str, Any]:
+        gradients = torch.autograd.grad(
+            out, [*arrays.values()], cotangent, retain_graph=again or nested,
+            create_graph=nested, allow_unused=True,
+        )  # fmt: skip
+        return dict(zip(arrays, gradients, strict=True))
+
+    return out.detach(), pull
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
     """`Profiler.step` by `torch.autograd.grad`; "backward" keeps its graph between calls."""
-    import torch
 
     # A compiled derivative that reuses the memory of its graph cannot run twice. `import torch` does
     # not import the module with this option.
@@ -47,16 +71,7 @@ def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str])
         call = replace(prepared, arguments=dict(arguments))
         if direction == "forward+backward":
             return lambda: by_autograd(call, wrt, cotangent)
-        leaves = {n: arguments[call.argument(n)].detach().requires_grad_(True) for n in wrt}
-        out = call.output(call.with_operands(leaves))
-        arrays = list(leaves.values())
-
-        def backward() -> Any:
-            gradients = torch.autograd.grad(
-                out, arrays, cotangent, retain_graph=True, allow_unused=True
-            )
-            return None, dict(zip(leaves, gradients, strict=True))
-
-        return backward
+        _, pull = pullback(call, wrt)
+        return lambda: (None, pull(cotangent))
 
     return ready

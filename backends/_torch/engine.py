@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends._torch import settings
-from backends._torch.autograd import Gradients, by_autograd
+from backends._torch.autograd import Gradients, Pullback, by_autograd, pullback
 from backends._torch.compilers import TorchCompilers
 from backends._torch.memory import TorchMemory
 from backends._torch.profiler import TorchProfiler
@@ -61,6 +61,10 @@ class TorchEngine(Backend):
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         return by_autograd(prepared, wrt, cotangent)
+
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
+        """As of any backend; operands are no leaves, as in a model."""
+        return pullback(prepared, wrt, leaves=False)
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:

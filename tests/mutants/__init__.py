@@ -18,6 +18,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_gated,
     faults_gradient_calls,
     faults_gradient_layouts,
+    faults_gradient_passes,
     faults_gradients,
     faults_hidden,
     faults_invariance,

@@ -75,7 +75,13 @@ class Differentiable(Kernel):
         call = Call(query, key, value, **rest)
         with np.errstate(all="ignore"):
             gradients = self.backward(call, self.received(cotangent, call), tuple(wrt))
+        if query is key is value:
+            gradients = {**gradients, "query": self.of_one_array(gradients)}
         return {name: None if g is None else self.deliver(g, call) for name, g in gradients.items()}
+
+    def of_one_array(self, gradients: Mapping[str, Any]) -> Any:
+        """The gradient of one array that is query, key and value."""
+        return gradients["query"] + gradients["key"] + gradients["value"]
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         return self.load(cotangent, call)

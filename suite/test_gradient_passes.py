@@ -1,0 +1,139 @@
+"""Promise: gradients depend on one forward pass and the cotangent, whatever other passes there are.
+
+One array as query, key and value receives the sum of the three gradients. Gradients of gradients are
+right, or raise an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import ENDS, PreparedCall
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.comparison import against_oracle
+from suite.judge.derivative import (
+    asked_of,
+    judge_gradients,
+    native_cotangent,
+    read_gradients,
+    vjp,
+)
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation
+from suite.spec.catalogue import Ask, asked
+from suite.spec.inputs import draw_tangents
+from suite.spec.vocabulary import OPERANDS
+from suite.test_gradients import alone
+from suite.test_stateless import changed
+
+
+@check(alone, ("gradient",))
+def test_gradient_passes(cell: Cell) -> None:
+    """Two forward passes before the first backward pass; then the first one has a second backward pass,
+    and a third with another cotangent. Operands are no leaves if the framework has leaves."""
+    backend = cell.implementation.backend
+    inputs, other = cell.inputs, changed(cell.inputs)
+    first, second = (asked_of(cell, each)[0] for each in (inputs, other))
+    cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
+
+    def native(cotangent: np.ndarray) -> Any:
+        return backend.array(
+            np.ascontiguousarray(native_cotangent(cotangent, inputs, first)), cell.dtype
+        )
+
+    def passes() -> list[Any]:
+        (_, pull), (_, later) = (backend.pullback(call, OPERANDS) for call in (first, second))
+        return [f(native(cotangents[n])) for f, n in ((pull, 0), (later, 0), (pull, 0), (pull, 1))]
+
+    asks = (
+        ("after a second forward pass", inputs, first, 0),
+        ("of the second forward pass", other, second, 0),
+        ("by a second backward pass", inputs, first, 0),
+        ("by a backward pass with another cotangent", inputs, first, 1),
+    )
+    for (what, problem, call, n), gradients in zip(asks, cell.attempt(passes), strict=True):
+        read = read_gradients(cell, gradients, problem, call, OPERANDS)
+        try:
+            judge_gradients(cell, read, problem, cotangents[n])
+        except Deviation as error:
+            raise Deviation("stale", f"{what}: {error.message}", error.measured) from error
+    if inputs.operator.is_default and inputs.mask is None and not cell.dtype.is_half:
+        expect_second(cell, first, native(cotangents[0]))
+
+
+STEP = 2.0**-17
+"""Of central differences in float64: truncation and rounding errors are about 2^-36."""
+
+
+def expect_second(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
+    """Compare the gradients of the query's gradient, times a tangent, with differences of the reference.
+
+    An error of the framework is right, too. No bound is derived: half of the digits must agree. Raises
+    Deviation.
+    """
+    backend, inputs = cell.implementation.backend, cell.inputs
+    tangent = draw_tangents(inputs.case, ("query",), cell.seed)["query"]
+
+    def gradient(**arguments: Any) -> Any:
+        call = replace(prepared, arguments=arguments)
+        return backend.pullback(call, ("query",))[1](cotangent)["query"]
+
+    call = replace(prepared, function=gradient, outputs=("output",), vjp=None)
+    along = tangent.swapaxes(1, 2) if prepared.axis_order == "blhd" else tangent
+    try:
+        _, native = backend.vjp(
+            call, OPERANDS, backend.array(np.ascontiguousarray(along), cell.dtype)
+        )
+    except ENDS:
+        raise
+    except BaseException:
+        return
+    got = read_gradients(cell, native, inputs, prepared, OPERANDS)
+    moved = (inputs.replace(query=inputs.query + step * tangent) for step in (STEP, -STEP))
+    ahead, behind = (Oracle.vjp(problem, cell.cotangent, cell.rounding) for problem in moved)
+    for name in OPERANDS:
+        want = (ahead.expected[name].value - behind.expected[name].value) / (2 * STEP)
+        limit = np.full(want.shape, cell.dtype.unit_roundoff**0.5 * np.abs(want).max(initial=0.0))
+        _, _, deviation = against_oracle(
+            got[name].reshape(want.shape), want, limit, np.ones(want.shape, bool), cell.dtype,
+            cell.numerics, f"gradient by the {name} of the query's gradient, ",
+        )  # fmt: skip
+        if deviation is not None:
+            raise deviation
+
+
+@check(
+    asked(
+        Ask("sdpa/none/mha/{dt}/b2h3q7k7d8", dtypes="growing"),
+        Ask("sdpa/causal/mha/{dt}/b2h3q7k7d8", dtypes="growing", since="standard"),
+    ),
+    ("gradient",),
+)
+def test_gradient_of_one_array(cell: Cell) -> None:
+    """One array as query, key and value: its gradient is the sum of the three."""
+    inputs = cell.inputs.replace(key=cell.inputs.query, value=cell.inputs.query)
+    prepared, _ = asked_of(cell, inputs)
+    query, *others = (prepared.argument(name) for name in OPERANDS)
+    one = dict.fromkeys(others, prepared.arguments[query])
+    prepared = replace(prepared, arguments=prepared.arguments | one)
+    answer, gradients = vjp(cell, inputs, ("query",), prepared=prepared)
+    cell.judge(answer, inputs)
+    expected = Oracle.vjp(inputs, cell.cotangent, cell.rounding).expected
+    zeros = np.zeros(cell.inputs.query.shape)
+    want = sum((expected[name].value for name in OPERANDS), zeros)
+    error = sum((expected[name].error for name in OPERANDS), zeros)
+    # Each of the two additions rounds at most the sum of absolute values.
+    size = sum((np.abs(expected[name].value) for name in OPERANDS), error)
+    u = cell.dtype.unit_roundoff
+    limit = error + 2.0 * u * (1.0 + u) * size
+    _, measured, deviation = against_oracle(
+        gradients["query"], want, limit, np.ones(want.shape, bool), cell.dtype, cell.numerics,
+        "gradient of the one array, ",
+    )  # fmt: skip
+    cell.measured.worst_of(measured)
+    if deviation is not None:
+        raise deviation
