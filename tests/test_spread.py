@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import f, norm
 
 from references.rounding import Bounded, drawing, drawn, gamma, stored
 from suite.judge import monte_carlo
@@ -19,7 +19,7 @@ from suite.judge.monte_carlo import (
     gradients_drawn,
 )
 from suite.judge.oracle import Oracle, Rounding
-from suite.judge.tolerance import RMS_FALSE_ALARM, shift_limit
+from suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit, shift_limit
 from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.catalogue import parsed
 from suite.spec.inputs import draw, draw_cotangent
@@ -102,6 +102,14 @@ def test_a_direction_is_the_change_by_the_whole_array() -> None:
 def test_the_limit_is_that_of_student() -> None:
     assert shift_limit(1e9) == pytest.approx(norm.isf(RMS_FALSE_ALARM / 2), rel=1e-6)
     assert 8 < shift_limit(DRAWS * PASSES) < 8.3
+
+
+def test_the_limit_of_the_size_allows_for_an_estimated_variance() -> None:
+    """The size of random errors comes from `PASSES` samples, so their ratio has an F distribution. Every
+    draw has the same weight, so at least `DRAWS` errors are independent."""
+    for independent in (DRAWS, 10, 30, 100, 1000):
+        ratio = f.isf(RMS_FALSE_ALARM, independent, PASSES * independent)
+        assert rms_limit(independent) > np.sqrt(ratio)
 
 
 def spread_of(error: np.ndarray, scale: float = 1.0) -> Spread:

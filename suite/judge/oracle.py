@@ -13,8 +13,8 @@ from references.outputs import Outputs
 from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
 from suite.judge.comparison import against_oracle, first
 from suite.judge.tolerance import (
+    MODEL_ERROR,
     RMS_CLASSES,
-    RMS_LIMIT,
     declared_roundoffs,
     grade,
     rms_limit,
@@ -137,7 +137,7 @@ class Oracle:
             deviation.measured = measured
             raise deviation
         rms = measured.rms
-        if rms is not None and rms > RMS_LIMIT and self.rounding.numerics in RMS_CLASSES:
+        if rms is not None and rms > MODEL_ERROR and self.rounding.numerics in RMS_CLASSES:
             independent = self._independent(judged)
             limit = rms_limit(independent)
             if rms > limit:
