@@ -135,3 +135,14 @@ def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     assert "sdpa/none/mha/f32/b1h1q1k1d1" in asked
     about_sinks = list(CHECKS["sink_equals_key"].cells("standard", [function]))
     assert all("sinks" in cell.case.needs for cell in about_sinks)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("constant", "no-gradient"), ("of_leaves", "stale")])
+def test_a_backward_pass_that_is_wrong_in_models_alone_fails(name: str, kind: str) -> None:
+    pytest.importorskip("torch")
+    path = f"tests.functions.backward:{name}"
+    function = registry.function_implementation(registry.load("torch"), path, {})[0]
+    case = find("sdpa/none/mha/f32/b4h4q4k4d4")
+    assert judge(Cell(CHECKS["gradients"], case, function)).status == "pass"
+    verdict = judge(Cell(CHECKS["gradient_passes"], case, function))
+    assert (verdict.status, verdict.kind) == ("fail", kind)
