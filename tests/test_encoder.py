@@ -178,6 +178,6 @@ def test_a_persons_own_is_judged(torch_backend: Any, tmp_path: Path) -> None:
     text = "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self"
     assert "no parameter activation" in judged("values", text, right).message
     assert judged("values", CASES[2], wrong).kind == "value"
-    assert right.configuration(draw(Case.parse(text)))["norm_first"] is False
+    assert right.factory.bind(draw(Case.parse(text)))["norm_first"] is False
     text = "encoder/none/mha/f16/b2h4q7k7d3/e12.12.12.20/self"
     assert "systematic" in judged("spread", text, wrong).message
