@@ -9,7 +9,7 @@ no meaning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -117,10 +117,23 @@ def naming(operand: str, how: str) -> Iterator[None]:
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
-    """Judge the output of every arrangement."""
+    """Judge the output of every arrangement. An output with the bits of a right one is right."""
+    right: Mapping[str, np.ndarray] = {}
     for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
         with naming(operand, how):
-            cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
+            answer = cell.read(cell.call(prepared), inputs, prepared)
+            if inputs is cell.inputs and same_bits(answer.arrays, right):
+                continue
+            cell.judge(answer, inputs)
+            if inputs is cell.inputs:
+                right = answer.arrays
+
+
+def same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    """True if two answers have the same arrays."""
+    return one.keys() == other.keys() and all(
+        values.tobytes() == other[name].tobytes() for name, values in one.items()
+    )
 
 
 @check(CASES, needs=("strides", "strided-operands"))
