@@ -36,6 +36,7 @@ class Claims:
     dtypes: tuple[str, ...] = tuple(DTYPES)
     limits: Limits | Mapping[str, Limits] = ANY
     elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
+    deterministic: bool = True
     drop_in: bool = False
     allow_unused: bool = False
     expect: tuple[Path, ...] = ()
@@ -58,8 +59,12 @@ class Claims:
             taken = {dtype(name).name for name in values.get("dtypes", DTYPES)}
             names = tuple(name for name in ORDER if name in taken)
             limits = _limits(values, names)
-            plain = {n: values[n] for n in ("numerics", "drop_in", "allow_unused") if n in values}
-            claims = cls(dtypes=names, limits=limits, elections=elections, expect=expect, **plain)
+            computed = {
+                "dtypes": names, "limits": limits, "elections": elections, "expect": expect
+            }  # fmt: skip
+            others = {field.name for field in fields(cls)} - computed.keys()
+            plain = {name: values[name] for name in others & values.keys()}
+            claims = cls(**computed, **plain)
             claims.declared()
         except (TypeError, ValueError) as error:
             raise UsageError(f"a claim cannot be used: {error}") from error
@@ -76,7 +81,8 @@ class Claims:
             numerics = {**widest, **numerics}
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
-            dtypes=self.dtypes, limits=self.limits, drop_in=self.drop_in, is_user_code=True, **more,
+            dtypes=self.dtypes, limits=self.limits, deterministic=self.deterministic,
+            drop_in=self.drop_in, is_user_code=True, **more,
         )  # fmt: skip
 
 

@@ -20,8 +20,17 @@ from suite.spec.elections import ELECTION_CASES, QUESTIONS, ElectionCase
 ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
 """Questions about fully masked rows; each has a question about its gradient."""
 
-FINITE = ("zeros", "uniform", "unmasked", "other")
+FINITE = ("zeros", "uniform", "unmasked")
 """Finite answers for fully masked rows."""
+
+MERGES = ("minus-inf", "lowest", "raises")
+"""Log-sum-exps with which a fully masked row weighs nothing in a merge, or has none to be merged."""
+
+LSE = {
+    "zeros": MERGES, "uniform": MERGES, "nan": (*MERGES, "nan"), "unmasked": (*MERGES, "all-keys"),
+    "raises": ("raises",),
+}  # fmt: skip
+"""The log-sum-exps of a fully masked row that agree with its output."""
 
 
 def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
@@ -89,6 +98,15 @@ def test_forms_of_empty_rows(cell: Cell) -> None:
     got = answers(cell, names)
     what = "boolean mask and -inf bias give different fully masked rows"
     expect(cell, got[0] == got[1], names, got, what)
+
+
+@check(of_questions(["lse-of-empty-row"]), applies_to=user_functions, single_answer=True)
+def test_lse_of_empty_rows(cell: Cell) -> None:
+    """The log-sum-exp of a fully masked row agrees with its output: a merge with other keys is right."""
+    names = ("lse-of-empty-row", "fully-masked-row")
+    got = answers(cell, names)
+    right = got[0] in LSE[got[1]]
+    expect(cell, right, names, got, "the log-sum-exp of fully masked rows corrupts a merge")
 
 
 @check(

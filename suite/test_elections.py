@@ -39,7 +39,7 @@ def test_election(cell: Cell) -> None:
     )
     if declared is not None and declared != observed:
         raise Deviation("election", f"{question.text}: declared {declared}, observed {observed}")
-    holds = cell.implementation.declared.drop_in and not question.by_machine
+    holds = cell.implementation.declared.drop_in and not question.accidental
     if declared is None and holds and native not in ("", observed):
         raise Deviation(
             "election",

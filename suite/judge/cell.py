@@ -200,8 +200,6 @@ class Cell:
         text = f"elects {elected!r} for rows without keys ({question})"
         if elected == "raises":
             raise self.refused(question, text)
-        if elected in ("other", "unsupported"):
-            raise NotApplicable(text)
         return elected
 
     def refused(self, question: str, text: str) -> NotApplicable:

@@ -33,7 +33,7 @@ No answer is copied from documentation: `python -m suite report RESULTS... --tab
 was observed in a run.
 
 The first answer of every question is the one that the reference follows. A person's own function may
-elect any answer ([function.md](function.md)).
+elect any answer ([function.md](function.md)). What is none of the answers fails.
 
 The page is made from `suite/spec/elections.py` and from the declarations of the adapters, for the CPU:
 

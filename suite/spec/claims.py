@@ -53,13 +53,16 @@ CLAIMS = {
         "True if the number of key heads must equal the number of query heads", bool
     ),
     "scales": per_dtype("the smallest and the largest scale", tuple[float, float]),
+    "deterministic": Claim(
+        "False if two calls on the same inputs may give other bits, within the bounds", bool
+    ),
     "elections": Claim(
         "answers to election questions: one per question, or one per short dtype name; `--elect`",
         dict[str, str | dict[str, str]],
     ),
     "drop_in": Claim(
         "True if it replaces the framework's own attention: it refuses malformed problems, and has the "
-        "same elections; `--drop-in`",
+        "same elections, but for accidental ones; `--drop-in`",
         bool,
     ),
     "allow_unused": Claim(

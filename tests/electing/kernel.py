@@ -33,6 +33,7 @@ CANONICAL: dict[str, str] = {
     "nan-in-masked-value": "blocked",
     "nan-in-masked-key-gradient": "blocked",
     "nan-in-masked-value-gradient": "blocked",
+    "nan-in-attended-key": "reaches-them",
     "nan-in-attended-value": "reaches-them",
     "nan-in-query": "nan",
     "value-size": "accepted",
@@ -234,8 +235,6 @@ class Electing:
         group = p.query.shape[1] // max(p.key.shape[1], 1)
         q, k, v = (self.xp.cast(x, p.wide) for x in (p.query, p.key, p.value))
         k, v = self.xp.repeated(k, group), self.xp.repeated(v, group)
-        if self.gives("nan-in-attended-value", "hidden"):
-            v = self.xp.where(self.xp.isnan(v), 0.0, v)
         return q, k, self.flushed(v, p.wide)
 
     def blocked(self, k: Any, v: Any, visible: Any) -> tuple[Any, Any]:
@@ -307,10 +306,11 @@ class Electing:
         if "padded-sample" in empty:
             rows = rows | empty["padded-sample"][..., 0]
         lowest = -float(dtype(p.wide).max)
-        for answer, number in (("lowest", lowest), ("plus-inf", math.inf), ("nan", math.nan)):
+        numbers = {"lowest": lowest, "zero": 0.0, "plus-inf": math.inf, "nan": math.nan}
+        for answer, number in numbers.items():
             if self.gives("lse-of-empty-row", answer):
                 lse = xp.where(rows, number, lse)
-        if self.gives("lse-of-empty-row", "finite"):
+        if self.gives("lse-of-empty-row", "all-keys"):
             every = xp.most(scores)
             every = every + xp.log(xp.total(xp.exp(scores - every)))
             lse = xp.where(rows, every[..., 0], lse)

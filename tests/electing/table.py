@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from suite.spec.covering import covering_array, each_value
+from suite.test_consistency import LSE
 from tests.electing.kernel import Answers, completed
 
 Axes = Mapping[str, Sequence[str]]
@@ -31,12 +32,11 @@ ATTENTION: Axes = {
     "no-keys": ("zeros", "nan", "raises"),
     "nan-in-masked-key": ("blocked, blocked", "blocked, leaks", "leaks, leaks"),
     "nan-in-masked-value": ("blocked, blocked", "leaks, leaks"),
-    "nan-in-attended-value": ("reaches-them", "hidden"),
     "nan-in-query": ("nan", "zeros"),
     "value-size": ("accepted", "raises"),
     "integer-mask": ("raises", "cast-to-bool", "added"),
     "subnormal-output": ("kept", "flushed"),
-    "lse-of-empty-row": ("minus-inf", "lowest", "finite", "plus-inf", "nan", "raises"),
+    "lse-of-empty-row": ("minus-inf", "lowest", "all-keys", "zero", "plus-inf", "nan", "raises"),
     "lse-gradient": ("flows", "nothing", "raises"),
     "score-overflow": ("finite", "nan"),
 }
@@ -62,7 +62,6 @@ PACKED: Axes = {
 """Packed attention, whose alignment is a feature and no election."""
 
 NOBODY = {
-    "other": "is no answer that is known",
     "mask-polarity=raises": "a layer that refuses boolean masks has no parameter for them",
 }
 """Answers that no sensible kernel gives, with the reason."""
@@ -71,13 +70,11 @@ NOBODY = {
 def compatible(a: str, x: object, b: str, y: object) -> bool:
     """Whether one kernel can give two answers."""
     pair = {a: str(x), b: str(y)}
-    if pair.get("nan-in-attended-value") == "hidden":
-        return pair.get("nan-in-masked-value") != "leaks, leaks"
     rows, lse = pair.get("fully-masked-row"), pair.get("lse-of-empty-row")
     if rows is None or lse is None:
         return True
     whole = (rows == "raises, raises") == (lse == "raises")
-    return whole and (lse != "finite" or rows == "unmasked, scores")
+    return whole and (lse != "all-keys" or rows == "unmasked, scores")
 
 
 def rows_of(axes: Axes, few: bool = False) -> list[Answers]:
@@ -108,6 +105,8 @@ def contradicted(answers: Answers) -> set[str]:
     checks = (
         {"mask_beside_flag"} if {*flags} & {"causal-ignored", "mask-ignored", "ignored"} else set()
     )
+    if every["lse-of-empty-row"] not in LSE[every["fully-masked-row"]] + ("minus-inf",):
+        checks.add("lse_of_empty_rows")
     if every["fully-masked-row"] != every["minus-inf-row"]:
         checks.add("forms_of_empty_rows")
     return checks

@@ -185,3 +185,64 @@ def penalised(query, key, value, attn_mask=None, scale=None):
 def too_small(query, key, value, is_causal=False):
     """Half of the answer."""
     return textbook(query, key, value, is_causal=is_causal) / 2
+
+
+def empty_is_42(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """A row without keys is 42."""
+    out = textbook(query, key, value, attn_mask, is_causal, scale)
+    if attn_mask is None:
+        return out
+    hides = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
+    return torch.where(hides.all(-1, keepdim=True), 42.0, out)
+
+
+def nan_is_silenced(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """A NaN in an attended key is made a number."""
+    return textbook(query, key.nan_to_num(0.0), value, attn_mask, is_causal, scale)
+
+
+def integers_of_one(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """A mask of integers attends where it is 1 alone."""
+    if attn_mask is not None and not attn_mask.is_floating_point():
+        attn_mask = attn_mask == 1
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def lse_of_empty_is_zero(query, key, value, attn_mask=None, is_causal=False, scale=None, lse=False):
+    """A row without keys is zeros, and weighs as much as a key of score 0 in a merge."""
+    out = with_extras(query, key, value, attn_mask, is_causal, scale, lse=True)
+    output, sums = out[0].nan_to_num(0.0), torch.where(out[1] == -torch.inf, 0.0, out[1])
+    return (output, sums) if lse else output
+
+
+def healthy_stand_in(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right, and NaN in hidden keys and values is blocked, which torch's own attention leaks."""
+    if attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
+        raise TypeError(f"attn_mask: expected bool or {query.dtype}, got {attn_mask.dtype}")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = hidden(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
+    empty = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = torch.where(empty, 0.0, torch.where(empty, 0.0, scores).softmax(-1))
+    seen = (scores != -torch.inf).any(-2)[..., None]
+    return weights @ torch.where(seen, value, 0.0)
+
+
+def penalised_lightly(query, key, value, attn_mask=None, scale=None):
+    """Hides by adding -1e4, as BERT did: rows without keys answer as if nothing were hidden."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * scale
+    if attn_mask is not None:
+        hides = attn_mask.dtype == torch.bool
+        scores = scores + ((1.0 - attn_mask.to(query.dtype)) * -1e4 if hides else attn_mask)
+    return scores.softmax(-1) @ value
+
+
+def varying(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Every other call adds its products in another order, as atomic sums do."""
+    varying.calls += 1
+    if varying.calls % 2:
+        return textbook(query, key, value, attn_mask, is_causal, scale)
+    return textbook(query.flip(-1), key.flip(-1), value, attn_mask, is_causal, scale)
+
+
+varying.calls = 0

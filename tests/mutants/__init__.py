@@ -36,6 +36,7 @@ from tests.mutants import (  # noqa: F401  (imported so that they register their
     faults_masks,
     faults_merge,
     faults_modes,
+    faults_nobody,
     faults_packed,
     faults_paths,
     faults_persons,

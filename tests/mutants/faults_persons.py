@@ -1,4 +1,5 @@
-"""Mutants whose answers nobody elects: handed over by a person, who promises nothing."""
+"""Mutants whose answers nobody elects together: handed over by a person, who promises nothing. Those with
+single answers that nobody elects are in `tests.mutants.faults_nobody`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ class Persons(Kernel):
 
     is_user_code = True
     elections = {}
+    argument_names = ("query", "key", "value", "mask", "bias")
 
 
 @mutant("mask_beside_flag", like="B13")

@@ -1,18 +1,23 @@
-"""Questions: the probe of each election question, and how its answers are distinguished."""
+"""Questions: the probe of each election question, and how its answers are distinguished. Those about
+unusual numbers are in `suite.judge.elections.numbers`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.elections.probe import Probe, empty_row, hidden_key
+from suite.judge.elections import numbers
+from suite.judge.elections.probe import (
+    Probe,
+    empty_row,
+    nearly,
+    unmasked,
+)
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Boolean, Causal
-from suite.spec.vocabulary import OPERANDS
 
 
 def _emptied(inputs: Inputs) -> Inputs:
@@ -22,23 +27,14 @@ def _emptied(inputs: Inputs) -> Inputs:
     return inputs.replace(mask_array=mask, form="dense")
 
 
-def _poisoned(inputs: Inputs, operand: str) -> Inputs:
-    """The inputs with NaN in one key or value that the mask hides from every row."""
-    mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
-    mask[:, hidden_key(inputs)] = False
-    array = getattr(inputs, operand).copy()
-    place = inputs.axes(operand).index("k")
-    array[(slice(None),) * place + (hidden_key(inputs),)] = np.nan
-    return inputs.replace(mask_array=mask, form="dense", **{operand: array})
-
-
 def _fully_masked(p: Probe) -> str:
     inputs = _emptied(p.inputs())
     return p.rows(p.values(inputs), inputs)
 
 
-LOWEST = -1e4
-"""A log-sum-exp below it is that of scores which are hidden by the lowest number of their dtype."""
+LOWEST = -1e3
+"""A log-sum-exp below it is that of scores which are hidden by a finite penalty, such as the lowest
+number of their dtype: merged, its row weighs nothing."""
 
 
 def _lse_of_empty(p: Probe) -> str:
@@ -47,11 +43,14 @@ def _lse_of_empty(p: Probe) -> str:
     if arrays is None:
         return "raises"
     got = arrays["lse"][:, :, empty_row(inputs)]
+    rows = inputs.fully_masked_rows
+    every = Oracle.forward(unmasked(inputs), p.rounding).expected["lse"]
     for name, right in (
         ("minus-inf", np.isneginf(got)), ("plus-inf", np.isposinf(got)), ("nan", np.isnan(got)),
-        ("lowest", np.isfinite(got) & (got < LOWEST)), ("finite", np.isfinite(got)),
+        ("lowest", np.isfinite(got) & (got < LOWEST)), ("zero", got == 0),
+        ("all-keys", nearly(arrays["lse"], every, rows)),
     ):  # fmt: skip
-        if right.all():
+        if np.all(right):
             return name
     raise Deviation("election", f"the log-sum-exp of rows without keys: {got.ravel()[:3]}")
 
@@ -67,22 +66,6 @@ def _gradient_of_lse(p: Probe) -> str:
     if p.matches_gradients(got, inputs, cotangent, "zeros", "lse"):
         return "flows"
     raise Deviation("election", "the log-sum-exp has gradients, and they are wrong")
-
-
-def _nan_in_other_segment(p: Probe) -> str:
-    inputs = p.inputs()
-    if p.implementation.refuses(inputs) is not None:
-        inputs = inputs.replace(alignment="causal")
-    poisoned, rows = inputs.case.option("segments")[0][0], inputs.sizes.Lq
-    arrays = {}
-    for name in OPERANDS:
-        arrays[name] = inputs.arrays[name].copy()
-        arrays[name][:poisoned] = np.nan
-    got = p.values(inputs.replace(**arrays))
-    if got is None:
-        raise Deviation("election", "NaN in one segment raised")
-    others = np.arange(rows) >= poisoned
-    return "others" if np.isnan(got[others]).any() else "nobody"
 
 
 def _padded_sample(p: Probe) -> str:
@@ -133,27 +116,13 @@ def _gradient_of(p: Probe, inputs: Inputs) -> str:
     for name, mode in (("nothing", "zeros"), ("values", "uniform"), ("scores", "scores")):
         if p.matches_gradients(got, inputs, cotangent, mode):
             return name
-    # Scores that are constants take no gradient; those that are merely large do.
-    rows = inputs.rows_along(inputs.fully_masked_rows, inputs.axes("query"))
-    return "scores" if ((got["query"] != 0) & rows).any() else "other"
-
-
-def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
-    def put(p: Probe) -> str:
-        inputs = _poisoned(p.inputs(), operand)
-        cotangent = p.cotangent(inputs)
-        got = p.gradients(inputs, cotangent)
-        if got is None:
-            raise Deviation("election", f"a NaN in a masked {operand} raised in the backward pass")
-        if any(np.isnan(gradient).any() for gradient in got.values()):
-            return "leaks"
-        if p.matches_gradients(got, inputs, cotangent, "zeros"):
-            return "blocked"
-        raise Deviation(
-            "election", f"a NaN in a masked {operand} leaves gradients finite and makes them wrong"
-        )
-
-    return put
+    if p.matches_gradients(got, unmasked(inputs), cotangent, "zeros", absorbed=True):
+        return "scores"
+    raise Deviation(
+        "election",
+        "the cotangent of fully masked rows goes neither nowhere, nor to the values, nor through the "
+        "scores, and is not NaN",
+    )
 
 
 def _no_keys(p: Probe) -> str:
@@ -236,44 +205,6 @@ def _polarity(p: Probe) -> str:
     raise Deviation("election", "a boolean mask neither attends nor hides where it is True")
 
 
-def _nan_in(operand: str) -> Callable[[Probe], str]:
-    def put(p: Probe) -> str:
-        got = p.values(_poisoned(p.cross(), operand))
-        if got is None:
-            raise Deviation("election", f"a NaN in a masked {operand} raised")
-        return "leaks" if np.isnan(got).any() else "blocked"
-
-    return put
-
-
-def _nan_attended(p: Probe) -> str:
-    base = p.inputs()
-    value = base.value.copy()
-    value[:, :, hidden_key(base)] = np.nan
-    got = p.values(base.replace(value=value))
-    if got is None:
-        raise Deviation("election", "a NaN in a value raised")
-    if np.isnan(got).all():
-        return "reaches-them"
-    return "hidden" if np.isfinite(got).all() else "other"
-
-
-def _nan_query(p: Probe) -> str:
-    base = p.inputs()
-    query = base.query.copy()
-    row = empty_row(base)
-    query[:, :, row] = np.nan
-    got = p.values(base.replace(query=query))
-    if got is None:
-        raise Deviation("election", "a NaN in a query raised")
-    others = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
-    others[:, :, row] = False
-    if not p.matches(got, base, where=others):
-        return "other"
-    rows = got[:, :, row]
-    return "nan" if np.isnan(rows).all() else "zeros" if (rows == 0).all() else "other"
-
-
 def _value_size(p: Probe) -> str:
     base = p.inputs()
     sizes = p.implementation.declared.limits_for(p.dtype).sizes_of_values or (5,)
@@ -285,56 +216,41 @@ def _value_size(p: Probe) -> str:
     return "raises" if got is None else "accepted"
 
 
+INTEGER_MASKS = {
+    "int32 of 0 and 1": (np.int32, 1),
+    "uint8 of 0 and 1": (np.uint8, 1),
+    "int64 of 0 and 3": (np.int64, 3),
+}
+"""The dtype of a mask of integers, and the integer in place of True."""
+
+
 def _integer_mask(p: Probe) -> str:
+    first, *others = (_integers(p, *mask) for mask in INTEGER_MASKS.values())
+    for name, answer in zip(list(INTEGER_MASKS)[1:], others, strict=True):
+        if "raises" not in (first, answer) and first != answer:
+            raise Deviation(
+                "election",
+                f"a mask of {next(iter(INTEGER_MASKS))} is {first}, and one of {name} is {answer}",
+            )
+    return first
+
+
+def _integers(p: Probe, dtype: type[np.integer], one: int) -> str:
+    """What a mask of integers is, with `one` in place of True."""
     base = p.inputs()
     mask = Boolean("bhqk").dense(base.sizes)
-    got = p.values(base.replace(mask_array=mask.astype(np.int32), form="dense"))
+    numbers = mask.astype(dtype) * dtype(one)
+    got = p.values(base.replace(mask_array=numbers, form="dense"))
     if got is None:
         return "raises"
     if p.matches(got, base.replace(mask_array=mask)):
         return "cast-to-bool"
-    if p.matches(got, base.replace(bias=mask.astype(np.float64))):
+    if p.matches(got, base.replace(bias=numbers.astype(np.float64))):
         return "added"
-    return "other"
-
-
-def _subnormal(p: Probe) -> str:
-    base = p.inputs()
-    quarter = p.dtype.smallest_normal / 4
-    # 35 keys, or as many as it takes: some matrix products flush from a certain size on only.
-    limits = p.implementation.declared.limits_for(p.dtype)
-    sizes = limits.fitted(replace(base.sizes, Lk=35))
-    key = base.key.take(np.arange(sizes.Lk) % base.sizes.Lk, axis=2)
-    query = base.query.take(np.arange(sizes.Lq) % base.sizes.Lq, axis=2)
-    got = p.values(base.replace(query=query, key=key, value=np.full_like(key, quarter)))
-    if got is None:
-        raise Deviation("election", "subnormal values raised")
-    # A quarter of the smallest normal number has few bits left: weights that do not sum to one
-    # exactly move it.
-    if (np.abs(got - quarter) <= quarter / 4).all():
-        return "kept"
-    return "flushed" if (got == 0).all() else "other"
-
-
-def _overflow(p: Probe) -> str:
-    base = p.inputs()
-    got = p.values(base.replace(query=base.query * 256, key=base.key * 256, scale=2.0**-14))
-    if got is None:
-        raise Deviation("election", "large float16 scores raised")
-    if np.isfinite(got).all():
-        return "finite"
-    return "nan" if np.isnan(got).any() else "other"
-
-
-def _large_scores(p: Probe) -> str:
-    assert p.operator.questions.large_scores is not None
-    inputs = p.operator.questions.large_scores(p.inputs())
-    got = p.values(inputs)
-    if got is None:
-        raise Deviation("election", "large float16 scores raised")
-    if np.isnan(got).any():
-        return "nan"
-    return "largest" if p.matches(got, inputs) else "other"
+    raise Deviation(
+        "election",
+        f"a mask of {numbers.dtype} of 0 and {one} is neither refused, nor read as booleans, nor added",
+    )
 
 
 def _returned_weights(p: Probe) -> str:
@@ -352,6 +268,7 @@ def _returned_weights(p: Probe) -> str:
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {
+    **numbers.PROBES,
     "fully-masked-row": _fully_masked,
     "padded-sample": _padded_sample,
     "minus-inf-row": _minus_inf,
@@ -359,25 +276,15 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "fully-masked-row-gradient": _gradient_of_empty_row,
     "padded-sample-gradient": _gradient_of_empty_row,
     "minus-inf-row-gradient": _gradient_of_minus_inf,
-    "nan-in-masked-key-gradient": _nan_gradient_in("key"),
-    "nan-in-masked-value-gradient": _nan_gradient_in("value"),
     "no-keys": _no_keys,
     "lse-of-empty-row": _lse_of_empty,
     "lse-gradient": _gradient_of_lse,
-    "nan-in-other-segment": _nan_in_other_segment,
     "causal-alignment": _alignment,
     "causal-with-mask": _causal_with_mask,
     "causal-alone": _causal_alone,
     "mask-polarity": _polarity,
-    "nan-in-masked-key": _nan_in("key"),
-    "nan-in-masked-value": _nan_in("value"),
-    "nan-in-attended-value": _nan_attended,
-    "nan-in-query": _nan_query,
     "value-size": _value_size,
     "integer-mask": _integer_mask,
-    "subnormal-output": _subnormal,
-    "score-overflow": _overflow,
-    "large-scores": _large_scores,
     "returned-weights": _returned_weights,
 }
 """How each question is put to an implementation: the function names the answer that it gives."""

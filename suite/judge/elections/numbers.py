@@ -1,0 +1,173 @@
+"""Questions about unusual numbers: the probes of NaN, subnormal values and scores beyond float16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.elections.probe import Probe, empty_row, hidden_key
+from suite.judge.verdict import Deviation
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
+
+
+def _poisoned(inputs: Inputs, operand: str) -> Inputs:
+    """The inputs with NaN in one key or value that the mask hides from every row."""
+    mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
+    mask[:, hidden_key(inputs)] = False
+    array = getattr(inputs, operand).copy()
+    place = inputs.axes(operand).index("k")
+    array[(slice(None),) * place + (hidden_key(inputs),)] = np.nan
+    return inputs.replace(mask_array=mask, form="dense", **{operand: array})
+
+
+def _nan_in(operand: str) -> Callable[[Probe], str]:
+    def put(p: Probe) -> str:
+        inputs = _poisoned(p.cross(), operand)
+        got = p.values(inputs)
+        if got is None:
+            raise Deviation("election", f"a NaN in a masked {operand} raised")
+        if np.isnan(got).any():
+            return "leaks"
+        if p.matches(got, inputs):
+            return "blocked"
+        raise Deviation("election", f"a NaN in a masked {operand} makes finite rows wrong")
+
+    return put
+
+
+def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
+    def put(p: Probe) -> str:
+        inputs = _poisoned(p.inputs(), operand)
+        cotangent = p.cotangent(inputs)
+        got = p.gradients(inputs, cotangent)
+        if got is None:
+            raise Deviation("election", f"a NaN in a masked {operand} raised in the backward pass")
+        if any(np.isnan(gradient).any() for gradient in got.values()):
+            return "leaks"
+        if p.matches_gradients(got, inputs, cotangent, "zeros"):
+            return "blocked"
+        raise Deviation(
+            "election", f"a NaN in a masked {operand} leaves gradients finite and makes them wrong"
+        )
+
+    return put
+
+
+def _nan_attended(operand: str) -> Callable[[Probe], str]:
+    def put(p: Probe) -> str:
+        base = p.inputs()
+        array = getattr(base, operand).copy()
+        array[:, :, hidden_key(base)] = np.nan
+        got = p.values(base.replace(**{operand: array}))
+        if got is None:
+            raise Deviation("election", f"a NaN in a {operand} raised")
+        if np.isnan(got).all():
+            return "reaches-them"
+        raise Deviation(
+            "election",
+            f"a NaN in a {operand} that all rows attend is replaced by a number: "
+            f"{got[~np.isnan(got)][:3]}",
+        )
+
+    return put
+
+
+def _nan_query(p: Probe) -> str:
+    base = p.inputs()
+    query = base.query.copy()
+    row = empty_row(base)
+    query[:, :, row] = np.nan
+    got = p.values(base.replace(query=query))
+    if got is None:
+        raise Deviation("election", "a NaN in a query raised")
+    others = np.ones((base.sizes.B, base.sizes.H, base.sizes.Lq), bool)
+    others[:, :, row] = False
+    if not p.matches(got, base, where=others):
+        raise Deviation("election", "a NaN in a query changes other rows")
+    rows = got[:, :, row]
+    for name, right in (("nan", np.isnan(rows)), ("zeros", rows == 0)):
+        if right.all():
+            return name
+    raise Deviation("election", f"a NaN in a query is replaced by a number: {rows.ravel()[:3]}")
+
+
+def _nan_in_other_segment(p: Probe) -> str:
+    inputs = p.inputs()
+    if p.implementation.refuses(inputs) is not None:
+        inputs = inputs.replace(alignment="causal")
+    poisoned, rows = inputs.case.option("segments")[0][0], inputs.sizes.Lq
+    arrays = {}
+    for name in OPERANDS:
+        arrays[name] = inputs.arrays[name].copy()
+        arrays[name][:poisoned] = np.nan
+    got = p.values(inputs.replace(**arrays))
+    if got is None:
+        raise Deviation("election", "NaN in one segment raised")
+    others = np.arange(rows) >= poisoned
+    return "others" if np.isnan(got[others]).any() else "nobody"
+
+
+def _subnormal(p: Probe) -> str:
+    base = p.inputs()
+    quarter = p.dtype.smallest_normal / 4
+    # 35 keys, or as many as it takes: some matrix products flush from a certain size on only.
+    limits = p.implementation.declared.limits_for(p.dtype)
+    sizes = limits.fitted(replace(base.sizes, Lk=35))
+    key = base.key.take(np.arange(sizes.Lk) % base.sizes.Lk, axis=2)
+    query = base.query.take(np.arange(sizes.Lq) % base.sizes.Lq, axis=2)
+    got = p.values(base.replace(query=query, key=key, value=np.full_like(key, quarter)))
+    if got is None:
+        raise Deviation("election", "subnormal values raised")
+    # A quarter of the smallest normal number has few bits left: weights that do not sum to one
+    # exactly move it.
+    kept, flushed = np.abs(got - quarter) <= quarter / 4, got == 0
+    if (kept | flushed).all():
+        return "kept" if kept.all() else "flushed"
+    raise Deviation(
+        "election",
+        f"values of {quarter:g} give {got[~kept & ~flushed][:3]}, and neither them nor 0",
+    )
+
+
+def _overflow(p: Probe) -> str:
+    base = p.inputs()
+    got = p.values(base.replace(query=base.query * 256, key=base.key * 256, scale=2.0**-14))
+    if got is None:
+        raise Deviation("election", "large float16 scores raised")
+    if np.isnan(got).any():
+        return "nan"
+    if p.matches(got, base.replace(scale=4.0)):
+        return "finite"
+    raise Deviation("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
+
+
+def _large_scores(p: Probe) -> str:
+    assert p.operator.questions.large_scores is not None
+    inputs = p.operator.questions.large_scores(p.inputs())
+    got = p.values(inputs)
+    if got is None:
+        raise Deviation("election", "large float16 scores raised")
+    if np.isnan(got).any():
+        return "nan"
+    if p.matches(got, inputs):
+        return "largest"
+    raise Deviation("election", f"large float16 scores give wrong numbers: {got.ravel()[:3]}")
+
+
+PROBES: dict[str, Callable[[Probe], str]] = {
+    "nan-in-masked-key-gradient": _nan_gradient_in("key"),
+    "nan-in-masked-value-gradient": _nan_gradient_in("value"),
+    "nan-in-other-segment": _nan_in_other_segment,
+    "nan-in-masked-key": _nan_in("key"),
+    "nan-in-masked-value": _nan_in("value"),
+    "nan-in-attended-key": _nan_attended("key"),
+    "nan-in-attended-value": _nan_attended("value"),
+    "nan-in-query": _nan_query,
+    "subnormal-output": _subnormal,
+    "score-overflow": _overflow,
+    "large-scores": _large_scores,
+}
+"""How each of these questions is put to an implementation."""
