@@ -197,6 +197,10 @@ def test_gradient_hidden(cell: Cell) -> None:
     inputs = cell.inputs
     if inputs.has_empty_rows and elected_gradient(cell, inputs) != "nothing":
         raise NotApplicable("by its election fully masked rows take part in gradients")
+    if not cell.implementation.declared.deterministic:
+        raise NotApplicable(
+            "leaks into gradients are seen by bits, and those of two calls may differ"
+        )
     slots = never_attended(inputs)
     nowhere = bool(slots.any())
     if not nowhere:

@@ -25,13 +25,14 @@ def _poisoned(inputs: Inputs, operand: str) -> Inputs:
 
 def _nan_in(operand: str) -> Callable[[Probe], str]:
     def put(p: Probe) -> str:
-        inputs = _poisoned(p.cross(), operand)
+        base = p.cross()
+        inputs = _poisoned(base, operand)
         got = p.values(inputs)
         if got is None:
             raise Deviation("election", f"a NaN in a masked {operand} raised")
         if np.isnan(got).any():
             return "leaks"
-        if p.matches(got, inputs):
+        if p.matches(got, inputs.replace(**{operand: getattr(base, operand)})):
             return "blocked"
         raise Deviation("election", f"a NaN in a masked {operand} makes finite rows wrong")
 
