@@ -24,6 +24,9 @@ DEFAULT_NUMERICS = "stepwise"
 Where the framework's own attention declares a wider one, as in float64 what is computed in float32, it is
 that one."""
 
+PLAIN = ("numerics", "deterministic", "drop_in", "allow_unused")
+"""Claims that are taken as they are said."""
+
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, those that most cases are asked in first."""
 
@@ -59,12 +62,8 @@ class Claims:
             taken = {dtype(name).name for name in values.get("dtypes", DTYPES)}
             names = tuple(name for name in ORDER if name in taken)
             limits = _limits(values, names)
-            computed = {
-                "dtypes": names, "limits": limits, "elections": elections, "expect": expect
-            }  # fmt: skip
-            others = {field.name for field in fields(cls)} - computed.keys()
-            plain = {name: values[name] for name in others & values.keys()}
-            claims = cls(**computed, **plain)
+            plain = {n: values[n] for n in PLAIN if n in values}
+            claims = cls(dtypes=names, limits=limits, elections=elections, expect=expect, **plain)
             claims.declared()
         except (TypeError, ValueError) as error:
             raise UsageError(f"a claim cannot be used: {error}") from error

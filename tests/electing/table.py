@@ -62,9 +62,10 @@ PACKED: Axes = {
 """Packed attention, whose alignment is a feature and no election."""
 
 NOBODY = {
+    "lowest-row=sum": "`log_sum_exp` of tests/functions/of_torch.py gives it",
     "mask-polarity=raises": "a layer that refuses boolean masks has no parameter for them",
 }
-"""Answers that no sensible kernel gives, with the reason."""
+"""Answers that this kernel does not give, with the reason."""
 
 
 def compatible(a: str, x: object, b: str, y: object) -> bool:
