@@ -281,8 +281,8 @@ def test_bench_and_the_gate_say_what_they_do() -> None:
         f"1 of 1: {case} forward, {case}",
         "  half 1 of 2: starting baseline, candidate, twin",
         "  half 1 of 2: pairs for 0.05 s",
-        "  half 1 of 2: judging what was timed",
+        "  half 1 of 2: judging the timed answers",
         "  half 2 of 2: starting twin, candidate, baseline",
         "  half 2 of 2: pairs for 0.05 s",
-        "  half 2 of 2: judging what was timed",
+        "  half 2 of 2: judging the timed answers",
     ]

@@ -1,13 +1,14 @@
-"""Speed: measured in worker processes by one protocol, for answers that were judged right.
+"""Speed: worker processes time calls by one protocol. A time is kept only if its answer is right.
 
-protocol  how often, how long, and when a figure is not to be trusted
-call      one implementation's call, made ready, timed and judged
-worker    the process that holds timed calls; pool, its driver
-run       every workload in every implementation, round-robin
-gate      one against another in ping-pong pairs, with their error rates
+protocol  length and number of samples, and when a time is refused
+call      one implementation's call: prepared, timed and judged
+worker    the process that holds timed calls
+pool      starts, asks and ends workers
+run       times every workload in every implementation, round-robin
+gate      compares two implementations in ping-pong pairs, with error rates
 command   `python -m suite bench`
-benchmark the classes that asv's benchmarks are made of
+benchmark base classes of the asv benchmarks
 releases  an asv project whose time axis is the releases of a framework
 
-What a call computes at least is counted by its operator (`suite.spec.operator.Work`). See docs/speed.md.
+The operator counts the operations and bytes of a call (`suite.spec.operator.Work`). See docs/speed.md.
 """

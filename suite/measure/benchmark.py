@@ -1,10 +1,11 @@
-"""What asv's benchmarks are made of: a call memoised in the process, judged before it is timed.
+"""Base classes of the asv benchmarks: a call is cached in its process, and judged before asv times it.
 
-asv runs `setup` before every timed call and spawns a process for every benchmark and parameter; whatever
-is slow is therefore done once a process. A wrong answer fails its benchmark, and so does a name that does
-not exist: asv takes NotImplementedError for "no value", which nobody looks at. Only a case that an
-implementation declares unsupported has no value. asv's own rule of sampling applies. What was installed
-stands in the results themselves (`Versions`): of an existing environment asv keeps no versions.
+- asv spawns a process for every benchmark and parameter, and runs `setup` before every timed call.
+  Slow work is therefore cached once per process.
+- A wrong answer or an unknown name fails its benchmark. Only a declared-unsupported case raises
+  NotImplementedError, which asv reads as "no value".
+- asv's own sampling applies.
+- `Versions` stores the installed versions, because asv keeps none of an existing environment.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from suite.spec.catalogue.workloads import named
 from suite.spec.vocabulary import STATUSES
 
 THREADS = "ATTENTION_THREADS"
-"""The variable that says how many threads frameworks may start; 1 by default, 0 for all CPUs."""
+"""The environment variable with the number of threads of a framework: default 1, 0 for all CPUs."""
 
 
 def ids(*workloads: str) -> list[str]:
-    """The case ids of workloads, in float32: the flat parameter that asv shows."""
+    """The case ids of workloads in float32, as an asv parameter."""
     return [workload.case().id for name in workloads for workload in named(name)]
 
 
 def version_of(cases: Sequence[str]) -> str:
-    """What asv compares results by: the protocol and the cases, and not the text of the benchmark."""
+    """asv's version of a benchmark: a digest of protocol and case ids. asv compares only results of
+    equal versions."""
     digest = hashlib.sha256("\n".join(cases).encode()).hexdigest()[:8]
     return f"protocol-{protocol.VERSION}-{digest}"
 
@@ -46,7 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def unit(text: str) -> Callable[[F], F]:
-    """Mark a benchmark that is no time with what asv writes at its axis."""
+    """Set asv's axis label for benchmarks that do not return a time."""
 
     def mark(function: F) -> F:
         function.__dict__["unit"] = text
@@ -56,7 +58,7 @@ def unit(text: str) -> Callable[[F], F]:
 
 
 class Benchmark:
-    """Base of all: `backend`, `cases` and `implementations` are set by the module of a framework."""
+    """Base class: a framework's module sets `backend`, `cases` and `implementations`."""
 
     backend = ""
     direction = "forward"
@@ -98,7 +100,7 @@ class Forward(Benchmark):
 
 
 class Backward(Benchmark):
-    """Seconds of one backward pass, the forward pass being done."""
+    """Seconds of one backward pass, without the forward pass."""
 
     direction = "backward"
 
@@ -107,7 +109,7 @@ class Backward(Benchmark):
 
 
 class Quality(Benchmark):
-    """How right, and how near to what the machine can do."""
+    """Error ratio, and speed as a share of the fastest matrix product."""
 
     @unit("max |error| / bound")
     def track_error_ratio(self, case: str, implementation: str) -> float | None:
@@ -118,34 +120,33 @@ class Quality(Benchmark):
         samples = sorted(self.timed.sample() for _ in range(5))
         fmt, work = self.timed.case.dtype, self.timed.work
         if work is None:
-            raise NotImplementedError(f"nobody has counted the operations of {case}")
+            raise NotImplementedError(f"the operator of {case} counts no operations")
         best = max(rate_of(self.timed.backend, "gemm", size, fmt)[0] for size in (512, 1024))
         return work.flops / samples[2] / best
 
 
 class ProcessMemory(Benchmark):
-    """Bytes of the whole process at its peak, as asv counts them."""
+    """Peak bytes of the process, as asv counts them."""
 
     def peakmem_forward(self, case: str, implementation: str) -> None:
         self._call()
 
 
 class Memory(ProcessMemory):
-    """Bytes at the peak of the process, and of the call by the framework's own account."""
+    """Peak bytes of the process, and of the call as the framework counts them."""
 
     @unit("bytes")
     def track_peak_bytes(self, case: str, implementation: str) -> int:
         peak = self.timed.peak_bytes()
         if peak is None:
-            raise NotImplementedError(f"{self.backend} counts no bytes of a call")
+            raise NotImplementedError(f"{self.backend} does not count the bytes of a call")
         return peak
 
 
 class Versions:
-    """What was measured, as a number that asv can plot: 21301 is version 2.13.1.
+    """The installed version of each module's distribution, as a number to plot: 2.13.1 is 21301.
 
-    `modules` are asked for the distribution they came in, without importing them; no value for what is
-    not installed.
+    A module is not imported. A module that is not installed has no value.
     """
 
     modules: Sequence[str] = ()
@@ -166,10 +167,10 @@ class Versions:
 
 
 class Conformance:
-    """Cells of the check `values` at smoke, by status, of all implementations of attention itself.
+    """Number of cells of the check `values` at level smoke by status, over all attention functions.
 
-    The module of a framework defines `setup_cache` as `counted(self.backend)`: asv knows it by the place
-    it is defined at, and would give every framework the counts of one.
+    Each framework's module defines its own `setup_cache`, which returns `counted(self.backend)`: asv
+    identifies `setup_cache` by file and line, so a shared one would give all frameworks the same counts.
     """
 
     backend = ""
@@ -184,7 +185,7 @@ class Conformance:
 
 
 def counted(backend: str) -> dict[str, int]:
-    """Cells of the check `values` at smoke by status, manifests read; layers are not counted."""
+    """Number of cells of the check `values` at level smoke by status, with manifests, without layers."""
     from collections import Counter
 
     from suite.checks import all_checks
@@ -199,7 +200,7 @@ def counted(backend: str) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def loaded(backend: str) -> dict[str, Any]:
-    """The implementations of a backend by name, its threads and CPUs fixed before it is imported."""
+    """The implementations of a backend by name. Threads and CPUs are fixed before the import."""
     pin(int(os.environ.get(THREADS, "1")))
     return implementations(backend, Options())[1]
 
@@ -208,9 +209,9 @@ def loaded(backend: str) -> dict[str, Any]:
 def timed_call(
     backend: str, case: str, implementation: str, direction: str
 ) -> tuple[TimedCall, Accuracy]:
-    """A call that is warm and judged right, and how right it is.
+    """A warm call whose answer is right, and the accuracy of the answer.
 
-    Raises what `resolved` raises, and RefusedTime if the answer is wrong or its time cannot be true.
+    Raises the errors of `resolved`, and RefusedTime if the answer is wrong or its time cannot be true.
     """
     call = resolved(backend, case, implementation, direction)
     call.prepare()
@@ -219,11 +220,10 @@ def timed_call(
 
 
 def resolved(backend: str, case: str, implementation: str, direction: str) -> TimedCall:
-    """The call that these names stand for; nothing is computed.
+    """The call with these names, not yet prepared.
 
-    Raises NotImplementedError, which asv takes for "no value", if the implementation declares the case
-    unsupported. For a name that does not exist raises UsageError with the valid names, ValueError of a
-    case.
+    Raises NotImplementedError (asv: "no value") if the implementation declares the case unsupported,
+    UsageError with the valid names for an unknown implementation, ValueError for an unknown case.
     """
     every, problem = loaded(backend), Case.parse(case)
     named = every.get(implementation)

@@ -1,4 +1,4 @@
-"""A timed call: one implementation's call of one case, made ready, timed, and judged on its answer."""
+"""A timed call: prepare one implementation's call of one case, time it, and judge its answers."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
 
 FRESH_SEED = 7001
-"""Added to a case's seed for inputs that the call has not seen."""
+"""Added to a case's seed to draw fresh inputs."""
 
 UNTIMED = ("bias", *ARRAYS)
-"""Arrays whose gradients are not timed: many kernels give none."""
+"""Arrays whose gradients are not timed, because many kernels return none."""
 
 _CHECK = Check("speed", lambda cell: None, lambda level: ())
 
 
 class RefusedTime(Exception):
-    """A time that must not be reported: `kind` in a word, and why."""
+    """A time must not be reported: `kind` is the reason in one word, the message explains it."""
 
     def __init__(self, kind: str, message: str, error_ratio: float | None = None) -> None:
         super().__init__(message)
@@ -50,12 +50,12 @@ class RefusedTime(Exception):
 
 
 class UnsupportedCall(Exception):
-    """The implementation does not compute the case, or not in this direction; the message says why."""
+    """The implementation does not support the case in this direction; the message says why."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How right the answer was that was timed."""
+    """The error ratio and the grade of a timed answer."""
 
     error_ratio: float | None
     grade: str
@@ -63,10 +63,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What getting ready took, in seconds, and what the call works on.
+    """Seconds of preparing a call, and the size of a sample.
 
-    `first_call` is that of the first call, tracing and compilation included; `inner` calls make a
-    sample; `settled`: warming up came to rest. `work` is None where nobody has counted it.
+    - `convert`: seconds of making the arrays
+    - `first_call`: seconds of the first call, with tracing and compilation
+    - `inner`: calls per sample
+    - `settled`: True if times settled during the warm-up
+    - `work`: operations and bytes; None if the operator does not count them
     """
 
     convert: float
@@ -78,7 +81,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a call returned, read and not yet judged; `failure` where it cannot be read."""
+    """The NumPy values that a call returned, before judging; `failure` if they cannot be read."""
 
     output: Answer | None = None
     gradients: dict[str, np.ndarray] | None = None
@@ -88,8 +91,8 @@ class Reading:
 class TimedCall:
     """One implementation's call of a case in one of `suite.spec.vocabulary.DIRECTIONS`.
 
-    A backward pass is that of the output by the operands and by the parameters that the call is handed.
-    Raises UnsupportedCall where the implementation declares that it does not compute the case.
+    A backward pass computes the gradients of the arrays `wrt`. Raises UnsupportedCall if the
+    implementation declares the case unsupported.
     """
 
     def __init__(
@@ -121,12 +124,12 @@ class TimedCall:
 
     @property
     def work(self) -> Work | None:
-        """The operations and bytes of a call; None where nobody has counted those of the operator."""
+        """The operations and bytes of a call; None if the operator does not count them."""
         count = self.case.operator.work
         return None if count is None else count(self.cell.inputs, self.direction)
 
     def prepare(self) -> Preparation:
-        """Make the arrays, call once, and warm up. Raises RefusedTime where the call raises."""
+        """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
         start = time.perf_counter()
         self.prepared = self._prepared(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
@@ -145,7 +148,7 @@ class TimedCall:
         return Preparation(convert, first, self.inner, settled, self.work)
 
     def sample(self, inner: int | None = None) -> float:
-        """Seconds of one call, averaged over as many as a sample has."""
+        """Time one sample: seconds of one call, averaged over `inner` calls."""
         before = self.backend.profiler.compilations(self.prepared)
         with _quiet():
             seconds = self._seconds(inner or self.inner)
@@ -154,53 +157,54 @@ class TimedCall:
         return seconds
 
     def device_sample(self) -> float | None:
-        """Seconds of one call by the device's own clock, its caches emptied; None where it has none."""
+        """Seconds of one call by the device's clock, with empty caches; None without such a clock."""
         self.backend.profiler.empty_caches()
         return self.backend.profiler.device_seconds(self.call)
 
     def judge(self) -> Accuracy:
-        """Judge what was timed, every answer that was different, and those to inputs that the call has
-        not seen.
+        """Judge the last timed answer, every answer that differs from it, and answers to new inputs.
 
-        Raises RefusedTime: "value", "non-finite" and the other kinds of wrong answers; "compiled" where
-        something was compiled while the clock ran; "not-synced" where it stopped before the work;
-        "stale" where fresh inputs take much longer, or get the old answer.
+        Raises RefusedTime with one of these kinds:
+
+        - "value", "non-finite" and the other kinds of wrong answers
+        - "compiled": the framework compiled during a sample
+        - "not-synced": the clock stopped before the call had finished
+        - "stale": new inputs take much longer than the timed calls
         """
         with _quiet():
             if self.compiled:
-                raise RefusedTime("compiled", "something was compiled while the clock ran")
+                raise RefusedTime("compiled", "the framework compiled during a sample")
             self.look(self._judge_sync())
             self._call_on()
             measured = self.judge_seen()
             for number in range(1, protocol.FRESH + 1):
                 self._judge_fresh(number)
-            # What the implementation declares decides; a grade of gradients costs an oracle a class.
+            # Gradients keep the declared grade: grading them needs one oracle per numerics class.
             return Accuracy(measured.error_ratio, measured.grade)
 
     def judge_seen(self) -> Measured:
-        """Judge the answers that were looked at. Raises RefusedTime."""
+        """Judge the answers that `look` kept. Raises RefusedTime."""
         self.cell.measured = Measured()
         with _quiet():
             for count, reading in self.seen.kept():
-                of = f" (in {count} of {self.seen.counts.total()} calls that were looked at)"
+                of = f" (in {count} of {self.seen.counts.total()} recorded calls)"
                 self._hold(reading, self.cell.inputs, 0, of if len(self.seen.counts) > 1 else "")
         return self.cell.measured
 
     def look(self, out: Any) -> None:
-        """Take in an answer of the timed call, to be judged later."""
+        """Record an answer of the timed call for `judge_seen`."""
         self.seen.take(
             digest_of(out, self.backend),
             lambda: self._read(out, self.cell.inputs, self.prepared),
         )
 
     def peak_bytes(self) -> int | None:
-        """The most memory a call holds at a time, by the framework's own account; None where it has
-        none."""
+        """Peak bytes of a call as the framework counts them; None if the framework does not count."""
         with _quiet():
             return self.backend.profiler.peak_bytes(self.call, self.prepared)
 
     def kernels(self) -> str:
-        """Which kernels ran, in the framework's own words; empty where it does not say."""
+        """The framework's names of the kernels that ran; empty if the framework does not tell."""
         try:
             with _quiet():
                 return self.backend.profiler.kernels(self.prepared)
@@ -219,8 +223,7 @@ class TimedCall:
         return seconds
 
     def _call_on(self) -> None:
-        """Look at more answers in a row: what is wrong in one call of twenty is hardly the last of a
-        sample."""
+        """Record the answers of more calls. Otherwise an error in one call of twenty is often missed."""
         end = time.perf_counter() + protocol.MORE_SECONDS
         for _ in range(protocol.MORE):
             self.look(protocol.timed(self.call, self.backend.profiler.sync, 1)[1])
@@ -228,7 +231,7 @@ class TimedCall:
                 break
 
     def _slowed(self) -> Any:
-        """The call, kept up by the share `slow` of what it took."""
+        """Call, then wait for the fraction `slow` of the call's time."""
         start = time.perf_counter()
         out = self.call()
         self.backend.profiler.sync(out)
@@ -255,14 +258,14 @@ class TimedCall:
         return draw_cotangent(self.case, self.cell.seed + FRESH_SEED * number)
 
     def _fresh(self, number: int) -> Inputs:
-        """Inputs like the case's own with other values, and the same mask and parameters."""
+        """Inputs of the case with newly drawn query, key and value."""
         other = draw(self.case, self.cell.seed + FRESH_SEED * number)
         return self.cell.inputs.replace(query=other.query, key=other.key, value=other.value)
 
     def _judge_sync(self) -> Any:
-        """The last of three answers, each of which must be finished when its clock has stopped.
+        """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops.
 
-        A busy machine can delay one reading, and hardly that of the same answer in every trial.
+        An unfinished answer takes longer to read in every trial; a busy machine delays only some readings.
         """
         for _ in range(protocol.TRIALS):
             outputs = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
@@ -274,7 +277,7 @@ class TimedCall:
                 return outputs[2][1]
         raise RefusedTime(
             "not-synced",
-            f"the clock stopped after {took * 1e3:.3g} ms, and the answer was there "
+            f"the clock stopped after {took * 1e3:.3g} ms, but the answer was complete only "
             f"{waited * 1e3:.3g} ms later",
         )
 
@@ -288,19 +291,21 @@ class TimedCall:
         inputs, cotangent = self._fresh(number), self._cotangent(number)
         implementation = self.implementation
         if isinstance(implementation, Compiled):
-            # The program is the one that was timed: arguments alone are taken.
+            # Only the arguments are new: the compiled program must be the one that was timed.
             arguments = implementation.inner.prepare(inputs).arguments
         else:
             arguments = self._prepared(implementation, inputs).arguments
         call = self._attempt(lambda: self.step(arguments, cotangent))
         compilations = self.backend.profiler.compilations(self.prepared)
-        # Drawing inputs emptied the caches that the timed calls had found full.
+        # Drawing inputs evicted the CPU caches, which were warm for the timed calls.
         self._attempt(lambda: protocol.timed(self.call, self.backend.profiler.sync, 1))
         seconds, out = self._attempt(lambda: protocol.timed(call, self.backend.profiler.sync, 1))
         if compilations != self.backend.profiler.compilations(self.prepared):
-            raise RefusedTime("compiled", "fresh inputs of the same shapes are compiled anew")
+            raise RefusedTime(
+                "compiled", "new inputs of the same shapes made the framework compile"
+            )
         if number == 1:
-            # Judged once: the oracle of a large case takes longer than all its samples.
+            # Judge only once: the oracle of a large case takes longer than all samples.
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
             self._hold(self._read(out, inputs, prepared), inputs, number, " (fresh inputs)")
@@ -310,12 +315,12 @@ class TimedCall:
         if number == protocol.FRESH and self.slowest and slow:
             raise RefusedTime(
                 "stale",
-                f"calls with fresh inputs take {self.fresh * 1e3:.3g} ms or more, the timed ones at most "
-                f"{self.slowest * 1e3:.3g} ms: what was timed was not computed anew",
+                f"calls with new inputs take {self.fresh * 1e3:.3g} ms or more, timed calls at most "
+                f"{self.slowest * 1e3:.3g} ms: the timed calls reused an earlier result",
             )
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
-        """The values of what a call returned, in memory of their own."""
+        """Copies of the values that a call returned."""
         cell, gradients = self.cell, None
         answer: Answer | None
         try:
@@ -333,8 +338,7 @@ class TimedCall:
         return Reading(answer, gradients)
 
     def _hold(self, reading: Reading, inputs: Inputs, number: int, of: str) -> None:
-        """Hold what a call returned against the oracle; raises RefusedTime with the worst element. `of`
-        says which call it was."""
+        """Judge a reading by the oracle. Raises RefusedTime; `of`, which names the call, ends its message."""
         cell = self.cell
         try:
             if reading.failure is not None:
@@ -352,7 +356,7 @@ class TimedCall:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A context in which warnings are not shown and NumPy says nothing of NaN."""
+    """A context without Python warnings and NumPy floating-point warnings."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield

@@ -1,9 +1,14 @@
 """The command `bench` of `python -m suite`.
 
-Without --against: measures workloads and writes speed records; exit code 0 where something was timed,
-2 where an answer was wrong, 3 where nothing was measured or something was not because a worker died or
-broke. With --against: the gate (`suite.measure.gate`), 0 no regression, 1 regression, 2 wrong answer, 3
-not measured, 4 too noisy. Usage errors are 3: nothing was measured.
+Without --against the command times workloads and writes speed records. With --against it runs the gate
+(`suite.measure.gate`). Exit codes:
+
+    code  without --against                          with --against
+    0     at least one call was timed                no regression
+    1                                                regression
+    2     a time was refused                         wrong answer
+    3     nothing was timed, a worker failed, usage  not measured, usage
+    4                                                too noisy
 """
 
 from __future__ import annotations
@@ -26,11 +31,11 @@ if TYPE_CHECKING:
     from suite.records.speed import SpeedRecord
 
 BESIDE = 5
-"""Workloads that stand side by side in a table."""
+"""Columns (workloads) of a table."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends with 3 where arguments are wrong: 2 would say that an answer was."""
+    """A parser that exits with 3 for usage errors, because 2 means a wrong answer."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -43,10 +48,10 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "bench",
         help="time workloads, or gate one implementation against another",
-        description="Times workloads in every implementation, and keeps a time only where the answer "
-        "that was timed is right. Without --workload takes a first look, of about a minute. With "
-        "--against, says whether one is slower than another. Exit codes: 0 no regression, 1 regression, "
-        "2 wrong answer, 3 nothing measured, 4 too noisy.",
+        description="Times workloads in every implementation. A time is kept only if the timed answer is "
+        "right. Without --workload takes about a minute. With --against tests whether one implementation "
+        "is slower than another. Exit codes: 0 no regression, 1 regression, 2 wrong answer, "
+        "3 nothing measured, 4 too noisy.",
     )
     subparsers._parser_class = before
     BenchOptions.declare(parser.add_argument)
@@ -67,14 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return NOTHING
     except FileExistsError:
-        print(f"{arguments.results} exists, and nothing is overwritten", file=sys.stderr)
+        print(
+            f"{arguments.results} exists, and nothing is overwritten; name a new file",
+            file=sys.stderr,
+        )
         return NOTHING
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
-    """What the command line asks for; without --workload a first look.
+    """The options of the command line; without --workload those of a quick run.
 
-    Raises UsageError, and FileExistsError, for what can be known to be wrong before anything is started.
+    Raises UsageError for invalid options, FileExistsError if the results file exists.
     """
     options = BenchOptions.of_arguments(arguments)
     if not options.workload:
@@ -92,7 +100,7 @@ def _measure(options: BenchOptions) -> int:
 
     records: list[SpeedRecord] = []
     with Pool(options) as pool:
-        # A name that does not exist ends the run before there is a file.
+        # An unknown name ends the run before a results file is made.
         pool.offers()
         writer = speed.writer(options.results, header(options, pool)) if options.results else None
         finished = False
@@ -112,7 +120,7 @@ def _measure(options: BenchOptions) -> int:
     names = ", ".join(workload.name for workload in options.workloads)
     print(
         ", ".join(f"{count} {name}" for name, count in counts.items())
-        or f"nothing to measure: nothing that was asked for computes {names}; name a --workload"
+        or f"nothing to measure: no selected implementation computes {names}; name another --workload"
     )
     if "refused" in statuses:
         return WRONG
@@ -120,12 +128,12 @@ def _measure(options: BenchOptions) -> int:
 
 
 def _say(text: str) -> None:
-    """Say what is being done, beside the figures."""
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def line(record: SpeedRecord) -> str:
-    """A measurement in one line: where, how long, how good, and how right."""
+    """One record as a line: implementation, time, share of the limits, error ratio, memory."""
     who = f"{record.backend}:{record.implementation}"
     head = f"{record.workload:24} {who:28} {record.direction:16} {record.dtype:4}"
     seconds = record.seconds
@@ -143,8 +151,11 @@ def line(record: SpeedRecord) -> str:
 
 
 def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
-    """Lines of tables of median times, one for every direction and dtype: a row for every implementation,
-    a column for every workload. What has no time has its status; a time that never settled has "~"."""
+    """Lines of the tables of median times, one table per direction and dtype.
+
+    Rows are implementations, columns workloads. A cell without a time shows its status; "~" marks an
+    unsettled time.
+    """
     from suite.report.render import aligned
 
     for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
@@ -175,7 +186,7 @@ def _gate(options: BenchOptions) -> int:
     names = list(options.implementation) or functions
     if len(options.backends) != 1 or len(names) != 1:
         raise GateError(
-            "a gate judges one implementation: name one --backend and one --implementation or "
+            "a gate compares one implementation: name one --backend and one --implementation or "
             "--function"
         )
     outcomes: list[GateOutcome] = []
@@ -201,7 +212,7 @@ def _gate(options: BenchOptions) -> int:
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
-    """An outcome for people, with how far it can be trusted."""
+    """The text of an outcome, with its error rates."""
     from suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {

@@ -1,11 +1,11 @@
-"""One implementation against another: is it slower, and how far can that verdict be trusted?
+"""The gate: test whether one implementation is slower than another, and estimate the test's error rates.
 
-Three workers hold the same case: the candidate, the baseline, and a twin of the candidate. Single samples
-alternate in ping-pong pairs (A B B A), so that whatever the machine does falls on both; the verdict is
-the median of the paired log-ratios with a 99 % interval from order statistics. The twin is compared like
-the baseline, once as it is (A/A) and once slowed by `INJECTED`: from these pairs the run draws its own
-rate of false alarms and of misses. Everything is done twice, the workers started in both orders, since
-who starts later is a little faster.
+- Three workers hold the same case: the candidate, the baseline, and a twin of the candidate.
+- Samples alternate in ping-pong pairs (A B B A), so that disturbances of the machine affect both sides.
+- The verdict is the median of the paired log-ratios, with a 99 % interval from order statistics.
+- The candidate is also paired with its twin, once unchanged (A/A) and once slowed by `INJECTED`. These
+  pairs give the rates of false alarms and of misses.
+- Each half of the pairs starts the workers in another order, because later workers are slightly faster.
 """
 
 from __future__ import annotations
@@ -26,33 +26,32 @@ from suite.measure.pool import Worker, WorkerFailure, interpreter
 from suite.run.options import Options
 
 INJECTED = 0.05
-"""The slowdown that must be found."""
+"""The injected slowdown that the gate must find."""
 
 MARGIN = 0.01
-"""What a slowdown must exceed, with all of its interval, to be a regression."""
+"""A slowdown is a regression only if its whole interval exceeds this margin."""
 
 FALSE_ALARMS, MISSES = 0.05, 0.2
-"""Rates beyond which the machine is too noisy to judge."""
+"""Greatest rates of false alarms and misses; beyond them the machine is too noisy."""
 
 RESAMPLED = 2000
 LEAST_ROUNDS = 8
-"""Rounds of a half at least: each gives two pairs of each kind."""
+"""Fewest rounds per half; a round gives two pairs of each kind."""
 
 ORDERS = (("baseline", "candidate", "twin"), ("twin", "candidate", "baseline"))
-"""The orders in which workers are started, one for each half of the pairs."""
+"""The order in which workers start, for each half of the pairs."""
 
 OK, REGRESSION, WRONG, NOTHING, NOISY = range(5)
 """Exit codes."""
 
 
 class GateError(Exception):
-    """What is to be compared cannot be found; the message says what was expected."""
+    """The candidate or the baseline cannot be found; the message says what was expected."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the comparison: what its worker is started with, and the implementation it is asked
-    for."""
+    """One side of the comparison: the options of its worker, and the implementation."""
 
     options: Options
     backend: str
@@ -63,11 +62,11 @@ class Side:
 
 @dataclass
 class GateOutcome:
-    """What came of one workload in one direction; ratios are candidate over baseline.
+    """The outcome of one workload in one direction. Ratios are candidate over baseline.
 
-    `alarms` is how often the A/A pairs of this run, drawn again, would have been called a regression;
-    `missed` how often the injected slowdown would not have been. `broken`: a worker died, or the harness
-    broke.
+    - `alarms`: share of resampled A/A pairs that are called a regression
+    - `missed`: share of resampled slowed pairs that are not called a regression
+    - `broken`: a worker died or the harness failed
     """
 
     workload: str
@@ -91,11 +90,13 @@ class GateOutcome:
 def sides(
     options: Options, backend: str, implementation: str, against: str, folder: Path
 ) -> tuple[Side, Side]:
-    """The candidate, and the baseline that `against` names: another implementation ("sdpa-math",
-    "jax:jax-nn"), another environment ("venv:PATH"), or a function's file as of another commit
-    ("commit:REV"), which is laid out in `folder`.
+    """The candidate, and the baseline that `against` names. Raises GateError.
 
-    Raises GateError.
+    `against` is one of:
+
+    - another implementation: "sdpa-math", "jax:jax-nn"
+    - another environment: "venv:PATH"
+    - the function's file in another commit, extracted into `folder`: "commit:REV"
     """
     candidate = Side(options, backend, implementation, implementation)
     kind, _, rest = against.partition(":")
@@ -109,7 +110,7 @@ def sides(
         functions = tuple(_as_of(rest, text, folder) for text in options.function)
         if not functions:
             raise GateError(
-                "commit:REV compares a --function=PATH.py:NAME with itself, none is given"
+                "commit:REV compares versions of a --function=PATH.py:NAME: name a --function"
             )
         label, before = f"{implementation} as of {rest}", replace(options, function=functions)
         return candidate, replace(candidate, options=before, label=label)
@@ -122,7 +123,7 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
     place, _, name = function.rpartition(":")
     path = Path(place)
     if path.suffix != ".py" or not path.is_file():
-        raise GateError(f"commit:REV needs a file of functions, PATH.py:NAME, got {function!r}")
+        raise GateError(f"commit:REV needs --function=PATH.py:NAME, got {function!r}")
 
     def git(*words: str) -> bytes:
         done = subprocess.run(["git", "-C", str(path.parent or "."), *words], capture_output=True)
@@ -131,7 +132,7 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
         return done.stdout
 
     top = Path(git("rev-parse", "--show-toplevel").decode().strip())
-    # A revision that begins with a dash is none, and no option of `archive` either.
+    # --end-of-options keeps a revision that begins with a dash from being read as an option.
     commit = git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     archive = git("-C", str(top), "archive", commit.decode().strip())
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -143,7 +144,7 @@ def _as_of(revision: str, function: str, folder: Path) -> str:
 
 
 class Gate:
-    """The pairs of one case, taken in both orders of starting."""
+    """Takes the pairs of a case, with workers started in both orders."""
 
     def __init__(
         self,
@@ -152,13 +153,13 @@ class Gate:
         seconds: float,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`seconds` are those of the pairs of a case; `say` is told what is done next."""
+        """`seconds` is the time for the pairs of one case; `say` receives progress messages."""
         self.say = say
         self.sides = {"baseline": baseline, "candidate": candidate, "twin": candidate}
         self.seconds = seconds
 
     def run(self, workload: str, case: str, direction: str, seed: int) -> GateOutcome:
-        """The outcome of one case. Wrong answers are an outcome, too."""
+        """The outcome of one case; wrong answers and failed workers have exit codes."""
         outcome = GateOutcome(workload, case, direction, OK)
         pairs: dict[str, list[float]] = {"verdict": [], "twin": [], "injected": []}
         times: dict[str, list[float]] = {"candidate": [], "baseline": []}
@@ -177,7 +178,7 @@ class Gate:
                     who = "pair"
                     self.say(f"{where}: pairs for {self.seconds / len(ORDERS):.3g} s")
                     self._pairs(workers, pairs, times)
-                    self.say(f"{where}: judging what was timed")
+                    self.say(f"{where}: judging the timed answers")
                     for who in order:
                         workers[who].ask(do="judge", key="it")
                 finally:
@@ -196,7 +197,9 @@ class Gate:
         names = [offer.name for offer in worker.offers]
         if side.implementation not in names:
             valid = ", ".join(names)
-            raise WorkerFailure("usage", "", f"no {side.implementation!r} there; valid: {valid}")
+            raise WorkerFailure(
+                "usage", "", f"unknown implementation {side.implementation!r}; valid: {valid}"
+            )
         worker.ask(
             do="open", key="it", implementation=side.implementation, case=case,
             direction=direction, seed=seed,
@@ -213,13 +216,13 @@ class Gate:
             return seconds["seconds"]
 
         def ping_pong(kind: str, other: str, slow: float) -> None:
-            # Every sample follows one of another process: a second one in a row would be faster.
+            # Every sample follows a sample of another process: two in a row would make the second faster.
             sample("candidate")
             first, mine = sample(other, slow), sample("candidate")
             sample(other, slow)
             again, theirs = sample("candidate"), sample(other, slow)
             for own, its in ((mine, first), (again, theirs)):
-                # Twins are held against the candidate: the slowed one must come out slower.
+                # Twin over candidate: the slowed twin must be the slower side.
                 ratio = own / its if kind == "verdict" else its / own
                 pairs[kind].append(math.log(ratio))
                 if kind == "verdict":
@@ -237,7 +240,7 @@ class Gate:
 def judge(
     outcome: GateOutcome, pairs: dict[str, list[float]], times: dict[str, list[float]]
 ) -> GateOutcome:
-    """Fill in the figures of an outcome and its code, from paired log-ratios and times."""
+    """Set an outcome's figures and exit code from paired log-ratios and times."""
     low, high = protocol.interval(pairs["verdict"])
     outcome.pairs = pairs
     outcome.ratio = math.exp(float(np.median(pairs["verdict"])))
@@ -254,7 +257,7 @@ def judge(
         outcome.message = (
             f"too noisy to judge: {outcome.alarms:.0%} false alarms between twins (at most "
             f"{FALSE_ALARMS:.0%}), {outcome.missed:.0%} of injected {INJECTED:+.0%} missed (at most "
-            f"{MISSES:.0%}); give it more --seconds or a quieter machine"
+            f"{MISSES:.0%}); use more --seconds or a quieter machine"
         )
     elif is_regression(pairs["verdict"]):
         outcome.code, outcome.message = REGRESSION, f"slower by more than {MARGIN:.0%}"
@@ -266,14 +269,14 @@ def judge(
 
 
 def is_regression(logs: Sequence[float]) -> bool:
-    """Whether the whole interval of the median lies beyond the margin."""
+    """True if the whole interval of the median exceeds `MARGIN`."""
     return protocol.interval(logs)[0] > math.log1p(MARGIN)
 
 
 def regressions(logs: Sequence[float], seed: int = 0) -> float:
-    """The share of as many pairs, drawn again with replacement, that would be called a regression.
+    """The share of bootstrap resamples (Efron 1979) of the pairs that are called a regression.
 
-    The bootstrap (Efron 1979); seeded, so that the same pairs give the same rate.
+    The seed makes the rate reproducible.
     """
     drawn = np.random.default_rng(seed).choice(np.asarray(logs), (RESAMPLED, len(logs)))
     drawn.sort(axis=1)
@@ -285,8 +288,8 @@ def regressions(logs: Sequence[float], seed: int = 0) -> float:
 
 
 def worst(outcomes: Sequence[GateOutcome]) -> int:
-    """The exit code of several outcomes: a wrong answer, else a regression, else noise, else nothing
-    measured, of one because something broke or of all."""
+    """The exit code of several outcomes, the first that applies: WRONG, REGRESSION, NOISY if one outcome
+    has the code; NOTHING if one is broken or none is OK; else OK."""
     codes = {outcome.code for outcome in outcomes}
     for code in (WRONG, REGRESSION, NOISY):
         if code in codes:

@@ -19,15 +19,15 @@ QUICK_SAMPLES = 5
 UNSTORED = (
     "level", "shard", "audit", "optimized", "quick", "against", "seconds", "results",
 )  # fmt: skip
-"""Options that say nothing of a measurement; the records leave them out."""
+"""Options that do not affect a measurement; records leave them out."""
 
 
 @dataclass(frozen=True)
 class BenchOptions(Options):
-    """What is to be measured, as plain data; stored in the header of the records.
+    """The options of a benchmark run, stored in the header of the records.
 
-    `threads` 0 means one for every CPU. Without `workload` all are measured, without `dtype` float32,
-    without `direction` all; other directions than "forward" of workloads alone that are part of training.
+    Defaults: every workload, float32, every direction. Directions other than "forward" apply only to
+    workloads of training. `threads` 0 means one thread per CPU.
     """
 
     fixed = (
@@ -37,7 +37,7 @@ class BenchOptions(Options):
 
     backend: tuple[str, ...] = shared(
         "backend",
-        help="whose implementations are timed, each backend in a process of its own; repeatable",
+        help="time the implementations of this backend; each backend has its own process; repeatable",
     )
     function: tuple[str, ...] = shared(
         "function",
@@ -45,20 +45,20 @@ class BenchOptions(Options):
     )
     dtype: tuple[str, ...] = shared("dtype", help="dtype of the workloads, default f32; repeatable")
     threads: int = shared(
-        "threads", help="of each worker, and the CPUs that it runs on; 0: one for every CPU"
+        "threads", help="threads of each worker, and its number of CPUs; 0: one thread per CPU"
     )
     mode: str = shared(
         "mode",
-        help="eager, compiled (by the compilers that people deploy), or all (default)",
+        help="eager, compiled (by the framework's deployment compilers), or all (default)",
         default="all",
     )
     cell_timeout: float = shared(
         "cell-timeout",
-        help="seconds in which a worker must answer: compile and warm up, take a sample, judge it; 0 for "
-        "no limit",
+        help="seconds for each request to a worker: compile and warm up, take a sample, judge; 0: no "
+        "limit",
     )
     results: str = shared(
-        "results", help="a new file for the records, with --against for the raw pairs"
+        "results", help="a new file for the records; with --against for the raw pairs"
     )
     workload: tuple[str, ...] = option(
         "a workload, the id of a case, sweep, or all; repeatable; default: "
@@ -67,23 +67,23 @@ class BenchOptions(Options):
         many=True,
     )
     direction: tuple[str, ...] = option(
-        "default: forward, and the others of workloads that are part of training",
+        "default: forward, and every direction for workloads of training",
         many=True,
         valid=DIRECTIONS,
         checked=True,
     )
     samples: int | None = option(
-        f"of each; default {protocol.SAMPLES}", "N", default=None, kind=int
+        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=int
     )
-    quick: bool = option(f"{QUICK_SAMPLES} samples of each", switch=True)
+    quick: bool = option(f"take {QUICK_SAMPLES} samples of each call", switch=True)
     against: str = option(
-        "another implementation, venv:PATH, or commit:REV of a --function's file", "OTHER"
+        "baseline: another implementation, venv:PATH, or commit:REV of a --function's file", "OTHER"
     )
-    seconds: float = option("of a gate's pairs, for each case", default=20.0, kind=float)
+    seconds: float = option("seconds for the pairs of each case", default=20.0, kind=float)
 
     @property
     def backends(self) -> list[str]:
-        """Canonical backend names; each has a process of its own, so that all fit. Raises UsageError."""
+        """Canonical backend names. Raises UsageError."""
         names: list[str] = []
         for name in self.backend:
             names += registry.installed() if name == "all" else [registry.canonical(name)]
@@ -91,7 +91,7 @@ class BenchOptions(Options):
 
     @property
     def workloads(self) -> list[Workload]:
-        """The workloads by name, each once. Raises UsageError that lists the names."""
+        """The workloads, each once. Raises UsageError with the valid names."""
         try:
             every = [w for text in self.workload or ("all",) for w in named(text)]
         except ValueError as error:
@@ -113,8 +113,7 @@ class BenchOptions(Options):
         return self.samples or (QUICK_SAMPLES if self.quick else protocol.SAMPLES)
 
     def check(self) -> None:
-        """Raise UsageError, and FileExistsError, for whatever can be known to be wrong before anything is
-        started."""
+        """Raise UsageError for invalid options, FileExistsError if the results file exists."""
         super().check()
         _ = self.workloads
         if self.samples is not None and self.samples < 1:

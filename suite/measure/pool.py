@@ -1,4 +1,4 @@
-"""Workers as their driver sees them: started, asked, and ended by their own process id."""
+"""Start, ask and end worker processes (`suite.measure.worker`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from suite.spec.operators import OPERATORS
 
 
 class WorkerFailure(Exception):
-    """A worker could not do what it was asked: `status` is a status of speed records, or "usage"."""
+    """A request to a worker failed: `status` is a status of speed records, or "usage"."""
 
     def __init__(
         self, status: str, kind: str, message: str, error_ratio: float | None = None
@@ -26,12 +26,12 @@ class WorkerFailure(Exception):
 
 
 class NothingToMeasure(Exception):
-    """No implementation, backend or workload is left; the message says what there is."""
+    """No implementation, backend or workload matches the options; the message lists valid names."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An implementation that a worker has."""
+    """An implementation of a worker's backend."""
 
     name: str
     mode: str
@@ -39,19 +39,19 @@ class Offer:
 
 
 class Worker:
-    """A running worker; a context that ends it. Raises WorkerFailure "usage" where the backend cannot be
-    loaded."""
+    """A running worker process; as a context manager it ends the process on exit.
+
+    Raises WorkerFailure "usage" if the backend cannot be loaded.
+    """
 
     def __init__(self, options: Options, backend: str, python: str = "") -> None:
-        """A worker of `backend`, by the options of a run; `python` is the interpreter of another
-        environment, "" this one."""
+        """Start a worker of `backend`. `python` is another environment's interpreter; "" is this one."""
         self.options, self.backend, self.python = options, backend, python
         self.cpus = cpus_for(options.threads)
         self._start()
 
     def restart(self) -> None:
-        """Start another process in the place of one that died; what it held is gone. Raises
-        WorkerFailure."""
+        """Replace a dead process by a new one, without its prepared calls. Raises WorkerFailure."""
         self.end()
         self._start()
 
@@ -71,7 +71,7 @@ class Worker:
 
     @property
     def offers(self) -> list[Offer]:
-        """The implementations it has."""
+        """The implementations of the worker's backend."""
         return [
             Offer(each["name"], each["mode"], OPERATORS[each["operator"]])
             for each in self.hello["implementations"]
@@ -79,12 +79,12 @@ class Worker:
 
     @property
     def died(self) -> bool:
-        """Whether it can answer no more."""
+        """True if the process has ended."""
         return self._child.ended
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailure with what it says, or "error" where it died, or was
-        ended because it took too long."""
+        """The worker's answer. Raises WorkerFailure with the status that the worker reports, or "error"
+        if the worker died or exceeded the time limit."""
         return self._answer(request, self.options.cell_timeout, request["do"])
 
     def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Worker:
         return answer
 
     def end(self) -> None:
-        """Close its input, and end it where it does not end of itself."""
+        """Close the process's standard input, and kill the process if it does not exit."""
         self._child.end()
 
     def __enter__(self) -> Self:
@@ -117,9 +117,9 @@ class Worker:
 
 
 class Pool:
-    """The workers of a run by backend; a context that ends them.
+    """A context manager that starts one worker per backend and ends them.
 
-    Entering it raises NothingToMeasure where a worker cannot be started.
+    Entering raises NothingToMeasure if a worker cannot be started.
     """
 
     def __init__(self, options: Options) -> None:
@@ -140,10 +140,10 @@ class Pool:
             worker.end()
 
     def offers(self) -> list[tuple[str, Offer]]:
-        """Backend and implementation of all that the options ask for: by name ("sdpa", "torch:sdpa"),
-        else all of a mode, or of the user's functions where there are any.
+        """The selected implementations with their backends: by name ("sdpa", "torch:sdpa"), else by mode,
+        and only user functions if there are any.
 
-        Raises NothingToMeasure for a name that does not exist, and where nothing is left.
+        Raises NothingToMeasure for an unknown name, or if nothing is selected.
         """
         names, mode = self.options.implementation, self.options.mode
         every = [(b, offer) for b, worker in self.workers.items() for offer in worker.offers]
@@ -165,7 +165,7 @@ class Pool:
 def interpreter(place: str) -> str:
     """The Python of a virtual environment, given as its folder or as the interpreter itself.
 
-    Raises ValueError where there is none.
+    Raises ValueError if the file does not exist.
     """
     path = Path(place).expanduser()
     python = path / "bin" / "python" if path.is_dir() else path

@@ -1,9 +1,9 @@
-"""The measuring protocol: how often, how long, and when a figure is not to be trusted.
+"""The measuring protocol, version 1: number and length of samples, and limits that refuse a time.
 
-Version 1. A sample is the time of one call, averaged over as many as fill `SAMPLE_SECONDS`; every call
-is synchronised before the next one starts, so that a sample is a latency. Before the first sample there
-are at least `WARM_CALLS` calls and `WARM_SECONDS`, until the medians of two consecutive batches agree
-within `SETTLED`; where they never do, the figure is marked unsettled.
+- A sample is the time of one call, averaged over the calls that fill `SAMPLE_SECONDS`.
+- Every call is synchronised before the next one starts: a sample is a latency.
+- The warm-up takes at least `WARM_CALLS` calls and `WARM_SECONDS`, and ends when the medians of two
+  consecutive batches agree within `SETTLED`. After `WARM_LIMIT` the time is marked unsettled.
 """
 
 from __future__ import annotations
@@ -17,43 +17,41 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
-"""Stored with every result; results of different versions are not compared."""
+"""Stored with every result. Results of different versions are not compared."""
 
 WARM_CALLS = 3
 WARM_SECONDS = 0.2
 BATCH = 3
 SETTLED = 0.05
 WARM_LIMIT = 2.0
-"""Seconds after which warming up ends, settled or not (after two batches at least)."""
+"""Greatest seconds of the warm-up, which has at least two batches."""
 
 SAMPLE_SECONDS = 0.01
 SAMPLES = 20
 
 FRESH = 3
-"""Sets of fresh inputs that an answer is asked for after the timing."""
+"""Sets of new inputs that a call is given after the timing."""
 
 MORE, MORE_SECONDS = 100, 0.3
-"""Calls after the timing whose answers are looked at beside the last one of every sample, as long as
-they fit into these seconds."""
+"""Number of calls after the timing whose answers are recorded, and the greatest seconds for them."""
 
 STALE_FACTOR, STALE_SECONDS = 3.0, 1e-4
-"""A call with fresh inputs that takes this many times the slowest sample, and this many seconds more,
-was not what was timed."""
+"""A time is stale if calls with new inputs take this many times the slowest sample and this many seconds
+more."""
 
 UNSYNCED = 0.25
-"""Reading an output may not take this share of a sample longer than reading one that is known to be
-finished: the clock had stopped before the work."""
+"""Greatest extra time of reading a timed output over reading a finished output, as a share of a sample.
+Beyond this share the clock stopped before the call had finished."""
 
 TRIALS = 5
-"""In how many trials in a row that has to be seen."""
+"""Number of trials that must all exceed `UNSYNCED`."""
 
 OVER_CEILING = 1.05
-"""Share of the ceiling beyond which a time cannot be true; the ceiling itself is known to a few
-percent."""
+"""Greatest believable share of the measured limit, which is known to a few percent."""
 
 
 def timed(call: Callable[[], Any], sync: Callable[[Any], None], inner: int) -> tuple[float, Any]:
-    """Seconds of one call, averaged over `inner` of them, and the last one's outputs."""
+    """Seconds of one call, averaged over `inner` calls, and the output of the last call."""
     out = None
     start = time.perf_counter()
     for _ in range(inner):
@@ -63,14 +61,14 @@ def timed(call: Callable[[], Any], sync: Callable[[Any], None], inner: int) -> t
 
 
 def calls_per_sample(seconds: float) -> int:
-    """Calls that fill a sample where one takes `seconds`."""
+    """The number of calls of `seconds` each that fill a sample."""
     return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9)))
 
 
 def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
-    """Call until times settle: calls per sample, whether they settled, and the number of calls.
+    """Call until times settle. Returns calls per sample, whether times settled, and the number of calls.
 
-    `sample(inner)` gives the seconds of one call; `first` is what one took, compilation left out.
+    `sample(inner)` returns the seconds of one call; `first` is the time of one call without compilation.
     """
     inner, calls, batches = calls_per_sample(first), 0, []
     start = time.perf_counter()
@@ -90,9 +88,9 @@ def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
 def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, float]:
     """An interval that holds the median with at least `confidence`, from order statistics.
 
-    The k-th smallest and k-th largest value, where k is the largest number for which a binomial of n
-    fair coins is below k with probability (1 - confidence) / 2 at most (David and Nagaraja 2003, section
-    7.1). Infinite where there are too few values to say anything.
+    The k-th smallest and k-th largest value, where k is the largest number with
+    P(Binomial(n, 1/2) < k) <= (1 - confidence) / 2 (David and Nagaraja 2003, section 7.1). Infinite if
+    there are too few values.
     """
     from scipy.special import bdtr
 

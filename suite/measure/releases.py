@@ -1,8 +1,7 @@
-"""A time axis of framework releases for asv: a git repository of lock files, a tag for each release.
+"""An asv project whose time axis is framework releases: a git repository with one lock file per commit.
 
-asv walks the commits of a repository and installs each before it runs the benchmarks. Here a commit holds
-nothing but the lock file of one release; the benchmarks come from this project, and stay the same.
-Everything but the framework is pinned alike in all locks, so that only the framework changes.
+asv installs each commit of a repository and runs the benchmarks. Here a commit holds only the lock file
+of one release; the benchmarks are this project's. All locks pin the other distributions alike.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from suite.records.files import new_folder
 SUITE = Path(__file__).resolve().parents[1]
 LOCKS = SUITE / "benchmarks" / "releases"
 MODULES = {"torch": "bench_torch", "jax": "bench_jax", "tensorflow-cpu": "bench_tensorflow"}
-"""The module of benchmarks that a distribution's releases are measured by."""
+"""The benchmark module of each distribution."""
 
 _AUTHOR = {"NAME": "releases", "EMAIL": "releases@localhost"}
 
 
 class LockError(ValueError):
-    """A lock file cannot be used; the message names it and says why."""
+    """A lock file cannot be used; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """One release of a framework: its distribution, version, day of release, and the lock's text."""
+    """One release of a framework: distribution, version, release day, and text of the lock file."""
 
     name: str
     version: Version
@@ -51,10 +50,10 @@ class Release:
 
 
 def read(path: Path) -> Release:
-    """The release that a lock file named NAME-VERSION.txt holds.
+    """Read a lock file NAME-VERSION.txt.
 
-    Its first line is "# released: YYYY-MM-DD"; every other one pins a distribution with ==, NAME at
-    VERSION among them. Raises LockError where it is not so, OSError where the file cannot be read.
+    Line 1 is '# released: YYYY-MM-DD'; every other line is DISTRIBUTION==VERSION, one of them
+    NAME==VERSION. Raises LockError for another content, OSError if the file cannot be read.
     """
     text = path.read_text(encoding="utf-8")
     first, *lines = text.splitlines() or [""]
@@ -78,18 +77,17 @@ def read(path: Path) -> Release:
     for name, version in pins.items():
         if path.stem == f"{name}-{version}":
             return Release(name, version, day, text)
-    raise LockError(f"{path}: no pin is of the release that the name of the file says")
+    raise LockError(f"{path}: expected one line NAME==VERSION as in the file's name")
 
 
 def make_project(releases: Sequence[Release], folder: Path) -> Path:
-    """Make `folder`, new or empty, with a repository `repo` and `asv.conf.json`; returns the latter.
+    """Make `folder` with a repository `repo` and `asv.conf.json`; returns the path of the latter.
 
-    Commits are dated by the day of release, in its order; their hashes hang on the locks alone, so that
-    results from several machines, or of another day, fit together. Releases appended later keep what
-    was measured.
+    Commits have their release's date and stand in that order. A commit's hash depends only on the lock
+    files, so results of several machines can be merged.
 
-    Raises LockError without releases or with several distributions, FileExistsError where the folder
-    holds anything, OSError or CalledProcessError where git cannot be run.
+    Raises LockError without releases or with several distributions, FileExistsError if the folder is not
+    empty, OSError or CalledProcessError if git fails.
     """
     names = {release.name for release in releases}
     if len(names) != 1:
@@ -134,7 +132,7 @@ def _configuration(name: str) -> dict[str, Any]:
 
 
 def _git(repo: Path, *words: str, when: str = "") -> None:
-    """Run git without what the user has configured: hooks, signing, line endings, a name."""
+    """Run git without the user's configuration (hooks, signing, line endings, name)."""
     environment = {key: text for key, text in os.environ.items() if not key.startswith("GIT_")}
     environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     for role in ("AUTHOR", "COMMITTER"):
@@ -150,14 +148,14 @@ def add_releases_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "releases",
         help="make an asv project whose time axis is the releases of a framework",
-        description="Makes FOLDER, new or empty, with a git repository of lock files, one commit and tag "
-        "per release, and an asv.conf.json that measures each with this project's benchmarks.",
+        description="Makes the new or empty FOLDER with a git repository of lock files, one commit and "
+        "tag per release, and an asv.conf.json that measures each with this project's benchmarks.",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--framework", choices=MODULES, default="jax", help="default: jax")
     parser.add_argument(
         "--lock", type=Path, action="append", metavar="NAME-VERSION.txt",
-        help="a lock file, repeatable; default: those of the framework that come with the project",
+        help="a lock file, repeatable; default: the project's own lock files of the framework",
     )  # fmt: skip
     parser.set_defaults(run=run)
     return parser
@@ -169,7 +167,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         releases = [read(path) for path in arguments.lock or sorted(LOCKS.glob(f"{name}-*.txt"))]
         if strange := [release.tag for release in releases if release.name != name]:
-            raise LockError(f"--framework={name}, but a lock of {', '.join(strange)}")
+            raise LockError(f"expected lock files of {name}, got {', '.join(strange)}")
         path = make_project(releases, arguments.folder)
     except (LockError, OSError) as error:
         print(error, file=sys.stderr)

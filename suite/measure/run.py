@@ -1,4 +1,4 @@
-"""Measure workloads in every implementation, round-robin, so that all share whatever the machine does."""
+"""Time workloads in every implementation, round-robin: disturbances of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.spec.catalogue.workloads import Workload
 
 
 def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
-    """What a run is."""
+    """The header of a run's records."""
     versions = {"numpy": metadata.version("numpy")}
     for worker in pool.workers.values():
         versions |= worker.hello["versions"]
@@ -34,8 +34,11 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
 
 @dataclass
 class Measurement:
-    """One measurement, from the first sample to the record. `identity` are the fields of the record that
-    are known before anything is timed, `preparation` those of `suite.measure.call.Preparation`."""
+    """One measurement, from the first sample to the record.
+
+    `identity` has the record's fields that are known before timing, `preparation` the fields of
+    `suite.measure.call.Preparation`.
+    """
 
     worker: Worker
     key: str
@@ -46,7 +49,7 @@ class Measurement:
     device_samples: list[float] = field(default_factory=list)
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """The worker's answer; {} and `failure` where there is none."""
+        """The worker's answer; {} after a failure, which is stored in `failure`."""
         try:
             return self.worker.ask(do=do, key=self.key, **more)
         except WorkerFailure as error:
@@ -54,7 +57,7 @@ class Measurement:
             return {}
 
     def open(self) -> None:
-        """Have the worker make the call ready; one that has died is started again."""
+        """Have the worker prepare the call, after restarting a dead worker."""
         self.samples, self.device_samples = [], []
         case, direction = self.identity["case"], self.identity["direction"]
         name, seed = self.identity["implementation"], self.identity["seed"]
@@ -77,7 +80,7 @@ class Measurement:
                 self.device_samples.append(answer["device"])
 
     def finish(self) -> SpeedRecord:
-        """Judge what was timed, measure the limits of the machine, and make the record."""
+        """Judge the timed answers, measure the machine's limits, and make the record."""
         fields: dict[str, Any] = dict(self.preparation.get("work") or {})
         for do in ("judge", "facts"):
             if self.failure is None:
@@ -86,7 +89,7 @@ class Measurement:
             fields |= self._limit(fields)
         record = self._record(fields)
         if _beyond(record):
-            # The limit itself may have been disturbed: it is measured once more.
+            # The measured limit may be too low: measure it once more.
             fields |= self._limit(fields, again=True)
             record = self._record(fields)
             if _beyond(record):
@@ -121,10 +124,7 @@ def _beyond(record: SpeedRecord) -> bool:
 def measure(
     options: BenchOptions, pool: Pool, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[SpeedRecord]:
-    """The records of a run, workload by workload. `say` is told what is done next, and what is left.
-
-    Raises NothingToMeasure.
-    """
+    """The records of a run, by workload. `say` receives progress messages. Raises NothingToMeasure."""
     offers = pool.offers()
     groups = [
         (workload, workload.case(name), direction)
@@ -174,10 +174,10 @@ def _group(
 
 
 def _sample(measurements: Sequence[Measurement], count: int, on_device: bool) -> None:
-    """Open each and take its samples, in turn."""
+    """Open the measurements and take their samples in turn."""
     turn = 0
     while left := [m for m in measurements if m.failure is None and len(m.samples) < count]:
-        # There and back again, so that none is always the one after the slowest.
+        # Alternate directions, so that no measurement always follows the slowest one.
         for measurement in left if turn % 2 == 0 else left[::-1]:
             if measurement.preparation:
                 measurement.sample(on_device)
@@ -188,7 +188,7 @@ def _sample(measurements: Sequence[Measurement], count: int, on_device: bool) ->
 
 
 def _forget_lost(worker: Worker, measurements: Sequence[Measurement]) -> None:
-    """Have those be opened again that a worker held as it died of another one."""
+    """Reset the other measurements of a dead worker, so that they are opened again."""
     if worker.died:
         for measurement in measurements:
             if measurement.worker is worker and measurement.failure is None:

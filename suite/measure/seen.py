@@ -1,7 +1,7 @@
-"""Answers of timed calls: a digest of each that is looked at, and of a few different ones their values.
+"""Recorded answers of timed calls: digests of all, and the values of a few different answers.
 
-A kernel may compute something else while the clock runs, or be wrong in a few of its calls. So the last
-answer of every sample is taken here, beside the clock, and judged when there is time.
+A kernel may return wrong values only while the clock runs, or only in some calls. So the last answer of
+every sample is recorded outside the timing, and judged later.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from backends.protocol import Backend
 T = TypeVar("T")
 
 KEPT = 16
-"""Different answers whose values are kept; of more, as where sums have no order, a random few."""
+"""Greatest number of different answers whose values are kept. Of more answers a random sample is kept."""
 
 
 class Seen(Generic[T]):
-    """The answers that were looked at: how often each came, and the values of those that are kept."""
+    """Counts of the recorded answers by digest, and the values of up to `KEPT` answers."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[int] = Counter()
@@ -31,7 +31,7 @@ class Seen(Generic[T]):
         self._random = random.Random(seed)
 
     def take(self, digest: int, read: Callable[[], T]) -> None:
-        """Count an answer; `read` gives its values, which are read where they are kept."""
+        """Count an answer; `read` returns its values, and is called only if they are kept."""
         self.counts[digest] += 1
         if self.counts[digest] > 1:
             return
@@ -44,7 +44,7 @@ class Seen(Generic[T]):
         self._kept[digest] = read()
 
     def kept(self) -> list[tuple[int, T]]:
-        """How often an answer came, and its values; of each that is kept."""
+        """The count and the values of each kept answer."""
         return [(self.counts[digest], values) for digest, values in self._kept.items()]
 
 
@@ -57,7 +57,7 @@ def digest_of(out: Any, backend: Backend) -> int:
 
 
 def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
-    """The arrays of an output: itself, or those of a pair and of a dictionary."""
+    """The arrays of an output: an array, or nested sequences and dictionaries of arrays."""
     if isinstance(out, Mapping):
         out = list(out.values())
     if isinstance(out, Sequence):

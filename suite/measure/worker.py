@@ -1,6 +1,7 @@
-"""The process that holds timed calls: one backend, its threads and CPUs fixed before it is imported.
+"""The worker process that holds timed calls of one backend.
 
-An `RpcProcess` of `suite.measure.pool`, in this environment or in another one.
+`suite.measure.pool` starts this module as an `RpcProcess`, in this or another environment. Threads and
+CPUs are fixed before the framework is imported.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from suite.run.options import Options
 from suite.run.process import Fields, serve
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
-"""Rows of the square matrices whose product is the limit: the fastest of them counts."""
+"""Rows of the square matrices whose products are timed; the fastest product is the limit."""
 
 GEMM_SECONDS = 0.5
-"""A product that takes longer is the last one tried."""
+"""After a product that takes longer, no larger matrix is tried."""
 
 
 class Server:
-    """Timed calls by key, and the limits of their process; a request names the method that answers it."""
+    """Timed calls by key, and the machine's limits. A request's field `do` names the method to call."""
 
     def __init__(self, request: Fields) -> None:
         if request["cpus"]:
@@ -41,7 +42,7 @@ class Server:
         self.limits: dict[tuple[str, str, int], float] = {}
 
     def hello(self) -> Fields:
-        """What was imported, in how many seconds, and what there is to measure."""
+        """The seconds of the import, the implementations and the versions."""
         offers = [
             {"name": i.name, "mode": i.mode, "operator": i.operator.name}
             for i in self.implementations.values()
@@ -54,7 +55,7 @@ class Server:
         }
 
     def open(self, request: Fields) -> Fields:
-        """Make a call ready under a key."""
+        """Prepare a call and store it under a key."""
         from suite.measure.call import TimedCall
         from suite.spec.case import Case
 
@@ -69,9 +70,10 @@ class Server:
         return asdict(preparation)
 
     def sample(self, request: Fields) -> Fields:
-        """One sample of a call, slowed down by the share `slow`."""
+        """Time one sample; with `slow` the call is slowed down by that fraction (the injected slowdown of
+        a gate)."""
         call = self.calls[request["key"]]
-        # Another process had the CPU and its caches: the first call after that is none of the sample.
+        # Another process used the CPU and its caches: the first call is not part of the sample.
         call.slow = 0.0
         call.sample(1)
         call.slow = request["slow"]
@@ -79,11 +81,11 @@ class Server:
         return {"seconds": seconds, "device": call.device_sample() if request["device"] else None}
 
     def judge(self, request: Fields) -> Fields:
-        """Judge what a call computed while it was timed."""
+        """Judge the answers of a timed call."""
         return asdict(self.calls[request["key"]].judge())
 
     def facts(self, request: Fields) -> Fields:
-        """What a call holds in memory, and which kernels it runs."""
+        """The peak bytes and the kernels of a call."""
         call = self.calls[request["key"]]
         return {"peak_bytes": call.peak_bytes(), "kernel": call.kernels()}
 
@@ -94,8 +96,8 @@ class Server:
         return {}
 
     def limit(self, request: Fields) -> Fields:
-        """The best matrix product of a dtype, in operations per second, and the best copy of as many
-        bytes, in bytes per second; measured again and bettered where `again`."""
+        """The fastest matrix product of a dtype (operations per second), and the fastest copy of `bytes`
+        bytes (bytes per second). With `again` both are measured again, and the faster result counts."""
         from suite.spec.dtypes import dtype
 
         fmt, device = dtype(request["dtype"]), self.backend.device
@@ -116,7 +118,7 @@ class Server:
 
 
 def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]:
-    """Operations or bytes per second of `Profiler.limit`, the best of five samples, and the seconds."""
+    """Operations or bytes per second of `Profiler.limit` in the best of five samples, and its seconds."""
     from suite.measure import protocol
 
     call, amount = backend.profiler.limit(what, size, fmt)
@@ -128,21 +130,21 @@ def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]
 
 
 def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
-    """A backend, and by name its implementations, the user's functions, and both through the compilers
-    that people deploy. Raises UsageError and BackendUnavailable.
+    """A backend and its implementations by name: the framework's, user functions, and compiled forms of
+    both. Raises UsageError and BackendUnavailable.
     """
     from backends import registry
     from backends.compilation import compiled_forms
 
     backend = registry.load(name, options.device)
     every = registry.implementations(backend)
-    # What is timed is called with the parameters that it has: others are the judge's business.
+    # User functions may ignore parameters here: conformance runs judge that.
     said = {"allow_unused": True} | ({"numerics": options.numerics} if options.numerics else {})
     every += [
         registry.function_implementation(backend, text, said, options.like)[0]
         for text in options.function
     ]
-    # Those a backend has for compilers alone are questions to a rewrite, and no workload.
+    # Implementations that exist only to test a compiler's rewrites are not timed.
     own = list(every)
     for compiled in compiled_forms(backend, own):
         if compiled.inner in own and compiled.compiler in backend.compilers.timed:
@@ -154,8 +156,8 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
 
 
 def cpus_for(threads: int) -> list[int]:
-    """The CPUs that so many threads run on, 0 for all: the last ones of this process's own, so that
-    workers of one thread share one CPU and none has a better one."""
+    """The last `threads` CPUs of this process, or all for 0. Workers of one thread thus share a CPU, and
+    no worker has a faster CPU."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     own = sorted(os.sched_getaffinity(0))
@@ -163,7 +165,7 @@ def cpus_for(threads: int) -> list[int]:
 
 
 def pin(threads: int) -> None:
-    """Fix threads and CPUs of this process, before a framework is imported."""
+    """Set threads and CPUs of this process. Call before a framework is imported."""
     os.environ.update(thread_variables(threads))
     if cpus := cpus_for(threads):
         os.sched_setaffinity(0, cpus)
