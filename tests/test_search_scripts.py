@@ -55,7 +55,7 @@ def test_backends_without_words_give_the_case_alone() -> None:
     cell = value_cell(
         "tests.mutants:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense"
     )
-    with pytest.raises(script.NoScript, match="no words for a script"):
+    with pytest.raises(script.NoScript, match="no dialect"):
         script.script(cell, judge(cell))
 
 
@@ -161,7 +161,7 @@ class TestTorch:
         plan = Plan.make(Options(("torch",), implementation=("luong",)))
         (layer,) = plan.implementations
         cell = Cell(CHECKS[check], Case.parse(case), layer)
-        with pytest.raises(script.NoScript, match="gives no source of its call"):
+        with pytest.raises(script.NoScript, match="has no source text of its call"):
             script.script(cell, Verdict("fail", "value", "as if"))
         plain = layer.prepare
         monkeypatch.setattr(

@@ -265,7 +265,7 @@ class TimedCall:
     def _judge_sync(self) -> Any:
         """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops.
 
-        An unfinished answer takes longer to read in every trial; a busy machine delays only some readings.
+        An unfinished answer takes longer to read in every trial; a busy machine delays only some reads.
         """
         for _ in range(protocol.TRIALS):
             outputs = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
@@ -338,7 +338,7 @@ class TimedCall:
         return Reading(answer, gradients)
 
     def _hold(self, reading: Reading, inputs: Inputs, number: int, of: str) -> None:
-        """Judge a reading by the oracle. Raises RefusedTime; `of`, which names the call, ends its message."""
+        """Judge a reading by the oracle. Raises RefusedTime; `of` ends its message and names the call."""
         cell = self.cell
         try:
             if reading.failure is not None:

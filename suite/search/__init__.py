@@ -1,1 +1,1 @@
-"""Randomised search beyond the table of cases; `python -m suite search`, see docs/search.md."""
+"""Randomised search for failing cases outside the catalogue: `python -m suite search`, docs/search.md."""

@@ -1,7 +1,7 @@
 """The command `search` of `python -m suite`.
 
-Exit codes: 0 where nothing was found, 1 where something was, or where the process that searched died, 2
-where the arguments cannot be used.
+Exit codes: 0 no failure was found; 1 a failure was found, or the search process died; 2 the arguments
+cannot be used, or no cell passed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `search` to the subparsers of `argparse`; sets `run`."""
     parser = subparsers.add_parser(
         "search",
-        help="draw problems at random, judge them, and shrink what fails",
-        description="Draws cases from the whole grammar, of every operator that is implemented, judges "
-        "each as the checks `values` and `gradients` do, and shrinks every new way of failing to a "
-        "minimal case with a script. Exit code 1 where something was found.",
+        help="draw cases at random, judge them, and shrink failures",
+        description="Draws cases of every implemented operator from the whole grammar, judges each by "
+        "the checks `values` and `gradients`, and shrinks every new kind of failure to a minimal case with a "
+        "script. Exit code 1 if a failure was found.",
     )
     SearchOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
@@ -50,7 +50,7 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `search`; returns the exit code, also where a kernel ends the process that searches."""
+    """Run `search` in a child process; returns the exit code, even if a kernel kills that process."""
     try:
         import hypothesis  # noqa: F401
     except ImportError:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def search(options: SearchOptions, board: Board | None = None) -> int:
-    """Search in this process, and say on a board which cell is judged; returns the exit code."""
+    """Search in this process, and write the cell being judged to `board`; returns the exit code."""
     from backends.registry import UsageError
     from backends.threads import limit_threads
     from suite.judge import leaks
@@ -88,7 +88,7 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from error
         limit_threads(options.threads)
-        # The seed is that of the cases; their values are drawn as in `pytest suite`.
+        # options.seed draws the cases; their values are drawn with the seed of `pytest suite`.
         plan = Plan.make(replace(options, seed=Options.seed))
     except UsageError as error:
         print(error, file=sys.stderr)
@@ -129,8 +129,8 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
 
 
 def tell(search: Search, failure: Failure, script: str) -> None:
-    """Print a failure, and save its script, if asked, in a new file: `script`, or where that exists one
-    beside it with a number in its name."""
+    """Print a failure. Save its script, if `script` names a file, as `script` or, if that file exists, as
+    SCRIPT-2.py, SCRIPT-3.py, ..."""
     print(found_text(search, failure))
     text, why = script_of(search, failure)
     if why:
@@ -152,7 +152,7 @@ def tell(search: Search, failure: Failure, script: str) -> None:
 
 
 def script_of(search: Search, failure: Failure) -> tuple[str, str]:
-    """The script of a failure and "", or "" and why there is none."""
+    """The script of a failure and "", or "" and the reason why there is no script."""
     from suite.judge.cell import Cell
     from suite.search.script import NoScript, script
 
@@ -181,7 +181,7 @@ def write(
     summary: Summary | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the file of a search; without a summary that of one whose process died."""
+    """Write the records of a search. Without a summary the search process died."""
     header = SearchHeader(
         **machine.origin(), versions=dict(versions or {}),
         options={n: value for n, value in asdict(options).items() if n not in UNSTORED},
@@ -198,7 +198,7 @@ def write(
 
 
 def found_text(search: Search, failure: Failure) -> str:
-    """A failure for people: the minimal case, and how to judge it again."""
+    """The text of a failure: the minimal case, and the commands that judge it again."""
     case, check, implementation = failure.case, failure.check, failure.implementation
     words = replace(search.plan.options, mode=implementation.mode).words()
     if implementation not in search.plan.functions:
@@ -209,7 +209,7 @@ def found_text(search: Search, failure: Failure) -> str:
     home = {"values": "cases", "gradients": "gradients"}[check.name]
     if implementation.mode == "compiled":
         home = {"cases": "compiled"}.get(home, f"compiled_{home}")
-    how = "shrunk from" if failure.shrunk else "as drawn, time was over before it was shrunk:"
+    how = "shrunk from" if failure.shrunk else "not shrunk, time was over:"
     lines = [
         f"\n{failure.verdict.status}: {failure.verdict.kind}, {check.name} of {implementation}",
         f"  case    {case.id}",
@@ -222,13 +222,13 @@ def found_text(search: Search, failure: Failure) -> str:
     ]
     if not failure.repeats:
         lines.append(
-            "  It did not fail when it was judged once more: something is not deterministic."
+            "  The case passed when it was judged again: the implementation is not deterministic."
         )
     return "\n".join(lines)
 
 
 def summary_text(summary: Summary, search: Search) -> str:
-    """What was drawn and what came of it."""
+    """The text of a summary: examples, cells by status, failures."""
     names = ", ".join(map(str, search.implementations))
     counts = summary.statuses
     order = ("pass", "unsupported", "known", "like known", *BROKEN)
@@ -244,7 +244,7 @@ def summary_text(summary: Summary, search: Search) -> str:
     if search.pools:
         count = max(len(pool) for pool in search.pools.values())
         lines.append(
-            f"  sizes     {count} of each operator, since every new one is compiled (--shapes)"
+            f"  sizes     {count} of each operator, because each new size is compiled (--shapes)"
         )
     for like in summary.alike.values():
         lines.append(

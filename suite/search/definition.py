@@ -1,4 +1,4 @@
-"""Attention by its definition as text for scripts: textbook attention in NumPy, and its inputs."""
+"""Script text of textbook attention in NumPy, and of its inputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ROUNDED = {
     "bf16": """exponent = np.maximum(np.frexp(x)[1] - 1, -126) - 7
     return np.ldexp(np.rint(np.ldexp(x, -exponent)), exponent)""",
 }
-"""Functions that round to a dtype, by its short name."""
+"""Bodies of functions that round to a dtype, by short dtype name."""
 
 SMALL = 1e-200
-"""The complex step: so small that its square is nothing beside any number."""
+"""The complex step. Its square rounds to zero beside any number."""
 
 
 def operations(work, no_keys):
-    """The operations of `attention` in NumPy; `no_keys` is what a row without keys weighs every key."""
+    """The operations of `attention` in NumPy; `no_keys` is every weight of a fully masked row."""
 
     def softmax(scores):
         top = scores.real.max(-1, keepdims=True, initial=-np.inf)
@@ -55,11 +55,11 @@ def operations(work, no_keys):
 
 
 def definition(inputs: Inputs, what: str, at: tuple[int, ...], uniform: bool) -> str:
-    """Lines that set `want`: textbook attention written out, its output or one element of a gradient.
+    """Lines that set `want` to the output of textbook attention, or to one element of a gradient.
 
-    `what` is "output", or the array of the gradient, whose element `at` is the complex derivative (Squire
-    and Trapp, SIAM Review 1998). `uniform`: fully masked rows weigh all keys alike; otherwise they give
-    zeros.
+    `what` is "output", or the array by which to differentiate. Its gradient at `at` is a complex-step
+    derivative (Squire and Trapp, SIAM Review 1998). Fully masked rows have uniform weights if `uniform`,
+    else zero weights.
     """
     extended = inputs.dtype.name == "f64"
     work, complex_ = ("np.longdouble", "np.clongdouble") if extended else ("np.float64", "complex")
@@ -91,7 +91,7 @@ def definition(inputs: Inputs, what: str, at: tuple[int, ...], uniform: bool) ->
         [
             *lines,
             f'moved = arrays["{what}"].astype({complex_})',
-            f"moved[{at}] += {SMALL}j  # the derivative is what becomes imaginary",
+            f"moved[{at}] += {SMALL}j  # complex step: the imaginary part is the derivative",
             f'answer = definition(arrays | {{"{what}": moved}}) * cotangent',
             f"want = {{{at}: answer.sum().imag / {SMALL}}}",
         ]
@@ -99,8 +99,8 @@ def definition(inputs: Inputs, what: str, at: tuple[int, ...], uniform: bool) ->
 
 
 def arrays_text(inputs: Inputs, cotangent: np.ndarray | None) -> str:
-    """Lines that set the inputs as NumPy arrays, float64 and boolean, under the names of `Inputs`:
-    written out, drawn as the case's recipe does, or packed."""
+    """Lines that set the inputs as NumPy arrays (float64, boolean) with the names of `Inputs`. Arrays are
+    written out, drawn by the case's recipe, or compressed."""
     arrays: dict[str, np.ndarray | None] = {
         "query": inputs.query, "key": inputs.key, "value": inputs.value,
         "bias": inputs.bias, "mask": inputs.dense_mask,
@@ -116,9 +116,9 @@ def arrays_text(inputs: Inputs, cotangent: np.ndarray | None) -> str:
 
 
 def _drawn(case: Case, arrays: dict[str, np.ndarray | None], seed: int) -> tuple[str, set[str]]:
-    """Lines that draw the inputs as the case's recipe does, and the names they give.
+    """Lines that draw the inputs by the case's recipe, and the names that they set.
 
-    Where a draw would give other bytes they give none, and whoever calls packs the arrays.
+    If a drawn array differs from the input, the lines draw nothing, and the names are empty.
     """
     s = case.sizes
     recipes = dict.fromkeys([DRAWS["normal"], DRAWS[case.recipe]])

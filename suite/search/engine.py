@@ -1,9 +1,8 @@
-"""The search: draws cases, judges them with the checks, and shrinks what fails.
+"""The search: draw cases, judge them with the checks, and shrink failures.
 
-Cases come in batches, each a Hypothesis run of its own with a seed made of the search's and of the
-batch's number, so that the same search draws the same cases in the same order however long it runs.
-The first case of a batch that fails in a new way ends it: Hypothesis shrinks the case to a minimal one
-that still fails in that way, and the next batch begins.
+A batch of cases is one Hypothesis run. Its seed depends only on the search's seed and the batch's number:
+equal searches draw equal cases in equal order. A case that fails in a new way ends the batch: Hypothesis
+shrinks it to a minimal case with the same failure, and the next batch begins.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from suite.spec.operator import Operator
 from suite.spec.vocabulary import BROKEN, SEARCHED
 
 BATCH = 200
-"""Cases of a batch: Hypothesis begins each with small ones, and varies what it has drawn."""
+"""Cases per batch. Hypothesis begins a batch with small cases and varies them."""
 
 SHRINK_SECONDS = 60.0
-"""Time after which a failure is shrunk no further."""
+"""Greatest time for shrinking a failure."""
 
 POOL = 4
-"""Number of sizes to draw from, of each operator, where a backend compiles every new shape."""
+"""Number of sizes per operator if a backend compiles every new shape."""
 
 POOL_PAIRS = 4096
 
@@ -56,11 +55,12 @@ T = TypeVar("T")
 
 
 class Search:
-    """Draws cases for the implementations of a plan, and judges each of them in all of its operator.
+    """Draws cases and judges each with all implementations of its operator in a plan.
 
-    `minutes` and `examples` end the search, whichever comes first; None of both: one minute.
-    `found` is told every failure once, when it is shrunk; `drawn` every case, and `judging` every cell,
-    before it is judged. `pool` draws from a few sizes; by default where every new shape is compiled.
+    - `minutes`, `examples`: the first limit reached ends the search; without both, one minute
+    - `found`: called with every failure once, after shrinking
+    - `drawn`, `judging`: called with every case and every cell before judging
+    - `pool`: number of sizes to draw from; 0 draws any. Default: `POOL` if new shapes are compiled
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Search:
         self.judged = 0
 
     def run(self) -> Summary:
-        """Search until the time or the number of examples is over."""
+        """Search until the limit of time or examples is reached."""
         began = time.monotonic()
         self._deadline = None if self.seconds is None else began + self.seconds
         cases = strategies.cases(self.operators, self.dtypes, self.pools)
@@ -108,14 +108,14 @@ class Search:
             _Batch(self, cases, number).run()
             number += 1
             if self.summary.examples == before and number > 1 and not self._over():
-                break  # nothing new is left to draw
+                break  # every case was drawn before
         for failure in self._keys.values():
             if not failure.shrunk:
                 self.found(failure)
         return self._summed_up(began)
 
     def judge_these(self, cases: Iterable[Case]) -> Summary:
-        """Judge these cases, in every implementation, and make those that fail smaller."""
+        """Judge these cases with every implementation, and shrink those that fail."""
         began = time.monotonic()
         for case in cases:
             self._count(case)
@@ -126,7 +126,7 @@ class Search:
         return self._summed_up(began)
 
     def _shrink(self, failure: Failure) -> None:
-        """Find a smaller case that fails in the same way, for `SHRINK_SECONDS` at most."""
+        """Find a smaller case that fails in the same way, in at most `SHRINK_SECONDS`."""
         until = time.monotonic() + SHRINK_SECONDS
 
         def fails(case: Case) -> bool:
@@ -139,13 +139,13 @@ class Search:
         self.report(failure)
 
     def report(self, failure: Failure) -> None:
-        """A failure that was shrunk: see whether it repeats, and tell of it."""
+        """Judge a shrunk failure again, and pass it to `found`."""
         failure.shrunk = True
         failure.repeats = self.fails(failure, failure.case) is not None
         self.found(failure)
 
     def fails(self, failure: Failure, case: Case) -> Verdict | None:
-        """The verdict on `case` where it is that failure, judged once more; else None."""
+        """The verdict on `case` if the case has the same failure; else None."""
         if failure.implementation.operator is not case.operator:
             return None
         cell = Cell(failure.check, case, failure.implementation, self.plan.options.seed)
@@ -155,19 +155,19 @@ class Search:
         return verdict if failed and failure_key(cell, verdict) == failure.key else None
 
     def cells(self, case: Case) -> Iterator[Cell]:
-        """The cells of a case: check by check, every implementation of its operator."""
+        """The cells of a case, by check and by implementation of its operator."""
         for check in self.checks:
             if not strategies.well_posed(case, "gradient" in check.needs):
                 continue
             for implementation in self.implementations:
                 if implementation.operator is case.operator:
-                    # What lies beyond declared limits is asked in the nearest case within them.
+                    # A case beyond declared limits is replaced by the nearest supported case.
                     twin = implementation.nearest_supported(case) or case
                     yield Cell(check, twin, implementation, self.plan.options.seed)
 
     def judge(self, cell: Cell) -> Verdict:
-        """The verdict of a cell in the light of the manifest, read for cases of any sizes: a pass is
-        one, whatever an entry expects, and a failure like one that is known elsewhere is `known`."""
+        """The verdict of a cell with the manifest. A pass stays a pass even if the manifest expects a
+        failure, because its entries describe other sizes."""
         self.judged += 1
         jax_caches.forget(self.judged)
         self.judging(cell)
@@ -188,7 +188,7 @@ class Search:
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def _record(self, cell: Cell, verdict: Verdict) -> Failure | None:
-        """Count the verdict; returns the failure where it is new, or was not shrunk when it was."""
+        """Count the verdict; returns the failure if it is new or not shrunk yet, else None."""
         status, case = verdict.status, cell.case
         assert isinstance(case, Case)
         if status == "fail" and (like := self._alike(cell, verdict)) is not None:
@@ -230,7 +230,7 @@ class Search:
 
 
 class _StillFails(Exception):
-    """The case fails in the way that is being shrunk."""
+    """The case has the failure that is being shrunk."""
 
 
 class _Batch:
@@ -250,7 +250,7 @@ class _Batch:
         case = self.failure.case
         self.search.report(self.failure)
         for other in self.search._keys.values():
-            # What other implementations made of the same case is often the same minimal case's, too.
+            # Other implementations that failed the drawn case often fail the minimal case, too.
             if not other.shrunk and (verdict := self.search.fails(other, case)) is not None:
                 other.case, other.verdict = case, verdict
                 self.search.report(other)
@@ -258,7 +258,7 @@ class _Batch:
     def _one(self, case: Case) -> None:
         fails = self._look(case) if self.failure is None else self._shrink(case)
         if fails:
-            # From one line alone: Hypothesis takes another line for another failure.
+            # Raise at a single line: Hypothesis treats another line as another failure.
             raise _StillFails
 
     def _look(self, case: Case) -> bool:
@@ -292,9 +292,9 @@ class _Batch:
 def run_batch(
     drawn: SearchStrategy[T], seed: int, function: Callable[[T], None], count: int
 ) -> None:
-    """Call `function` with `count` draws, the same for the same seed and the same outcomes.
+    """Call `function` with `count` draws, equal for equal seeds and outcomes.
 
-    Where it raises _StillFails Hypothesis stops drawing and shrinks, until nothing simpler raises.
+    If `function` raises _StillFails, Hypothesis shrinks the draw until no simpler draw raises.
     """
 
     @hypothesis.seed(seed)
@@ -319,12 +319,12 @@ def run_batch(
 
 
 def seed_of(name: str) -> int:
-    """A seed for Hypothesis, the same for the same name."""
+    """A seed for Hypothesis, determined by the name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def shape_pool(operator: Operator, seed: int, count: int) -> list[Shape]:
-    """`count` different shapes of an operator, the same for the same seed."""
+    """`count` different shapes of an operator, determined by the seed."""
     shapes: dict[Shape, None] = {}
 
     def take(shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""What a search finds: failures, what is known of them elsewhere, and the summary of all."""
+"""Failures that a search found, similar failures that a manifest knows, and the summary."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Key = tuple[str, str, str, str, str]
 
 
 def failure_key(cell: Cell, verdict: Verdict) -> Key:
-    """What makes two failures one: implementation, check, kind, the message without its numbers, and
-    of wrong numbers the dtype."""
+    """The key that equal failures share: implementation, check, kind, dtype (only of wrong values), and
+    message without numbers."""
     text = re.split(r"element \(", verdict.message, maxsplit=1)
     said = text[0] + ("element" if len(text) > 1 else "")
     said = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", said)
@@ -31,7 +31,7 @@ def failure_key(cell: Cell, verdict: Verdict) -> Key:
 
 @dataclass
 class Failure:
-    """A way of failing that was found: the case as it was drawn, and the minimal one."""
+    """A failure: the drawn case, and the minimal case."""
 
     key: Key
     implementation: Implementation
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass
 class KnownAlike:
-    """Failures like those of an entry of a manifest, in cases that its patterns do not name."""
+    """Failures like those of a manifest entry, in cases that the entry's patterns do not match."""
 
     source: str
     cause: str
@@ -58,26 +58,26 @@ class KnownAlike:
 
 @dataclass
 class Summary:
-    """What a search did."""
+    """The counts and failures of a search."""
 
     seed: int
     examples: int = 0
     """Distinct cases drawn and judged."""
     shrinking: int = 0
-    """Cells judged on the way to minimal cases."""
+    """Cells judged while shrinking."""
     seconds: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
-    """Cells by status; `like known` beside those of the suite."""
+    """Cells by status: the suite's statuses and "like known"."""
     axes: dict[str, Counter[str]] = field(default_factory=dict)
-    """Cases by the values of every axis they were drawn along, options by their names."""
+    """Number of cases by axis (options by name) and value."""
     failures: list[Failure] = field(default_factory=list)
     alike: dict[str, KnownAlike] = field(default_factory=dict)
     digest: str = ""
-    """Of the ids of the examples, in order."""
+    """Digest of the examples' ids, in order."""
 
 
 def values_of(case: Case) -> Iterator[tuple[str, str]]:
-    """The axes of the search with the values they have in a case."""
+    """The axes of the search, and the case's value on each."""
     yield "operators", case.operator.name
     yield "masks", re.sub(r"\d+", "N", case.mask_token)
     yield "dtypes", case.dtype.name
@@ -91,10 +91,8 @@ def values_of(case: Case) -> Iterator[tuple[str, str]]:
 
 
 def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
-    """Source and cause of the entry that knows this failure in other cases of the operator and the dtype,
-    or None.
-
-    Entries name cells of the catalogue, whose sizes are few; drawn cases have any.
+    """Source and cause of a manifest entry that has this failure in any case of the operator and dtype;
+    else None. Entries name only sizes of the catalogue; drawn cases have any size.
     """
     for entry in manifest.entries:
         of_case = any(
@@ -111,6 +109,6 @@ def alike(manifest: Manifest, cell: Cell, verdict: Verdict) -> tuple[str, str] |
 
 
 def _dtype_of(pattern: str) -> str:
-    """The dtype that a pattern of case ids names, "*" where it names none."""
+    """The dtype in a pattern of case ids; "*" if the pattern has no dtype."""
     named = set(pattern.split("/")) & set(DTYPES)
     return named.pop() if len(named) == 1 else "*"

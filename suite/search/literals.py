@@ -1,4 +1,4 @@
-"""Arrays as Python text: their numbers where they are few, else their bytes, packed."""
+"""Arrays as Python text: numbers if they are few, else compressed bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import zlib
 import numpy as np
 
 LITERALS = 600
-"""The most numbers that are written out; beyond, arrays are packed."""
+"""Greatest size of an array that is written as numbers; larger arrays are compressed."""
 
 IMPORTS = "import base64, zlib"
-"""What packed arrays are unpacked with."""
+"""The imports that decompress arrays."""
 
 
 def literal(array: np.ndarray | None) -> str:

@@ -10,7 +10,7 @@ from suite.run.flags import option
 from suite.run.options import Options, shared
 
 CELL_SECONDS = 60.0
-"""Seconds for a cell: drawn cases are small."""
+"""Default time limit of a cell; drawn cases are small."""
 
 UNSTORED = ("shapes", "script", "list", "case", "results")
 """Options that the records leave out."""
@@ -18,45 +18,51 @@ UNSTORED = ("shapes", "script", "list", "case", "results")
 
 @dataclass(frozen=True)
 class SearchOptions(Options):
-    """What is searched. `seed` is that of the cases; `minutes` and `examples` end the search."""
+    """The options of a search. `seed` draws the cases; `minutes` and `examples` end the search."""
 
     fixed = ("level", "shard", "audit", "allow_refusals")
 
     cell_timeout: float = shared("cell-timeout", default=CELL_SECONDS)
-    seed: int = shared("seed", help="seed of the cases that are drawn")
+    seed: int = shared("seed", help="seed that draws the cases")
     minutes: float | None = option(
-        "default 1, or as --examples asks", "N", default=None, kind=float, again=False
+        "greatest time; default 1, or none with --examples",
+        "N",
+        default=None,
+        kind=float,
+        again=False,
     )
-    examples: int | None = option("cases to draw at most", "N", default=None, kind=int, again=False)
+    examples: int | None = option(
+        "greatest number of cases", "N", default=None, kind=int, again=False
+    )
     gradients: bool = option(
-        "judge gradients, too, where an implementation has them (default)",
+        "also judge the gradients of implementations that have them (default)",
         default=True,
         switch=True,
         again=False,
     )
     shapes: int | None = option(
-        "draw from N sizes of each operator alone, 0 from all; default: few where every shape is "
-        "compiled",
+        "draw only N sizes of each operator; 0: any sizes; default: few sizes if every new shape is "
+        "compiled, else any",
         "N",
         default=None,
         kind=int,
         again=False,
     )
     script: str = option(
-        "save the script of what is found in this new file, of further failures in FILE-2.py, ...",
+        "save the script of the first failure in this new file, of later failures in FILE-2.py, ...",
         "FILE.py",
         again=False,
     )
     list: bool = option("print the id of every case drawn", switch=True, again=False)
     case: tuple[str, ...] = shared(
         "case",
-        help="judge this case instead of drawing, and make it smaller where it fails; repeatable",
+        help="judge this case instead of drawing, and shrink it if it fails; repeatable",
         again=False,
     )
-    results: str = shared("results", help="write what is found to this new file", again=False)
+    results: str = shared("results", help="write the failures to this new file", again=False)
 
     def check(self) -> None:
-        """Raise UsageError for whatever can be known to be wrong without importing a framework."""
+        """Raise UsageError for invalid options. Imports no framework."""
         super().check()
         for name in ("minutes", "examples"):
             value = getattr(self, name)

@@ -1,8 +1,7 @@
-"""A failing cell as a script that needs nothing of this project.
+"""Write a script that reproduces a failing cell without this project.
 
-It holds the inputs, the framework's own call, and an assertion with the derived bound, at the element
-that is furthest beyond it: for attention itself against its definition in NumPy, for a layer against the
-number that the reference gives.
+The script has the inputs, the framework's call, and an assertion with the derived bound at the worst
+element. The expected value is computed by NumPy, or for a layer copied from the reference.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from suite.spec.vocabulary import OPERANDS
 
 
 class NoScript(Exception):
-    """The failure cannot be shown without this project; the message says why."""
+    """A script cannot show the failure; the message says why."""
 
 
 @dataclass
 class _Worst:
-    """The element to assert: of an output, or of a gradient; what it must be, and the bound there."""
+    """The element to assert: the array `what`, the index `at`, the expected value and the bound."""
 
     what: str
     at: tuple[int, ...]
@@ -51,22 +50,22 @@ class _Worst:
 
 
 def script(cell: Cell, verdict: Verdict) -> str:
-    """The script that shows the verdict of a value or gradient cell.
+    """The script that reproduces the verdict of a value or gradient cell.
 
-    Raises NoScript where the implementation or its backend gives no source, and for a failure that no
-    single element shows.
+    Raises NoScript if the implementation or its backend has no source text, or if every single element
+    is within its bound.
     """
     backend, inputs = cell.implementation.backend, cell.inputs
     dialect = backend.dialect
     if dialect is None:
-        raise NoScript(f"{backend.name} has no words for a script")
+        raise NoScript(f"{backend.name} has no dialect, which a script needs")
     gradients = _differentiates(cell)
     prepared = asked_of(cell)[0] if gradients else cell.prepare(inputs)
     if not prepared.source:
-        raise NoScript(f"{cell.implementation} gives no source of its call")
+        raise NoScript(f"{cell.implementation} has no source text of its call")
     worst = _worst(cell) if verdict.kind in ("value", "non-finite") else None
     if worst is None and verdict.kind in ("value", "non-finite"):
-        raise NoScript("no single element shows it: the error is systematic")
+        raise NoScript("every single element is within its bound: the error is systematic")
     parts = [_head(cell, verdict), "import numpy as np\n" + dialect.imports]
     if inputs.operator.is_layer:
         if worst is not None:
@@ -94,7 +93,7 @@ def _head(cell: Cell, verdict: Verdict) -> str:
 
 
 def _worst(cell: Cell) -> _Worst | None:
-    """The element furthest beyond its bound; None where every element keeps it."""
+    """The element with the greatest ratio of error to bound; None if all elements are within bounds."""
     inputs = cell.inputs
     beyond: list[tuple[float, _Worst]] = []
 
@@ -128,7 +127,7 @@ def _worst(cell: Cell) -> _Worst | None:
         add(name, *(array.reshape(shape) for array in arrays))
     if gradients:
         if elected_gradient(cell, inputs) == "nan":
-            raise NoScript("rows without keys make NaN of some gradients, as is elected")
+            raise NoScript("fully masked rows have NaN gradients, as elected")
         of = Oracle.vjp(inputs, cell.cotangent, cell.rounding, mode_of(cell, inputs)).expected
         for name, got in gradients.items():
             want, limit = of[name].value.reshape(got.shape), of[name].error.reshape(got.shape)
@@ -137,7 +136,7 @@ def _worst(cell: Cell) -> _Worst | None:
 
 
 def _call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
-    """The arguments in the framework's own arrays, and its call."""
+    """Lines that make the arguments as the framework's arrays, and the call."""
     inputs, backend = cell.inputs, cell.implementation.backend
     fmt = inputs.dtype
     kept = {"mask": inputs.dense_mask, "bias": inputs.bias}
@@ -158,7 +157,7 @@ def _call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
 
 
 def _layer_call(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
-    """The arguments of a layer's call, written out one by one, and the call."""
+    """Lines that write out the arguments of a layer's call, and the call."""
     inputs, backend = cell.inputs, cell.implementation.backend
     lines, names = [IMPORTS], dict[int, str]()
     for name, value in prepared.arguments.items():
@@ -187,7 +186,7 @@ def _source(cell: Cell, prepared: PreparedCall, dialect: Dialect) -> str:
 
 
 def _operand(name: str, axis_order: str, memory: str, backend: Backend, fmt: DType) -> str:
-    # Frameworks without strides take an axis order as a shape.
+    # In frameworks without strides an axis order is the order of the shape.
     assert backend.dialect is not None
     order = AXES[memory if backend.memory.has_strides else axis_order]
     turned = name if order == (0, 1, 2, 3) else f"{name}.transpose{order}"
@@ -214,7 +213,7 @@ def _cotangent(axis_order: str, backend: Backend, fmt: DType) -> str:
 def _argument(
     name: str, values: np.ndarray, kept: dict[str, np.ndarray | None], dialect: Dialect, fmt: DType
 ) -> str:
-    """An array argument: the name of the array in the script if one is equal to it, else its values."""
+    """The text of an array argument: the name of an equal array in the script, else the values."""
     text = ""
     for own, array in kept.items():
         if array is None or array.size != values.size or array.dtype != values.dtype:
@@ -255,7 +254,7 @@ def _assertion(cell: Cell, prepared: PreparedCall, worst: _Worst | None, dialect
         return "\n".join(lines)
     outputs = inputs.operator.outputs(inputs.case)
     if worst.what in outputs and worst.what != "output":
-        raise NoScript(f"the {worst.what} are wrong, and a script has the output alone")
+        raise NoScript(f"{worst.what} is wrong, but a script returns only the output")
     turned = blhd and (worst.what == "output" or worst.what in OPERANDS)
     swap = ".swapaxes(1, 2)" if turned else ""
     if worst.what == "output":
@@ -266,7 +265,7 @@ def _assertion(cell: Cell, prepared: PreparedCall, worst: _Worst | None, dialect
         what = f"the gradient of the {worst.what}"
     return (
         f"got = {got}{swap}\n"
-        f"at, bound = {worst.at}, {worst.bound!r}  # the bound that rounding explains\n"
+        f"at, bound = {worst.at}, {worst.bound!r}  # the bound of rounding errors\n"
         f'print("{what} at", at, "is", float(got[at]), "by definition", float(want[at]))\n'
         "error = abs(got[at] - want[at])\n"
         'assert error <= bound, f"{what} at {at}: error {error}, bound {bound}"'.replace(

@@ -1,7 +1,4 @@
-"""Smaller cases: from a case that fails to one that asks less and fails in the same way.
-
-Hypothesis shrinks what it drew itself; a case that comes from elsewhere is made smaller here.
-"""
+"""Shrink a failing case that Hypothesis did not draw (Hypothesis shrinks only its own draws)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from suite.spec.sizes import Sizes
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The smallest case that is reached from `case` in steps of `smaller`, each of which fails."""
+    """The smallest case that `smaller` reaches from `case` in steps that all fail."""
     refused: set[str] = set()
     while True:
         for candidate in smaller(case):
@@ -29,8 +26,8 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Cases that ask less than `case`, each in one respect, the largest steps first: no mask, one of its
-    parts, an option or a recipe less, smaller sizes. What makes no sense is left out."""
+    """Valid cases that are simpler than `case` in one respect, largest steps first: without the mask,
+    with one part of the mask, with the default of an option or recipe, with smaller sizes."""
     fields = {
         **{name: getattr(case, name) for name in ("operator", "sizes", "dtype", "mask", "widths")},
         **{name: getattr(case, name) for name in ("recipe", "axis_order", "form")},
@@ -46,7 +43,7 @@ def smaller(case: Case) -> Iterator[Case]:
 
 
 def _less(case: Case) -> Iterator[dict[str, Any]]:
-    """What to ask otherwise to ask less, by the names of `Case.of`."""
+    """Simpler masks, options and recipes, as keywords of `Case.of`."""
     if case.mask is not None:
         yield {"mask": None, "form": "native"}
         yield from ({"mask": part} for part in case.mask.parts)
@@ -55,8 +52,8 @@ def _less(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
-    """Smaller sizes of every axis: 1, half of it and so on to one less. What is equal stays equal: the
-    sizes of keys and values, heads and the width that they split, and what is tied."""
+    """Smaller sizes of every axis: 1, then steps that halve, up to one less. These stay equal: tied axes,
+    D and Dv, and a width that the heads split."""
     s, ties = (
         case.sizes,
         case.operator.tied({o.name: case.option(o.name) for o in case.operator.options}),

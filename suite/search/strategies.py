@@ -1,9 +1,7 @@
-"""What is drawn: Hypothesis strategies over the cases of every operator, from what the operator says of
-itself: axes that have one size, options with values worth asking, recipes, axis orders.
+"""Hypothesis strategies for the cases of every operator: its tied axes, options, recipes and axis orders.
 
-Every case drawn can be judged by the checks as it stands: its id parses back, and what has no right
-answer is left out. First alternatives are the simplest, so that a failure shrinks to few small sizes, no
-mask, no option.
+Every drawn case can be judged: its id can be parsed, and the right answer is known. The first alternative
+is the simplest, so that failures shrink to small sizes without mask and options.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import HIDING
 
 PAIRS = 16_384
-"""The most pairs B x H x Lq x Lk of a case: the oracles of one take some ten milliseconds."""
+"""Greatest B x H x Lq x Lk of a case; its oracles take about ten milliseconds."""
 
 LAYER_PAIRS = 4_096
-"""The most pairs of a layer, whose oracles take several products more."""
+"""Greatest B x H x Lq x Lk of a layer, whose oracles are slower."""
 
 EVERY_DTYPE = tuple(DTYPES[name] for name in ("f32", "bf16", "f16", "f64"))
 
@@ -50,18 +48,19 @@ FAR = (129, 255, 256, 257, 511, 512, 513, 600, 767, 1025)
 HEAD_SIZES = (10, 15, 16, 17, 20, 24, 31, 32, 33, 40, 63, 64, 65, 80, 96, 128, 256)
 GROUPS = (1, 1, 1, 2, 2, 3, 4, 5, 7, 8)
 FEW_GROUPS = (1, 1, 1, 1, 1, 2, 3)
-"""Query heads to a key's head; most layers have one."""
+"""Query heads per key head of layers, mostly one."""
 
 OPTION_ONE_IN, RARE_ONE_IN, TIE_ONE_IN = 4, 8, 3
-"""How often an option is not its default, one that is rare, and one that ties axes."""
+"""One in so many draws gives an option, a rare option, and an option that ties axes another value than
+its default."""
 
 WITH_KEYS_ALONE = ("bias", "returned", "squeezed")
-"""Options that mean something where keys are attended to, and nowhere else."""
+"""Options that apply only to operators with keys."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a case and the options that tie some of them: what a program is compiled for."""
+    """The sizes of a case and the options that tie axes. A program is compiled for one shape."""
 
     sizes: Sizes
     widths: Widths | None
@@ -69,27 +68,27 @@ class Shape:
 
     @property
     def token(self) -> str:
-        """The part of a case's id."""
+        """The sizes as part of a case id."""
         widths = [] if self.widths is None else [self.widths.token]
         return "/".join([self.sizes.token, *widths])
 
 
 @st.composite
 def rarely(draw: st.DrawFn, common: st.SearchStrategy, rare: st.SearchStrategy, one_in: int) -> Any:
-    """`rare` once in `one_in` draws, otherwise `common`, to which it shrinks: drawn in any case, so that
-    what is rare has only to be left out."""
+    """`rare` once in `one_in` draws, otherwise `common`. `common` is always drawn, so that shrinking only
+    has to drop `rare`."""
     usual = draw(common)
     return draw(rare) if draw(st.integers(1, one_in)) == one_in else usual
 
 
 def lengths() -> st.SearchStrategy[int]:
-    """Numbers of queries or keys, 1 at least."""
+    """Numbers of queries or keys, at least 1."""
     near = st.one_of(st.integers(1, 9), st.integers(1, 40), st.sampled_from(TAILS))
     return rarely(near, st.sampled_from(FAR), 8)
 
 
 def alternatives(option: Option, without: Sequence[Any] = ()) -> st.SearchStrategy:
-    """The values of an option besides its default: those it names, and numbers between them."""
+    """Values of an option besides its default: its named values, and numbers between them."""
     named = st.sampled_from([value for value in option.values if value not in without])
     if option.read is not float:
         return named
@@ -112,7 +111,7 @@ def binding(operator: Operator) -> list[Option]:
 
 
 def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
-    """The sizes of axes with those that are tied made equal: to 1, or to that of the first of them."""
+    """The sizes of axes, with tied axes made equal: to 1, or to the first tied axis."""
     groups: list[set[str]] = []
     for tie in ties:
         group = set(tie).union(*(g for g in groups if g & set(tie)))
@@ -125,7 +124,7 @@ def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
 
 
 def limited(letters: Mapping[str, int], ties: Iterable[str], pairs: int) -> dict[str, int]:
-    """The sizes of axes, smaller where there are more than `pairs` pairs of a query and a key."""
+    """The sizes of axes, reduced if they have more than `pairs` pairs of a query and a key."""
     n, ties = tied(letters, ties), tuple(ties)
     steps = (
         lambda: {"b": min(n["b"], 2), "h": n["g"] * min(n["h"] // n["g"], 4)},
@@ -141,11 +140,11 @@ def limited(letters: Mapping[str, int], ties: Iterable[str], pairs: int) -> dict
 
 @st.composite
 def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
-    """Sizes of an operator, with at most `pairs` pairs (0: `PAIRS`, of layers `LAYER_PAIRS`), and values
+    """Sizes of an operator with at most `pairs` pairs (0: `PAIRS`, for layers `LAYER_PAIRS`), and values
     of the options that tie axes.
 
-    Plain attention may have no samples and no queries; keys there are always: what becomes of none is an
-    election, and none of the values' matter.
+    Plain attention may have zero samples or queries, but always has keys: the answer without keys is an
+    election.
     """
     layer = operator.is_layer
     pairs = pairs or (LAYER_PAIRS if layer else PAIRS)
@@ -155,7 +154,7 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
         for option in binding(operator)
     }
     if not operator.has_keys and operator.option("self_attention"):
-        chosen["self_attention"] = True  # what attends to nothing takes one tensor
+        chosen["self_attention"] = True  # an operator without keys has one tensor
     ties = operator.tied(options | chosen)
     several_heads = not any({"1", "h"} <= set(tie) for tie in ties)
 
@@ -172,7 +171,7 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
     if layer:
         letters |= {letter: draw(st.integers(1, 24)) for letter in "xyzo"}
         if draw(st.integers(1, 3)) < 3:
-            # What every library's layer can do: one width, which the heads split.
+            # Every library's layers support one width, which the heads split.
             ties = (*ties, "xyzo", "dv")
             n = tied(letters, ties)
             letters["x"] = n["h"] * n["d"]
@@ -189,7 +188,7 @@ def shapes(draw: st.DrawFn, operator: Operator, pairs: int = 0) -> Shape:
 
 
 def atoms(reach: int) -> st.SearchStrategy[Mask]:
-    """Masks of one part; windows and prefixes reach as far as `reach`."""
+    """Masks of one part; windows and prefixes have lengths up to `reach`."""
     side = st.one_of(st.integers(0, 4), st.integers(0, max(reach, 1)), st.none())
     return st.one_of(
         usual_atoms(),
@@ -201,7 +200,7 @@ def atoms(reach: int) -> st.SearchStrategy[Mask]:
 
 
 def usual_atoms() -> st.SearchStrategy[Mask]:
-    """The masks that layers have words for."""
+    """The masks that layers have parameters for."""
     return st.one_of(
         st.just(Causal()),
         st.builds(Padding, st.booleans(), st.booleans()),
@@ -211,8 +210,8 @@ def usual_atoms() -> st.SearchStrategy[Mask]:
 
 @st.composite
 def masks(draw: st.DrawFn, reach: int, usual: bool = False) -> Mask | None:
-    """No mask, an atom, alternatives, or a conjunction of up to three of these; mostly of `usual_atoms`
-    where asked."""
+    """No mask, one atom, an Or of two atoms, or an And of up to three of these. With `usual` most atoms
+    are `usual_atoms`."""
     if draw(st.integers(0, 4)) == 0:
         return None
     every = rarely(usual_atoms(), atoms(reach), 4) if usual else atoms(reach)
@@ -232,7 +231,7 @@ def cases_of(
     dtypes: Sequence[DType] = EVERY_DTYPE,
     pool: Sequence[Shape] = (),
 ) -> Case:
-    """A case of an operator in one of `dtypes`, of the shapes in `pool` where there are any."""
+    """A case of an operator in one of `dtypes`, with a shape of `pool` unless `pool` is empty."""
     shape = draw(st.sampled_from(list(pool)) if pool else shapes(operator))
     fmt = draw(st.sampled_from(list(dtypes)))
     recipes = recipes_of(operator.recipes, fmt)
@@ -244,7 +243,7 @@ def cases_of(
         meant = operator.has_keys or option.name not in WITH_KEYS_ALONE
         if option.name in options or not option.values or not meant:
             continue
-        # Beside a mask, a bias that hides keys may empty a row that then belongs to two elections.
+        # A mask and a hiding bias together may empty a row, which then depends on two elections.
         others = alternatives(option, without=[] if mask is None else HIDING)
         one_in = RARE_ONE_IN if option.rare else OPTION_ONE_IN
         options[option.name] = draw(rarely(st.just(option.default), others, one_in))
@@ -268,15 +267,15 @@ def cases_of(
 
 
 def well_posed(case: Case, differentiated: bool = False) -> bool:
-    """Whether it is known what rows without keys give, and where their cotangents go: elections of the
-    operator say so."""
+    """True if the operator's elections decide the output of the case's fully masked rows (if
+    `differentiated` also their gradients), or if there are no such rows."""
     if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
         return True
     by_lengths = case.operator.is_layer and case.form == "native"
     question = "padded-sample" if by_lengths else "fully-masked-row"
     questions = {question, *([f"{question}-gradient"] if differentiated else [])}
     if case.option("bias") not in (None, "none"):
-        questions.add("minus-inf-row")  # of who hands a mask on as -inf in the bias
+        questions.add("minus-inf-row")  # for implementations that merge the mask into the bias
     return questions <= set(case.operator.questions.elections)
 
 
@@ -285,16 +284,16 @@ def cases(
     dtypes: Sequence[DType] = EVERY_DTYPE,
     pools: Mapping[str, Sequence[Shape]] | None = None,
 ) -> st.SearchStrategy[Case]:
-    """Cases of the operators: of attention itself in half the draws, of what is around it in the others.
+    """Cases of the operators: half of the draws are attention, half other operators.
 
-    `pools`: the shapes to draw from, by the operator's name; any where there are none.
+    `pools`: shapes to draw from, by operator name. An operator without a pool has any shape.
     """
     attention = [operator for operator in operators if operator.is_default]
     around = [operator for operator in operators if not operator.is_default]
     kinds = [kind for kind in (attention, around) if kind]
 
     @st.composite
-    def cases_of_these(draw: st.DrawFn) -> Case:  # without arguments, which Hypothesis writes out
+    def cases_of_these(draw: st.DrawFn) -> Case:  # no arguments: Hypothesis would print them
         operator = draw(st.sampled_from(draw(st.sampled_from(kinds))))
         return draw(cases_of(operator, dtypes, (pools or {}).get(operator.name, ())))
 
