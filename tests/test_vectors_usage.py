@@ -64,7 +64,7 @@ def fewer_cases(folder: Path, vectors: Path) -> None:
 
 USAGE: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "no folder": (lambda a, v: shutil.rmtree(a), "there is no folder"),
-    "no declaration": (lambda a, v: (a / RUNTIME).unlink(), "it names who answered"),
+    "no declaration": (lambda a, v: (a / RUNTIME).unlink(), "it describes the runtime"),
     "no JSON": (broken_json, "cannot be read"),
     "no object": (lambda a, v: (a / RUNTIME).write_text("[]"), "expected a JSON object"),
     "no version": (lambda a, v: (a / RUNTIME).write_text('{"name": "x"}'), "`version`"),

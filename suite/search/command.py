@@ -41,8 +41,8 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         "search",
         help="draw cases at random, judge them, and shrink failures",
         description="Draws cases of every implemented operator from the whole grammar, judges each by "
-        "the checks `values` and `gradients`, and shrinks every new kind of failure to a minimal case with a "
-        "script. Exit code 1 if a failure was found.",
+        "the checks `values` and `gradients`, and shrinks every new kind of failure to a minimal case "
+        "with a script. Exit code 1 if a failure was found.",
     )
     SearchOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)

@@ -1,21 +1,23 @@
-"""Vectors: the cases of the suite as files, for runtimes that Python cannot call.
+"""Vectors: the suite's cases as files, for runtimes that Python cannot call.
 
     python -m suite vectors --level=smoke --output=VECTORS
     python -m suite vectors judge ANSWERS --vectors=VECTORS
 
-The first command writes a folder: for every case a safetensors file with inputs, masks in dense form, the
-expected output, log-sum-exp and gradients in float64, and the bound of every numerics class; and
-`index.json`, which says what is asked. A runtime in any language reads it, and writes a folder of
-answers: for every case that it supports a file of the same name, and `runtime.json`, which says who
-answered. The second command judges the answers as a function of a framework is judged, by the same
-checks, oracle and records. `docs/vectors.md` is written for the person of that runtime.
+1. The first command writes a folder: one safetensors file per case, and `index.json`, which describes the
+   cases. A file has inputs, dense masks, the expected output, log-sum-exp and gradients in float64, and
+   the bound of every numerics class.
+2. The runtime, in any language, writes a folder of answers: one file of the same name per supported case,
+   and `runtime.json`, which describes the runtime.
+3. The second command judges the answers with the same checks, oracle and records as any backend.
 
-    asked     what a level asks of a runtime: cases, and the probes of elections
-    index     the schema of `index.json` and of `runtime.json`
-    tensors   safetensors files: the one place that knows the library
-    export    from what is asked to a folder of vectors
-    answers   a folder of answers, read
-    runtime   the runtime as a backend, whose implementations return what the files hold
+`docs/vectors.md` is for authors of runtimes.
+
+    asked     the cases and election probes of a level
+    index     the schemas of `index.json` and `runtime.json`
+    tensors   reading and writing of safetensors files
+    export    writes a folder of vectors
+    answers   reads a folder of answers
+    runtime   the runtime as a backend, whose implementations return the answers of the files
     judge     the plan of a run over stored answers
     command   the command line
 

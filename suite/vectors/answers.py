@@ -1,4 +1,4 @@
-"""A folder of answers: who answered, and which cases."""
+"""Read a folder of answers: its runtime, and its files by case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from suite.vectors.tensors import SUFFIX, NoTensors, Tensor, decoded, sha256
 
 @dataclass(frozen=True)
 class Answers:
-    """What a runtime answered to the vectors of an index: its files by case id."""
+    """The answers of a runtime to the vectors of an index: files by case id."""
 
     folder: Path
     index: Index
@@ -40,16 +40,16 @@ class Answers:
             raise NoTensors(str(error)) from error
 
     def reason(self, entry: Entry) -> str:
-        """Why a case has no answer."""
+        """The reason why a case has no answer."""
         reasons = self.runtime.unsupported
         return next((why for key, why in reasons.items() if speaks_of(key, entry)), "no answer")
 
 
 def read_answers(folder: Path, vectors: Path) -> Answers:
-    """The answers in a folder to the vectors in another one.
+    """The answers in `folder` to the vectors in the folder `vectors`.
 
-    Raises VectorsError: for a folder that is none, for vectors that were changed, for answers to other
-    vectors or to cases that there are not, and for a declaration that contradicts them.
+    Raises VectorsError in these cases: the folder does not exist, the vectors were changed, the answers
+    are to other vectors or to unknown cases, or `runtime.json` contradicts the answers.
     """
     index = checked_index(vectors)
     if not folder.is_dir():
@@ -57,16 +57,16 @@ def read_answers(folder: Path, vectors: Path) -> Answers:
     runtime = read_runtime(folder)
     if runtime.vectors not in ("", index.digest):
         raise VectorsError(
-            f"{folder / RUNTIME}: these are answers to the vectors {runtime.vectors[:12]}..., and "
-            f"{vectors} holds {index.digest[:12]}...: answer these, or judge by those"
+            f"{folder / RUNTIME}: these answers are to the vectors {runtime.vectors[:12]}..., but "
+            f"{vectors} holds {index.digest[:12]}...: answer the latter, or judge by the former"
         )
     by_file = {entry.file: entry for entry in index.cases}
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     for path in paths:
         if path.name not in by_file:
             raise VectorsError(
-                f"{path} answers no case of {vectors / INDEX}: an answer is called like its case's "
-                f"`file`{did_you_mean(path.name, by_file)}"
+                f"{path} answers no case of {vectors / INDEX}: name an answer like the `file` of its "
+                f"case{did_you_mean(path.name, by_file)}"
             )
     files = {by_file[path.name].case: path for path in paths}
     for problem in contradictions(runtime, index, files):
@@ -75,7 +75,7 @@ def read_answers(folder: Path, vectors: Path) -> Answers:
 
 
 def contradictions(runtime: Runtime, index: Index, files: Mapping[str, Path]) -> Iterator[str]:
-    """What is declared unsupported and is not there, or is answered."""
+    """Errors in `unsupported`: keys that match no case, and keys of cases that are answered."""
     for key in runtime.unsupported:
         meant = [entry for entry in index.cases if speaks_of(key, entry)]
         if not meant and key not in WORDS:
@@ -86,17 +86,18 @@ def contradictions(runtime: Runtime, index: Index, files: Mapping[str, Path]) ->
         answered = next((entry for entry in meant if entry.case in files), None)
         if answered is not None:
             yield (
-                f"unsupported: {key!r} speaks of {answered.case}, which is answered: remove one of them"
+                f"unsupported: {key!r} speaks of {answered.case}, which has an answer: remove the key or "
+                "the answer"
             )
 
 
 def speaks_of(key: str, entry: Entry) -> bool:
-    """Whether a key of `unsupported`, a feature or a shell pattern of ids, speaks of a case."""
+    """True if a key of `unsupported` (a feature, or a shell pattern of case ids) matches a case."""
     return key in entry.needs if key in WORDS else fnmatchcase(entry.case, key)
 
 
 def checked_index(vectors: Path) -> Index:
-    """The index of a folder whose files are as they were written. Raises VectorsError."""
+    """The index of a folder of vectors. Raises VectorsError if a file was changed."""
     index = read_index(vectors)
     for entry in index.cases:
         path = vectors / entry.file
@@ -106,7 +107,7 @@ def checked_index(vectors: Path) -> Index:
             raise VectorsError(f"{path} cannot be read: {error}; make the vectors anew") from error
         if not same:
             raise VectorsError(
-                f"{path} is not the file that {vectors / INDEX} speaks of: it was changed, or cut off; "
+                f"{path} differs from its digest in {vectors / INDEX}: the file was changed or cut off; "
                 "make the vectors anew"
             )
     if digest_of((entry.file, entry.sha256) for entry in index.cases) != index.digest:

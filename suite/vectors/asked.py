@@ -1,4 +1,4 @@
-"""What a level asks of a runtime: its cases, and the probes that tell what it elects."""
+"""The cases that a level stores in vectors, and the probes of its elections."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ NOT_STORED = {
     "returned-weights": "dropout is random",
     "lse-gradient": "no gradients of the log-sum-exp are asked",
 }
-"""Election questions that files do not put, with the reason."""
+"""Election questions that vectors leave out, with the reason."""
 
 ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout"})
-"""What can be asked of files: everything but what is a matter of memory, threads or chance."""
+"""The features that files can ask: all except memory layout, threads and dropout."""
 
 
 @dataclass(frozen=True)
 class StoredProblem:
-    """One case of the files: the names of the checks that judge its answer, and whether it is
-    differentiated."""
+    """A case in the vectors: `checks` names the checks that judge its answer; `differentiated` is True if
+    gradients are asked."""
 
     case: StoredCase
     checks: tuple[str, ...]
@@ -58,15 +58,15 @@ class StoredProblem:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The file name of the case."""
         return f"{self.id.replace('/', '__')}{SUFFIX}"
 
     def inputs(self) -> Inputs:
-        """The values that it asks with."""
+        """The inputs of the case or probe."""
         return self._put()[0]
 
     def cotangent(self) -> np.ndarray | None:
-        """What its output is differentiated with; None where it is not."""
+        """The cotangent of the output; None if no gradients are asked."""
         return self._put()[1]
 
     def _put(self) -> tuple[Inputs, np.ndarray | None]:
@@ -77,26 +77,26 @@ class StoredProblem:
 
     @property
     def flag(self) -> str:
-        """What is asked by a flag of the runtime's own, which the mask of the file does not hold:
-        "causal" in questions of what that flag means, else ""."""
+        """ "causal" if an election asks the meaning of the runtime's causal flag; else "". The file's mask
+        does not contain the flag."""
         mask = self.inputs().mask if isinstance(self.case, ElectionCase) else None
         return "causal" if mask is not None and Causal() in mask.parts else ""
 
     def mask(self) -> np.ndarray | None:
-        """The mask as it is asked: boolean with four axes, each of its own size or 1; None for none."""
+        """The boolean mask of rank 4, with axes that broadcast; None without a mask."""
         inputs = self.inputs()
         array = inputs.mask_array if self.flag else inputs.dense_mask
         return None if array is None else rank4(array)
 
     def outputs(self) -> tuple[str, ...]:
-        """The names of what comes back."""
+        """The names of the outputs."""
         inputs = self.inputs()
         if isinstance(self.case, ElectionCase) and self.differentiated:
             return ()
         return tuple(inputs.operator.outputs(inputs.case))
 
     def gradients(self) -> tuple[str, ...]:
-        """The names of the arrays that it is differentiated by."""
+        """The names of the arrays whose gradients are asked."""
         if not self.differentiated:
             return ()
         inputs = self.inputs()
@@ -106,7 +106,7 @@ class StoredProblem:
         return tuple(names)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The tensors of its file that a runtime computes with, in the types they are stored in."""
+        """The input tensors of the case's file, in their stored types."""
         inputs, cotangent, mask = self.inputs(), self.cotangent(), self.mask()
         own, integers = type_of(inputs.dtype), inputs.operator.array_kinds.integers
         arrays = {
@@ -120,18 +120,17 @@ class StoredProblem:
         return arrays | {name: typed(np.array(x), "F64") for name, x in numbers(inputs).items()}
 
     def digest(self) -> str:
-        """The SHA-256 of `arrays` as a file: what the case asks, to the last bit."""
+        """The SHA-256 of a file with only `arrays`."""
         return sha256(encoded(self.arrays()))
 
 
 def operands(inputs: Inputs) -> dict[str, np.ndarray]:
-    """The arrays of inputs as they are stored: a bias has four axes, each of its own size or 1."""
+    """The arrays of inputs, with a bias of rank 4."""
     return {n: rank4(a) if n == "bias" else a for n, a in inputs.arrays.items()}
 
 
 def numbers(inputs: Inputs) -> dict[str, float]:
-    """The numbers that a call is given: the scale, written out where it is the default, and those of
-    features."""
+    """The scalar inputs of a call: the scale (also if it is the default) and the numbers of features."""
     arguments = {}
     if inputs.operator.option("scale") is not None:
         arguments["scale"] = inputs.effective_scale
@@ -140,7 +139,7 @@ def numbers(inputs: Inputs) -> dict[str, float]:
 
 
 def problems_of(selection: Selection) -> list[StoredProblem]:
-    """What a selection asks, each case once: cases, then elections, in the order of the checks."""
+    """The problems of a selection, each once, in the order of the checks: cases, then elections."""
     checks: dict[str, list[str]] = {}
     cases: dict[str, StoredCase] = {}
     differentiated = set()
@@ -164,7 +163,7 @@ def _is_put(case: StoredCase) -> bool:
 
 
 class CapturedProbe(Exception):
-    """What a probe puts to an implementation."""
+    """Carries the inputs that a probe asks an implementation, and whether it asks for gradients."""
 
     def __init__(self, inputs: Inputs, differentiated: bool) -> None:
         super().__init__(inputs.case.id)
@@ -172,7 +171,7 @@ class CapturedProbe(Exception):
 
 
 class ProbeRecorder(Implementation):
-    """Hears what it is asked, and answers nothing."""
+    """An implementation that raises CapturedProbe with the inputs of a probe."""
 
     name = "listener"
     declared = ALL
@@ -190,7 +189,7 @@ class ProbeRecorder(Implementation):
 
 @lru_cache(maxsize=512)
 def put(case: ElectionCase) -> tuple[Inputs, np.ndarray | None]:
-    """What the probe of a question puts: its inputs, and its cotangent where it asks for gradients."""
+    """The inputs of an election's probe, and its cotangent; None if the probe asks for no gradients."""
     probe = Probe(ProbeRecorder(case.operator), case.dtype)
     try:
         PROBES[case.question.name](probe)

@@ -1,8 +1,11 @@
 """The command `vectors` of `python -m suite`, and `vectors judge`.
 
-Exit codes: 0 where the vectors were made, or where no answer fails and some pass; 1 where an answer
-fails, or none passes; 2 where arguments, vectors or answers cannot be used; 6 where none fails, and of
-all vectors no value is answered.
+Exit codes:
+
+    0  the vectors were made; or some answers pass and none fails
+    1  an answer fails, or none passes
+    2  arguments, vectors or answers cannot be used
+    6  no answer fails, but too little was judged (`suite.records.coverage`)
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "vectors",
         help="cases, expected values and bounds as files, for runtimes in other languages; `vectors "
-        "judge` judges what they answered",
+        "judge` judges their answers",
         description="Writes the cases of a level as safetensors files with a JSON index "
         "(docs/vectors.md).",
     )
@@ -43,7 +46,7 @@ def add_vectors_parser(subparsers: Any) -> argparse.ArgumentParser:
     judge = actions.add_parser(
         "judge",
         help="judge a folder of answers",
-        description="Judges a folder of answers to vectors, as a function of a framework is judged.",
+        description="Judges a folder of answers to vectors by the checks of `pytest suite`.",
     )
     judge.add_argument("answers", type=Path, metavar="ANSWERS", help="a folder of answers")
     JudgeOptions.declare(judge.add_argument)
@@ -60,7 +63,7 @@ def make(arguments: argparse.Namespace) -> int:
 
     options = ExportOptions.of_arguments(arguments)
     if options.output is None:
-        print("name a new or empty folder for the vectors by --output=FOLDER", file=sys.stderr)
+        print("name a new or empty folder for the vectors: --output=FOLDER", file=sys.stderr)
         return 2
     try:
         index = export(options, options.output, progress("vectors"))
@@ -114,8 +117,8 @@ def judge_answers(arguments: argparse.Namespace) -> int:
 
 
 def progress(name: str) -> Callable[[float, int], None]:
-    """What is called after each step with its seconds and the number of all steps, and says now and then
-    what is left."""
+    """A function `step(seconds, steps)` to call after each of `steps` steps. The function prints the
+    remaining time now and then."""
     from suite.run.progress import EVERY, Progress
 
     shown = Progress(EVERY[sys.stderr.isatty()])
@@ -129,12 +132,12 @@ def progress(name: str) -> Callable[[float, int], None]:
 
 
 def exit_code(run: Run) -> int:
-    """0 where no cell fails and some pass, else 1."""
+    """0 if some cells pass and none fails, else 1."""
     return int(not run.totals["pass"] or any(run.totals[status] for status in BROKEN))
 
 
 def lines(run: Run, plan: StoredPlan, answers: Path, options: JudgeOptions) -> Iterator[str]:
-    """What a run over stored answers says: tables, why cells fail, what is left to say."""
+    """The printed lines of a run over stored answers: tables, explained failures, counts."""
     from suite.report import explanation, frames, summary
     from suite.run.terminal import MOST, why
 
@@ -153,7 +156,7 @@ def lines(run: Run, plan: StoredPlan, answers: Path, options: JudgeOptions) -> I
 
 
 def rerun_command(answers: Path, options: JudgeOptions) -> str:
-    """The command that judges answers once more."""
+    """The command that judges answers again."""
     return shlex.join(["python", "-m", "suite", "vectors", "judge", str(answers), *options.words()])
 
 

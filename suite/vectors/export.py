@@ -1,9 +1,9 @@
-"""From what is asked to a folder of vectors: expected values, bounds, digests.
+"""Write a folder of vectors: inputs, expected values, bounds, digests.
 
-Expected values follow the first answer of every question. They are float64, those of float64 cases
-rounded to it from extended precision. A bound is how far an answer may lie from the value as it is
-stored: float32, of float64 cases float64, rounded up, so that no bound is smaller than the one that
-answers are judged by.
+- Expected values follow the first answer of every election question. They are float64; those of float64
+  cases are computed in extended precision and rounded.
+- A bound is the greatest allowed distance from the stored value, in float32 (of float64 cases float64).
+  It is rounded up, so that no stored bound is smaller than the bound of the judge.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def export(
 ) -> Index:
     """Write the vectors of a selection to a new or empty folder, the index last.
 
-    `told` is told after each file the seconds that it took, and the number of all files. Raises
-    FileExistsError, and VectorsError where nothing is asked, or where this machine cannot compute what is
-    expected.
+    `told(seconds, files)` is called after each file with its seconds and the number of all files. Raises
+    FileExistsError if the folder is not empty, and VectorsError if the selection has no case, or if this
+    machine cannot compute the expected values.
     """
     problems = problems_of(selection)
     if not problems:
-        raise VectorsError("no case of the level is one of these operators and dtypes")
+        raise VectorsError("the level has no case of these operators and dtypes")
     new_folder(folder)
     entries = []
     for one in problems:
@@ -91,7 +91,7 @@ def export(
 
 
 def contents(one: StoredProblem) -> tuple[Arrays, dict[str, Output]]:
-    """The tensors of a file, and what it asks for. Raises VectorsError."""
+    """The tensors of a case's file, and the outputs that it asks for. Raises VectorsError."""
     inputs, arrays = one.inputs(), one.arrays()
     if isinstance(one.case, Case) and inputs.has_empty_rows:
         arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
@@ -117,7 +117,7 @@ def contents(one: StoredProblem) -> tuple[Arrays, dict[str, Output]]:
 
 
 def expected(one: StoredProblem, inputs: Inputs, name: str) -> tuple[Arrays, dict[str, str]]:
-    """The value that an answer is held to and its bounds as tensors, and the bounds' names by class."""
+    """The tensors of an expected value and its bounds, and the bounds' names by numerics class."""
     shape = (
         operands(inputs)[name[5:]].shape if name.startswith("grad.") else inputs.full_shape(name)
     )
@@ -146,10 +146,10 @@ def _of_class(one: StoredProblem, inputs: Inputs, name: str, numerics: str) -> B
 
 @np.errstate(over="ignore", invalid="ignore")
 def raised(want: Bounded, value: np.ndarray, name: str) -> np.ndarray:
-    """The bound around `value`, which is the expected one as it is stored, rounded up to a type."""
+    """The bound around the stored expected `value`, rounded up to the type `name`."""
     off = np.where(want.value == value, 0.0, np.abs(want.value - value))
     exact = want.error + off
-    exact = np.where(np.isnan(exact), np.inf, exact)  # sums so long that nothing is promised
+    exact = np.where(np.isnan(exact), np.inf, exact)  # the bound of very long sums is infinite
     bound = typed(exact, name)
     return np.where(bound < exact, np.nextafter(bound, bound.dtype.type(np.inf)), bound)
 
@@ -187,7 +187,8 @@ def entry(one: StoredProblem, outputs: dict[str, Output], digest: str) -> Entry:
 
 
 def elective(one: StoredProblem) -> tuple[str, ...]:
-    """The questions that decide what a case's rows without keys give, and their gradients."""
+    """The election questions that decide the output of the case's fully masked rows, and their
+    gradients."""
     inputs = one.inputs()
     if isinstance(one.case, ElectionCase) or not inputs.has_empty_rows:
         return ()
@@ -205,7 +206,7 @@ def _axes(inputs: Inputs, name: str) -> str:
 
 
 def in_words(mask: Mask, sizes: Sizes, seed: int) -> dict[str, Any]:
-    """A mask as plain data: its kind, its numbers, and what they come to in these sizes."""
+    """A mask as plain data: kind, parameters, and the lengths of a padding for these sizes."""
     if isinstance(mask, And | Or):
         several = [in_words(one, sizes, seed) for one in mask.masks]
         return {"kind": type(mask).__name__.lower(), "masks": several}

@@ -1,4 +1,4 @@
-"""The plan of a run over stored answers: the same cells, verdicts and records as of a backend."""
+"""The plan of a run over stored answers, with the cells, verdicts and records of any backend."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from suite.vectors.runtime import StoredBackend
 
 @dataclass(frozen=True)
 class StoredPlan(Plan):
-    """The plan of a run over the answers to some cases, by their ids."""
+    """The plan of a run over the answers to the cases `ids`."""
 
     ids: frozenset[str] = frozenset()
     filtered: bool = False
     digest_of_vectors: str = ""
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
-        """The cells of a check that needs no more than one answer to each case."""
+        """The cells of a check; [] if the check needs more than one answer to a case."""
         if not check.single_answer:
             return []
         return [cell for cell in super().cells(check, whole) if cell.case.id in self.ids]
@@ -46,7 +46,7 @@ class StoredPlan(Plan):
 
     @property
     def title(self) -> str:
-        """Who is judged, and by what."""
+        """The runtime's name and version, and the vectors."""
         (name,) = self.options.backend
         seed = f", seed {self.options.seed}" if self.options.seed else ""
         return f"{name} {self.versions[name]}, vectors of level {self.options.level}{seed}"
@@ -63,8 +63,8 @@ def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
     index, runtime = answers.index, answers.runtime
     if runtime.name in (*REGISTRY, *ALIASES):
         raise UsageError(
-            f"a runtime cannot be called {runtime.name!r}, which is a backend of the suite: tables would "
-            "mix them"
+            f"a runtime cannot be called {runtime.name!r}, which is a backend of the suite: choose "
+            "another name"
         )
     ids = frozenset(entry.case for entry in index.cases)
     if unknown := sorted(set(asked.case) - ids):
@@ -88,7 +88,7 @@ def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
 
 
 def claimed(runtime: Runtime, asked: JudgeOptions) -> dict[str, Any]:
-    """What is claimed of a runtime: by its declaration, and before that by options."""
+    """The claims of a runtime by options, else by `runtime.json`."""
     return {
         "numerics": asked.numerics or runtime.numerics,
         "elections": {**runtime.elections, **read_elections(asked.elect)},
@@ -96,8 +96,8 @@ def claimed(runtime: Runtime, asked: JudgeOptions) -> dict[str, Any]:
 
 
 def as_drawn_here(index: Index, vectors: Path) -> list[StoredProblem]:
-    """What an index asks, as this version of the suite draws it. Raises VectorsError where that is
-    something else."""
+    """The problems of an index, drawn by this version of the suite. Raises VectorsError if the drawn
+    inputs differ from the vectors."""
     selection = Selection(index.level, index.seed, index.operators, index.dtypes)
     problems = {one.id: one for one in problems_of(selection)}
     theirs = {entry.case: entry.inputs_sha256 for entry in index.cases}
@@ -107,9 +107,9 @@ def as_drawn_here(index: Index, vectors: Path) -> list[StoredProblem]:
     other += [name for name in problems if name not in theirs]
     if other:
         raise VectorsError(
-            f"{vectors} was made by version {index.suite} of the suite, and this is {suite.__version__}, "
-            f"which asks otherwise: {len(other)} cases differ, the first is {other[0]}. Judge with that "
-            "version, or make the vectors anew and answer them"
+            f"{vectors} was made by version {index.suite} of the suite, this is {suite.__version__}: "
+            f"{len(other)} cases differ, the first is {other[0]}. Judge with version {index.suite}, or "
+            "make the vectors anew and answer them"
         )
     return list(problems.values())
 

@@ -14,7 +14,7 @@ from suite.spec.operators import OPERATORS
 
 @dataclass(frozen=True)
 class Selection(CommandOptions):
-    """What is asked of a level: all operators and dtypes (short names), or those that are named."""
+    """The cases of a level, of all or only the named operators and dtypes (short names)."""
 
     level: str = shared("level", default="smoke", checked=True)
     seed: int = shared("seed")
@@ -24,7 +24,7 @@ class Selection(CommandOptions):
     dtype: tuple[str, ...] = shared("dtype", checked=True)
 
     def takes(self, case: Case | ElectionCase) -> bool:
-        """Whether the case is one of the operators and the dtypes."""
+        """True if the case has a selected operator and dtype."""
         operator = not self.operator or case.operator.name in self.operator
         return operator and (not self.dtype or case.dtype.name in self.dtype)
 
@@ -38,20 +38,20 @@ class ExportOptions(Selection):
 
 @dataclass(frozen=True)
 class JudgeOptions(CommandOptions):
-    """What answers are judged by."""
+    """The options of `vectors judge`."""
 
     vectors: Path = option(
-        "the vectors they answer", "FOLDER", default=None, kind=Path, required=True
+        "the vectors that were answered", "FOLDER", default=None, kind=Path, required=True
     )
-    case: tuple[str, ...] = shared("case", help="judge the answer to this case alone; repeatable")
+    case: tuple[str, ...] = shared("case", help="judge only the answer to this case; repeatable")
     numerics: str = shared(
         "numerics",
-        help="numerics class that answers are held to, before that of runtime.json",
+        help="numerics class of the answers; overrides runtime.json",
     )
     elect: tuple[str, ...] = shared(
         "elect",
-        help="hold the runtime to an answer where the field has no single one: QUESTION=ANSWER, or "
-        "QUESTION=DTYPE:ANSWER, before what runtime.json elects; repeatable",
+        help="the answer to an election question that the runtime must give: QUESTION=ANSWER or "
+        "QUESTION=DTYPE:ANSWER; overrides runtime.json; repeatable",
     )
     expect: tuple[str, ...] = shared(
         "expect", help="a manifest of expected failures of the runtime; repeatable"

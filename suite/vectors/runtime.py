@@ -1,7 +1,7 @@
-"""A runtime that answered in files, as a backend: each implementation returns what the files hold.
+"""A runtime that answered in files, as a backend: its implementations return the stored answers.
 
-An implementation is one operator of the runtime. It is asked by the checks that need one answer to each
-of their cases, and knows the case by the digest of the inputs it is asked with.
+An implementation is one operator of the runtime. It finds the answer by the digest of the inputs. Only
+checks that need a single answer per case judge it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from suite.vectors.index import Entry
 from suite.vectors.tensors import NoTensors, Tensor
 
 ASSUMED = ("subnormal-output", "score-overflow", "no-keys", "value-size")
-"""Questions that are taken to have their first answer where nobody answers them. Others leave the cells
-that hang on them unsupported."""
+"""Questions that have their first answer if the runtime answers no probe of them. Cells that depend on
+another unanswered question are unsupported."""
 
 BIAS = "grad.bias"
 
 WIDER = {"f64": ("f64",), "f32": ("f32", "f64")}
-"""The dtypes, by short name, that an answer in float64 or float32 may have; in 16 bits also its own."""
+"""Valid dtypes of answers by the case's dtype, short names. Cases in 16 bits have those of float32 and
+their own."""
 
 Answered = Mapping[str, Tensor]
 """The tensors of an answer by name."""
@@ -47,11 +48,11 @@ Arrays = dict[str, np.ndarray]
 Shape = tuple[int, ...]
 
 Names = dict[tuple[bytes, bool], str]
-"""Ids by the digest of inputs, and whether these are differentiated."""
+"""Case ids by (digest of the inputs, differentiated)."""
 
 
 class StoredBackend(NumpyEngine):
-    """A runtime that answered in files. Raises DeclarationError for what it declares wrongly."""
+    """A runtime that answered in files. Raises DeclarationError for invalid declarations."""
 
     def __init__(
         self, answers: Answers, problems: Sequence[StoredProblem], said: Mapping[str, Any]
@@ -94,7 +95,7 @@ class Stored(Implementation):
         super().__init__(backend, operator.name, declared)
 
     def _lacking(self, claims: Claims) -> dict[str, str]:
-        """What no answer shows that the runtime has, with the reason."""
+        """The features that no answer of the runtime shows, with the reason."""
         lacking = {}
         flags = any(self.entries[name].flag for name in self._answered())
         if not flags and "causal-alignment" not in claims.elections:
@@ -113,7 +114,7 @@ class Stored(Implementation):
         except NoTensors:
             return {}
 
-    # What it can be asked.
+    # Supported cases.
 
     def unsupported(self, case: AnyCase) -> str | None:
         entry = self.entries.get(case.id)
@@ -124,20 +125,25 @@ class Stored(Implementation):
         return super().unsupported(case)
 
     def refuses(self, inputs: Inputs) -> str | None:
-        """Why a probe has no answer: only probes ask."""
+        """The reason why a probe has no answer, or None. Only probes call this method."""
         both = ((inputs.digest, backward) for backward in (False, True))
         names = [self._probes[key] for key in both if key in self._probes]
         if any(name in self.answers.files for name in names):
             return None
-        return f"no answer to {' or '.join(names) or 'this'}"
+        return f"no answer to {' or '.join(names) or 'this probe'}"
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """None: what is answered was asked as it is."""
+        """None: files answer no other case in place of this one."""
         return None
 
     def elected(self, question: str, dtype: DType) -> str | None:
-        """The declared answer; where a question is answered in other dtypes alone, that answer; the first
-        one to those of `ASSUMED` that nobody answers; None where the answer is to be observed."""
+        """The answer to a question, the first that applies:
+
+        - the declared answer
+        - None, to observe it, if the runtime answered the question's probe in this dtype
+        - the answer that the runtime gave in another dtype
+        - the first answer, if the question is in `ASSUMED`
+        """
         declared = super().elected(question, dtype)
         probes = {
             one.case.dtype.name
@@ -152,17 +158,17 @@ class Stored(Implementation):
             return elections.observe(question, self, DTYPES[other])
         return QUESTIONS[question].canonical if question in ASSUMED else None
 
-    # What it answers.
+    # Answers.
 
     @cached_property
     def _probes(self) -> Names:
-        """The questions of elections that are asked."""
+        """The election probes in the vectors."""
         probes = (one for one in self.problems.values() if isinstance(one.case, ElectionCase))
         return {(one.inputs().digest, one.differentiated): one.id for one in probes}
 
     @cached_property
     def _cases(self) -> Names:
-        """The cases that are asked, as the runtime's own causal flag means them."""
+        """The cases in the vectors, with causal masks aligned as the runtime's causal flag."""
         names: Names = {}
         for one in self.problems.values():
             if not isinstance(one.case, ElectionCase):
@@ -174,7 +180,7 @@ class Stored(Implementation):
         return self._forward(inputs, self._cases)
 
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        """The answer to a probe, which may put the inputs of a case, too."""
+        """The answer to a probe, even if a case has the same inputs."""
         return self._forward(inputs, self._probes)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
@@ -212,7 +218,7 @@ class Stored(Implementation):
         def vjp(cotangent: Rounded, wrt: Sequence[str], **_: Any) -> dict[str, Any]:
             if want is None or not np.array_equal(cotangent.values.ravel(), want.ravel()):
                 raise HarnessError(
-                    f"{entry.case} is differentiated by what the vectors do not hold"
+                    f"{entry.case} is differentiated with a cotangent that the vectors do not have"
                 )
             return {name: gradients.get(name) for name in wrt}
 
@@ -230,13 +236,13 @@ class Stored(Implementation):
         return PreparedCall(lambda **_: native, arguments, names, **more)
 
     def _stored(self, inputs: Inputs, name: str | None) -> tuple[Entry, Answered]:
-        """The entry of the case `name` that is asked, and the answer to it.
+        """The entry and the answer of the case `name`.
 
-        Raises NotApplicable where there is none, and Deviation "type" where it cannot be read or has
-        tensors that nobody asks for.
+        Raises NotApplicable if there is no answer, and Deviation "type" if the answer cannot be read or
+        has tensors that the entry does not ask for.
         """
         if name is None:
-            raise HarnessError(f"{inputs.case.id} is varied as the vectors do not hold it")
+            raise HarnessError(f"the vectors do not have this variation of {inputs.case.id}")
         entry = self.entries[name]
         if name not in self.answers.files:
             raise NotApplicable(f"no answer to {name}")
@@ -260,9 +266,9 @@ class Stored(Implementation):
         return Rounded(read.values.reshape(inputs.output_shape(name)), fmt)
 
     def _read(self, name: str, tensor: Tensor, shape: tuple[int, ...], fmt: DType) -> Rounded:
-        """The values of a tensor, as an array of the format that is asked for.
+        """The values of a tensor in the format `fmt`.
 
-        Raises Deviation "dtype" for a narrower one, and "shape".
+        Raises Deviation "dtype" for a narrower dtype, and "shape" for another shape.
         """
         own = "" if tensor.dtype is None else tensor.dtype.name
         if own not in (fmt.name, *WIDER.get(fmt.name, WIDER["f32"])):
@@ -277,8 +283,8 @@ class Stored(Implementation):
 
 
 def _written_out(shape: Shape, other: Shape, inputs: Inputs) -> Shape:
-    """The shape `other` of a bias where it is `shape` with more of the axes written out, as a bias has
-    that a mask was merged into; else `shape`."""
+    """`other` if it is `shape` with more broadcast axes expanded (as in a bias with a merged mask); else
+    `shape`."""
     s = inputs.sizes
     sizes = zip(shape, other, (s.B, s.H, s.Lq, s.Lk), strict=False)
     fits = len(other) == len(shape) and all(got in (own, whole) for own, got, whole in sizes)

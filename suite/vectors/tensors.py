@@ -1,4 +1,4 @@
-"""Safetensors files: what the suite writes and reads of them."""
+"""Read and write safetensors files."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ TYPES: dict[str, type] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-"""The types of safetensors that vectors are made of, and NumPy's."""
+"""NumPy types by the safetensors types in vectors."""
 
 SUFFIX = ".safetensors"
-"""How the name of a file of tensors ends."""
+"""The suffix of file names."""
 
 FORMATS = {"F64": "f64", "F32": "f32", "BF16": "bf16", "F16": "f16"}
-"""The floating-point types among them, with the short names of their dtypes."""
+"""Short dtype names by floating-point safetensors types."""
 
 
 class NoTensors(Exception):
-    """A file is no safetensors file, or is cut off; the message says what the library found."""
+    """A file is not a complete safetensors file; the message has the library's reason."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a file: its type as safetensors calls it, its shape, and its values, which are None
-    where the type is none of `TYPES`."""
+    """A tensor of a file: safetensors type, shape and values; the values of a type outside `TYPES` are
+    None."""
 
     type: str
     shape: tuple[int, ...]
@@ -50,18 +50,17 @@ class Tensor:
 
 
 def type_of(fmt: DType) -> str:
-    """What safetensors calls a floating-point format."""
+    """The safetensors type of a floating-point format."""
     return next(name for name, short in FORMATS.items() if short == fmt.name)
 
 
 def typed(values: np.ndarray, name: str) -> np.ndarray:
-    """Values as an array of the type that safetensors calls `name`, C-contiguous. Rounds to nearest where
-    the type does not hold them."""
+    """Values rounded to nearest in the safetensors type `name`, as a C-contiguous array."""
     return np.array(values, TYPES[name], order="C")
 
 
 def encoded(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A safetensors file of arrays of `TYPES`: the same bytes for the same arrays."""
+    """The bytes of a safetensors file; equal arrays have equal bytes."""
     return of_numpy.save(dict(arrays))
 
 
